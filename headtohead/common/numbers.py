@@ -1,0 +1,62 @@
+"""Numbers as people write them: 120k, 65M, 8m, 1.5h."""
+
+from __future__ import annotations
+
+import re
+
+from headtohead.common.errors import UserError
+
+_COUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kKmMgGbB]?)")
+_SCALE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)?")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_count(text: str | int | float) -> int:
+    """Return the whole number written as 120000, 120k, 65M or 1.5B."""
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise UserError(f"expected a count such as 120000, 120k or 65M, got {text!r}")
+    if not isinstance(text, str):
+        value = float(text)
+    else:
+        match = _COUNT.fullmatch(text.strip())
+        if not match:
+            raise UserError(f"expected a count such as 120000, 120k or 65M, got '{text}'")
+        value = float(match[1].replace(",", "").replace("_", "")) * _SCALE[match[2].lower()]
+    if value != int(value) or value < 0:
+        raise UserError(f"expected a whole number, zero or more, got '{text}'")
+    return int(value)
+
+
+def parse_duration(text: str | int | float) -> float:
+    """Return seconds from 90, 90s, 8m, 1.5h or 2d."""
+    match = _DURATION.fullmatch(str(text).strip())
+    if not match:
+        raise UserError(f"expected a duration such as 90s, 8m or 1.5h, got '{text}'")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def short_count(value: float) -> str:
+    """Return 1234567 as 1.23M: three significant digits, for people."""
+    for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale * 0.9995:
+            return f"{value / scale:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def short_time(seconds: float) -> str:
+    """Return seconds as 12 s, 3 m 20 s or 2 h 05 m."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} m {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} m"
+
+
+def short_bytes(count: float) -> str:
+    """Return a number of bytes as B, KiB, MiB or GiB."""
+    for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(count) >= scale:
+            return f"{count / scale:.3g} {suffix}"
+    return f"{count:.0f} B"

@@ -1,0 +1,113 @@
+"""Cross-entropy of a linear read-out that never holds all logits at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from headtohead.kernels.path import is_plain
+
+IGNORED = -1  # a target that is not scored: padding is never counted
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (objective, nats): the mean loss to descend, and the mean nats per target without smoothing.
+
+    x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 count nowhere.
+    """
+    if is_plain() or bias is not None or torch.compiler.is_compiling():
+        return linear_cross_entropy_plain(x, weight, targets, smoothing, bias)
+    objective, nats = _LinearCrossEntropy.apply(x, weight, targets, smoothing)
+    return objective, nats
+
+
+def linear_cross_entropy_plain(
+    x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    scores = torch.log_softmax(F.linear(x, weight, bias).to(_wide(x)), -1)
+    objective = F.nll_loss(scores, targets, ignore_index=IGNORED)
+    nats = objective.detach()
+    if smoothing:
+        spread = -scores.mean(-1)[targets != IGNORED].mean()
+        objective = (1 - smoothing) * objective + smoothing * spread
+    return objective, nats
+
+
+@torch.no_grad()
+def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return (rows,): the nats of each target, zero where it is not scored; no gradient."""
+    nats = x.new_empty(len(x), dtype=_wide(x))
+    for part in _chunks(x, weight):
+        logits = F.linear(x[part], weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        nats[part] = F.cross_entropy(
+            logits.to(_wide(x)), targets[part], ignore_index=IGNORED, reduction="none"
+        )
+    return nats
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
+    """Return slices of the rows whose logits fit a CPU core's cache, or stay below half a gigabyte elsewhere."""
+    least, elements = (128, 2**18) if x.device.type == "cpu" else (1024, 2**27)
+    size = max(least, elements // len(weight))
+    return [slice(start, start + size) for start in range(0, len(x), size)]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Forms the gradient beside the loss, chunk by chunk, so the logits are made once and dropped."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        needed = any(ctx.needs_input_grad[:2])
+        kernel = weight.to(x.dtype)
+        vocabulary = len(weight)
+        count = (targets != IGNORED).sum().to(_wide(x))
+        objective, nats = count.new_zeros(()), count.new_zeros(())
+        grad_x = torch.empty_like(x) if needed else None
+        grad_weight = torch.zeros_like(weight) if needed else None
+        for part in _chunks(x, weight):
+            chosen = targets[part].unsqueeze(1)
+            scored = (chosen != IGNORED).to(count.dtype)
+            chosen = chosen.clamp_min(0)
+            scores = torch.log_softmax(torch.mm(x[part], kernel.t()).to(count.dtype), -1)
+            loss = -(scores.gather(1, chosen) * scored).sum()
+            nats += loss
+            if smoothing:
+                loss = (1 - smoothing) * loss - smoothing * (scores.mean(-1, keepdim=True) * scored).sum()
+            objective += loss
+            if grad_x is not None and grad_weight is not None:
+                grad = scores.exp_()
+                grad.scatter_add_(1, chosen, torch.full_like(scored, smoothing - 1.0))
+                if smoothing:
+                    grad.sub_(smoothing / vocabulary)
+                grad = grad.mul_(scored / count).to(x.dtype)
+                torch.mm(grad, kernel, out=grad_x[part])
+                if grad_weight.dtype == grad.dtype:
+                    grad_weight.addmm_(grad.t(), x[part])
+                else:
+                    grad_weight += torch.mm(grad.t(), x[part])
+        if grad_x is not None:
+            ctx.save_for_backward(grad_x, grad_weight)
+        nats = nats / count
+        ctx.mark_non_differentiable(nats)
+        return objective / count, nats
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None, None

@@ -1,0 +1,41 @@
+"""Which path runs: the fast one, or the plain twin that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_plain = False
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Run every operation inside by its plain twin: for counting FLOPs and for proving the fast path right."""
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
+def is_plain() -> bool:
+    """Return whether the plain twins were asked for."""
+    return _plain
+
+
+def eager_cpu(x: Tensor) -> bool:
+    """Return whether the hand-written CPU path may serve `x`: eager, one full precision, no autocast.
+
+    Under torch.compile the plain twins are better: the compiler fuses them itself.
+    """
+    return (
+        not _plain
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )

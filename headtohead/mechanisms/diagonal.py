@@ -1,0 +1,87 @@
+"""One shared projection with three learned diagonals: s = x W; q = s * Dq, k = s * Dk, v = s * Dv.
+
+Kowsher et al., arXiv 2412.00359: the cheapest repair of (Q=K=V).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Shape
+from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.projected import Projected, Stage
+
+
+@dataclass(frozen=True)
+class DiagonalOptions(Options):
+    """Options of the diagonal form."""
+
+    init: str = option(
+        "ones",
+        "how the diagonals start: ones is (Q=K=V); signs flips half of the query's entries, off the positive form",
+        choices=("ones", "signs"),
+    )
+
+
+class Diagonal(Projected):
+    """Softmax attention from one projection, told apart by three diagonals; one tensor is cached."""
+
+    name: ClassVar[str] = "diagonal"
+    Options: ClassVar[type] = DiagonalOptions
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options, kv_heads=shape.heads)
+        width = shape.width
+        self.s = self.linear(width, width)
+        self.q_diagonal = nn.Parameter(torch.ones(width))
+        self.k_diagonal = nn.Parameter(torch.ones(width))
+        self.v_diagonal = nn.Parameter(torch.ones(width))
+        self.o = self.linear(width, width, output=True)
+
+    def add_stage(self, stage: Stage) -> None:
+        """Refuse: keys are made again from the cached s, and an evolved key cannot be."""
+        raise UserError(
+            f"diagonal caches one tensor and makes its keys again from it; {stage.name} cannot stand between"
+        )
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values."""
+        super().initialise(draw)
+        with torch.no_grad():
+            for diagonal in (self.q_diagonal, self.k_diagonal, self.v_diagonal):
+                diagonal.fill_(1.0)
+            if self.options.init == "signs":
+                self.q_diagonal[draw("signs", (self.shape.width,), 1.0) < 0] = -1.0
+
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, the shared tensor s, and s again: its diagonals are applied where it is read."""
+        s = self.split_heads(self.s(x), self.heads)
+        return s * self._per_head(self.q_diagonal), s * self._per_head(self.k_diagonal), s
+
+    def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        """Return turned q and k; v stays s."""
+        return frame.rotate(q), frame.rotate(k), v
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        """Return the mixed values; the value's diagonal is applied once, to the mix."""
+        if cache is not None:
+            v = cache.append("s", v)
+            k = frame.rotate(v * self._per_head(self.k_diagonal), keys=True)
+        return frame.attend(q, k, v) * self._per_head(self.v_diagonal)
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """The shared tensor alone."""
+        return (Entry("s", (self.heads, self.dim)),)
+
+    def circuit_tags(self) -> dict[str, str]:
+        """The projection serves both jobs; each diagonal serves one."""
+        tags = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
+        return super().circuit_tags() | tags
+
+    def _per_head(self, diagonal: Tensor) -> Tensor:
+        return diagonal.view(self.heads, 1, self.dim)

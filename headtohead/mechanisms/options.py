@@ -1,0 +1,164 @@
+"""Options of a mechanism: a frozen dataclass, documented field by field, validated when built."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+
+
+def option(
+    default: Any,
+    explanation: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+) -> Any:
+    """Return a dataclass field with its one-line explanation and the values it allows."""
+    metadata = {"help": explanation, "choices": choices, "low": low, "high": high, "parse": parse}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of a mechanism's options; with no fields it means `no options`."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_value(field, getattr(self, field.name))
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse values that contradict each other, with the reason."""
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """Return the settings that `h2h check` runs: the default, then every other listed value once."""
+        settings = [cls()]
+        for field in dataclasses.fields(cls):
+            values = field.metadata.get("choices") or ((False, True) if field.type in (bool, "bool") else ())
+            settings += [cls(**{field.name: value}) for value in values if value != field.default]
+        return settings
+
+
+def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
+    """Return `cls(**given)` with texts turned into values; mistakes name the option and what is allowed."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in given.items():
+        if name not in fields:
+            raise unknown(f"option of {owner}", name, fields)
+        values[name] = (
+            _parse_value(owner, fields[name], hints[name], value) if isinstance(value, str) else value
+        )
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and name not in values
+    ]
+    if missing:
+        raise UserError(f"{owner} needs its option '{missing[0]}': write {owner}:{missing[0]}=...")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise UserError(f"{owner}: {error}") from None
+
+
+def options_as_dict(options: Any) -> dict[str, Any]:
+    """Return every option with its value, JSON-ready."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in _items(options)}
+
+
+def changed_options(options: Any) -> dict[str, Any]:
+    """Return the options that differ from their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return {name: value for name, value in _items(options) if value != defaults[name]}
+
+
+def describe_options(cls: type) -> list[dict[str, Any]]:
+    """Return name, type, default, choices and explanation of each option, for `h2h list`."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        default = None if field.default is dataclasses.MISSING else field.default
+        rows.append(
+            {
+                "name": field.name,
+                "type": field.type
+                if isinstance(field.type, str)
+                else getattr(field.type, "__name__", str(field.type)),
+                "default": list(default) if isinstance(default, tuple) else default,
+                "choices": list(field.metadata["choices"]) if field.metadata.get("choices") else None,
+                "help": field.metadata.get("help", ""),
+            }
+        )
+    return rows
+
+
+def value_text(value: Any) -> str:
+    """Return an option's value as it is written in an arm."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "(" + ",".join(value_text(item) for item in value) + ")"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _items(options: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
+    if choices and value not in choices:
+        raise unknown(
+            f"value for {field.name}", value_text(value), [value_text(choice) for choice in choices]
+        )
+    if low is not None and value < low:
+        raise UserError(f"{field.name}={value_text(value)} is too small; at least {low} is allowed")
+    if high is not None and value > high:
+        raise UserError(f"{field.name}={value_text(value)} is too large; at most {high} is allowed")
+
+
+def _parse_value(owner: str, field: dataclasses.Field[Any], hint: Any, text: str) -> Any:
+    if parse := field.metadata.get("parse"):
+        return parse(text)
+    wanted = [kind for kind in _kinds(hint) if kind is not type(None)]
+    for kind in (bool, int, float):
+        if kind in wanted:
+            try:
+                return _BOOLS[text.lower()] if kind is bool else kind(text)
+            except (ValueError, KeyError):
+                continue
+    if str in wanted:
+        return text
+    allowed = " or ".join("true or false" if kind is bool else f"a {kind.__name__}" for kind in wanted)
+    raise UserError(f"{owner}: option {field.name} takes {allowed}, got '{text}'")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return (str,)
+    return (hint,)
+
+
+_BOOLS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}

@@ -1,0 +1,1 @@
+"""Sizes, layouts, residual spaces, the decoder, generation, and the conformance suite."""

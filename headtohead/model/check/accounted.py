@@ -1,0 +1,122 @@
+"""Checks of the third level: costs and circuits that are true, and a fast path that is the same function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headtohead.kernels import plain
+from headtohead.mechanisms.base import TAGS, Mechanism, Mode
+from headtohead.mechanisms.counting import counted_flops
+from headtohead.model.check.bench import TOLERANCE, Bench, relative, require
+
+
+def flops(bench: Bench) -> None:
+    """Declared matrix FLOPs per token equal those counted along the plain path."""
+    mechanism = bench.mechanism(torch.float32)
+    modes: tuple[Mode, ...] = ("train", "prefill", "decode") if mechanism.decodable else ("train",)
+    for mode in modes:
+        for context in (7, 16):
+            declared = mechanism.flops(context, 1, mode)
+            counted = counted_flops(mechanism, context, 1, mode)
+            require(
+                abs(declared.full - counted) <= 1e-6 * max(counted, 1.0),
+                f"flops() declares {declared.full:,.0f} per token for mode={mode}, context={context}; "
+                f"{counted:,.0f} were counted",
+            )
+            require(
+                0 <= declared.causal <= declared.full * (1 + 1e-9),
+                f"flops() declares more with a causal view ({declared.causal:,.0f}) than without ({declared.full:,.0f})",
+            )
+
+
+def circuits(bench: Bench) -> None:
+    """Every trainable parameter stands in exactly one circuit with a known tag."""
+    mechanism = bench.mechanism()
+    names = {name for name, parameter in mechanism.named_parameters() if parameter.requires_grad}
+    seen: set[str] = set()
+    for circuit in mechanism.circuits():
+        require(circuit.tag in TAGS, f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join(TAGS)})")
+        if circuit.follows is not None:
+            good = circuit.tag == "own" and circuit.follows in TAGS
+            require(
+                good, f"only an own circuit follows another, and only {', '.join(TAGS)}: '{circuit.follows}'"
+            )
+        for name in circuit.parameters:
+            require(name in names, f"a circuit names {name}, which is no trainable parameter")
+            require(name not in seen, f"parameter {name} stands in two circuits")
+            seen.add(name)
+    missing = sorted(names - seen)
+    require(
+        not missing,
+        f"parameter {missing[0] if missing else ''} stands in no circuit, so nothing would train it",
+    )
+
+
+def fast_path(bench: Bench) -> None:
+    """The fast path gives the plain path's outputs and every gradient."""
+    mechanism = bench.mechanism()
+    for real in (None, _left_padding()) if mechanism.supports.padding else (None,):
+        fast, fast_gradients = _outputs(bench, mechanism, real)
+        with plain():
+            slow, slow_gradients = _outputs(bench, mechanism, real)
+        error = relative(fast, slow)
+        require(error < TOLERANCE, f"the fast path's output differs from the plain path's (by {error:.1e})")
+        largest = max(float(gradient.abs().max()) for gradient in slow_gradients.values())
+        for name, gradient in slow_gradients.items():
+            error = relative(fast_gradients[name], gradient, 1e-6 * largest)
+            require(
+                error < TOLERANCE,
+                f"the fast path's gradient of {name} differs from the plain one (by {error:.1e})",
+            )
+
+
+def attention_map(bench: Bench) -> None:
+    """A map, where one is given, is (batch, heads, time, time), finite, causal, and a distribution unless signed."""
+    mechanism, x = bench.mechanism(), bench.inputs()
+    with torch.no_grad():
+        weights = mechanism.attention_map(x, bench.frame(x))
+    if weights is None:
+        return
+    time = x.shape[1]
+    good = weights.ndim == 4 and len(weights) == len(x) and weights.shape[-2:] == (time, time)
+    require(good, f"attention_map gave {tuple(weights.shape)}, not (batch, heads, time, time)")
+    require(bool(torch.isfinite(weights).all()), "attention_map gives values that are not finite")
+    require(bool((weights.triu(1) == 0).all()), "attention_map puts weight on the future")
+    if not mechanism.signed:
+        require(bool((weights >= 0).all()), "attention_map has negative weights; set signed = True")
+        sums = weights.sum(-1)
+        rows = (sums - 1).abs() < 1e-9
+        require(bool((rows | (sums == 0)).all()), "rows of attention_map do not sum to 1; set signed = True")
+
+
+def compiles(bench: Bench) -> None:
+    """torch.compile takes the forward whole, without graph breaks, and gives the same output."""
+    mechanism, x = bench.mechanism(torch.float32), bench.inputs(dtype=torch.float32)
+    torch._dynamo.reset()
+    try:
+        compiled = torch.compile(mechanism, fullgraph=True, backend="aot_eager")
+        output = compiled(x, bench.frame(x))
+    except torch._dynamo.exc.TorchDynamoException as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        require(False, f"torch.compile breaks the graph: {first}")
+    error = relative(output, bench.run(mechanism, x))
+    require(error < 1e-4, f"the compiled forward differs from the eager one (by {error:.1e})")
+
+
+def _outputs(bench: Bench, mechanism: Mechanism, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    x = bench.inputs().requires_grad_()
+    output = bench.run(mechanism, x, padding=real)
+    if real is not None:
+        output = output[real]
+    names = ["x", *(name for name, _ in mechanism.named_parameters())]
+    weights = bench.inputs(seed=8)
+    score = (output * (weights if real is None else weights[real])).sum()
+    found = torch.autograd.grad(score, (x, *mechanism.parameters()), allow_unused=True)
+    return output.detach(), {name: grad for name, grad in zip(names, found, strict=True) if grad is not None}
+
+
+def _left_padding() -> Tensor:
+    real = torch.ones(3, 11, dtype=torch.bool)
+    real[0, :3] = False
+    return real

@@ -1,0 +1,114 @@
+"""The bench on which one mechanism is tested: a small shape, seeded inputs, both precisions."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.mechanisms.base import Cache, Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.terms import Composed
+from headtohead.model.residual import Space, find_space
+from headtohead.model.sizes import Settings, Size
+
+TIME = 11  # odd and prime, so that no window, chunk or head count divides it by accident
+TOLERANCE = 1e-10  # relative, in float64
+
+
+class Failure(Exception):
+    """A check that does not hold, said in plain words."""
+
+
+@dataclasses.dataclass
+class Bench:
+    """One mechanism at one setting, and the inputs the checks feed it."""
+
+    composed: Composed
+    shape: Shape
+
+    @classmethod
+    def of(cls, composed: Composed, positions: str = "rope", bias: str = "none", heads: int = 4) -> Bench:
+        """Return the usual bench: width 16, two layers deep, layer 1."""
+        return cls(composed, Shape(16, heads, 1, 2, 64, positions=positions, bias=bias))  # type: ignore[arg-type]
+
+    def mechanism(self, dtype: torch.dtype = torch.float64, seed: int = 3) -> Mechanism:
+        """Return the mechanism with start values ten times the usual scale and shaken, so that mistakes show."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            mechanism = self.composed.build(self.shape)
+        mechanism.initialise(seeded_draw(seed, "check", 0.2))
+        draw = seeded_draw(seed, "jitter", 0.1)
+        with torch.no_grad():
+            for name, parameter in mechanism.named_parameters():
+                # Parameters that start at a constant, a zero matrix above all, hide what multiplies them.
+                parameter.add_(draw(name, parameter.shape))
+        return mechanism.to(dtype).eval()
+
+    def space(self) -> Space:
+        """Return the residual space this mechanism lives in."""
+        size = Size("check", self.shape.width, 2, self.shape.heads, 16, 16, self.shape.context, Settings())
+        return find_space(self.mechanism().residual, size)
+
+    def inputs(
+        self, batch: int = 3, time: int = TIME, dtype: torch.dtype = torch.float64, seed: int = 5
+    ) -> Tensor:
+        """Return x (batch, time, width)."""
+        return torch.randn(batch, time, self.shape.width, generator=torch.Generator().manual_seed(seed)).to(
+            dtype
+        )
+
+    def frame(
+        self,
+        x: Tensor,
+        start: int = 0,
+        padding: Tensor | None = None,
+        causal: bool = True,
+        embeddings: Any = None,
+    ) -> Frame:
+        """Return the frame of x."""
+        return Frame(
+            start=start,
+            time=x.shape[1],
+            causal=causal,
+            padding=padding,
+            rotary=Rotary(10_000.0, 64) if self.shape.positions == "rope" else None,
+            embeddings=x.detach().flip(-1) if embeddings is None else embeddings,
+            norm=lambda tensor: tensor,
+        )
+
+    def run(
+        self, mechanism: Mechanism, x: Tensor, padding: Tensor | None = None, causal: bool = True
+    ) -> Tensor:
+        """Return the mechanism's output for x."""
+        output: Tensor = mechanism(x, self.frame(x, padding=padding, causal=causal))
+        return output
+
+    def decode(
+        self, mechanism: Mechanism, x: Tensor, cache: Cache, start: int, padding: Tensor | None
+    ) -> Tensor:
+        """Return the output for the rows x that follow `start` cached ones."""
+        seen = None if padding is None else padding[:, : start + x.shape[1]]
+        output: Tensor = mechanism(x, self.frame(x, start, seen), cache)  # type: ignore[call-arg]
+        cache.length = start + x.shape[1]
+        return output
+
+    def twin(self, mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
+        """Return a copy of the mechanism in another precision."""
+        return copy.deepcopy(mechanism).to(dtype)
+
+
+@torch.no_grad()
+def relative(got: Tensor, wanted: Tensor, least: float = 1e-30) -> float:
+    """Return |got - wanted| / |wanted|, the largest entry deciding; a scale below `least` counts as `least`."""
+    if not torch.isfinite(got).all():
+        return float("inf")
+    return float((got - wanted).abs().max()) / max(float(wanted.abs().max()), least)
+
+
+def require(condition: bool, words: str) -> None:
+    """Fail with these words unless the condition holds."""
+    if not condition:
+        raise Failure(words)

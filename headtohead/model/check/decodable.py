@@ -1,0 +1,68 @@
+"""Checks of the second level: a cache that agrees with the full forward and takes what it says."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from headtohead.mechanisms.base import Cache
+from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
+
+
+def cache_declared(bench: Bench) -> None:
+    """`cache_spec` names what decoding keeps, and `forward` takes a cache."""
+    mechanism = bench.mechanism()
+    require(
+        mechanism.cache_spec() is not None,
+        "it declares no cache (cache_spec): decoding recomputes everything",
+    )
+    require(mechanism.decodable, "it declares a cache but forward(x, frame, cache) does not take one")
+
+
+def cache_agrees(bench: Bench) -> None:
+    """Prefill and cached decoding give the full forward's outputs, for random splits, batches and padding."""
+    mechanism = bench.mechanism()
+    choose = random.Random(0)
+    with torch.no_grad():
+        for trial in range(6):
+            batch = choose.randint(1, 4)
+            x = bench.inputs(batch=batch, seed=20 + trial)
+            padded = mechanism.supports.padding and trial % 2 == 1
+            real = None
+            if padded:
+                real = torch.ones(batch, TIME, dtype=torch.bool)
+                for row in range(batch):
+                    real[row, : choose.randint(0, 4)] = False
+            wanted = bench.run(mechanism, x, padding=real)
+            cuts = sorted(choose.sample(range(1, TIME), choose.randint(1, 5)))
+            parts = list(zip((0, *cuts), (*cuts, TIME), strict=True))
+            cache = mechanism.new_cache(batch, TIME + trial, torch.float64)
+            pieces = [bench.decode(mechanism, x[:, a:b], cache, a, real) for a, b in parts]
+            got = torch.cat(pieces, 1)
+            if real is not None:
+                got, wanted = got[real], wanted[real]
+            error = relative(got, wanted)
+            where = "with left padding" if padded else f"fed in parts of {[b - a for a, b in parts]}"
+            require(
+                error < TOLERANCE, f"cached decoding differs from the full forward, {where} (by {error:.1e})"
+            )
+
+
+def cache_bytes(bench: Bench) -> None:
+    """Declared bytes are the allocated ones, and decoding does not put larger tensors in their place."""
+    mechanism = bench.mechanism()
+    spec = mechanism.cache_spec() or ()
+    for batch, capacity, dtype in ((1, TIME, torch.float64), (3, 2 * TIME, torch.float64)):
+        declared = sum(entry.bytes(batch, capacity, dtype) for entry in spec)
+        cache = mechanism.new_cache(batch, capacity, dtype)
+        _require_bytes(cache, declared, "new_cache allocates")
+        with torch.no_grad():
+            bench.decode(mechanism, bench.inputs(batch=batch), cache, 0, None)
+        _require_bytes(cache, declared, "after decoding the cache holds")
+
+
+def _require_bytes(cache: Cache, declared: int, words: str) -> None:
+    held = [name for name, value in vars(cache).items() if isinstance(value, torch.Tensor)]
+    require(not held, f"the cache holds a tensor outside its declared entries: {', '.join(held)}")
+    require(cache.bytes == declared, f"{words} {cache.bytes} bytes where cache_spec declares {declared}")

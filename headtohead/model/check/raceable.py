@@ -1,0 +1,203 @@
+"""Checks of the first level: what makes a race between mechanisms a fair one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
+
+
+def shape(bench: Bench) -> None:
+    """x (batch, time, width) goes in, the same shape and dtype come out."""
+    x = bench.inputs()
+    output = bench.run(bench.mechanism(), x)
+    require(isinstance(output, Tensor), f"forward gave a {type(output).__name__}, not a tensor")
+    require(output.shape == x.shape, f"forward gave shape {tuple(output.shape)} for x {tuple(x.shape)}")
+    require(output.dtype == x.dtype, f"forward gave {output.dtype} for x {x.dtype}")
+    require(bool(torch.isfinite(output).all()), "forward gives values that are not finite on ordinary inputs")
+
+
+def causal(bench: Bench) -> None:
+    """Change the future, and the past stays bit for bit."""
+    mechanism, x = bench.mechanism(), bench.inputs()
+    before = bench.run(mechanism, x)
+    for cut in (1, 4, TIME - 1):
+        changed = x.clone()
+        changed[:, cut:] = bench.inputs(seed=6)[:, cut:] * 3
+        after = bench.run(mechanism, changed)
+        require(
+            torch.equal(before[:, :cut], after[:, :cut]),
+            f"it sees the future: changing tokens from position {cut} on changes outputs before it "
+            f"(by {relative(after[:, :cut], before[:, :cut]):.1e})",
+        )
+        alone = bench.run(mechanism, x[:, :cut])
+        require(
+            relative(alone, before[:, :cut]) < TOLERANCE,
+            f"the first {cut} outputs depend on how many tokens follow (by {relative(alone, before[:, :cut]):.1e})",
+        )
+
+
+def deterministic(bench: Bench) -> None:
+    """The same seed gives the same start values, the same input the same output, bit for bit."""
+    first, second, x = bench.mechanism(), bench.mechanism(), bench.inputs()
+    for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
+        require(torch.equal(one, other), f"start values of {name} differ between two builds with one seed")
+    output = bench.run(first, x)
+    require(torch.equal(output, bench.run(first, x)), "the same input gives another output the second time")
+    require(torch.equal(output, bench.run(second, x)), "two builds with one seed give different outputs")
+    others = bench.mechanism(seed=4)
+    matrices = [
+        (name, one, other)
+        for (name, one), other in zip(first.named_parameters(), others.parameters(), strict=True)
+        if one.ndim >= 2
+    ]
+    if matrices:
+        moved = any(not torch.equal(one, other) for _, one, other in matrices)
+        require(moved, "start values do not depend on the seed, so seeds would all be one run")
+
+
+def neighbours(bench: Bench) -> None:
+    """A sequence's output does not depend on the others in its batch."""
+    mechanism, x = bench.mechanism(), bench.inputs()
+    together = bench.run(mechanism, x)
+    for row in range(len(x)):
+        error = relative(bench.run(mechanism, x[row : row + 1]), together[row : row + 1])
+        require(error < TOLERANCE, f"a sequence's output depends on its batch neighbours (by {error:.1e})")
+
+
+def padding(bench: Bench) -> None:
+    """Padding on either side is invisible to the real tokens."""
+    mechanism, x = bench.mechanism(), bench.inputs()
+    if not mechanism.supports.padding:
+        return
+    wanted = bench.run(mechanism, x)
+    filler = bench.inputs(time=4, seed=9) * 5
+    for side, parts in (("right", (x, filler)), ("left", (filler, x))):
+        real = torch.ones(len(x), TIME + 4, dtype=torch.bool)
+        kept = slice(0, TIME) if side == "right" else slice(4, TIME + 4)
+        real[:, TIME:] = False
+        real = real if side == "right" else real.flip(1)
+        joined = torch.cat(parts, 1)
+        embeddings = torch.cat([part.flip(-1) for part in parts], 1)
+        output = mechanism(joined, bench.frame(joined, padding=real, embeddings=embeddings))[:, kept]
+        error = relative(output, wanted)
+        require(
+            error < TOLERANCE,
+            f"{side} padding changes the outputs of real tokens (by {error:.1e}); heed frame.padding, or declare "
+            "supports = Supports(padding=False)",
+        )
+
+
+def bidirectional(bench: Bench) -> None:
+    """Where looking both ways is supported, the frame's `causal` is heeded."""
+    mechanism, x = bench.mechanism(), bench.inputs()
+    if not mechanism.supports.bidirectional:
+        return
+    before = bench.run(mechanism, x, causal=False)
+    changed = x.clone()
+    changed[:, 1] += 1.0
+    after = bench.run(mechanism, changed, causal=False)
+    require(
+        not torch.equal(before[:, 0], after[:, 0]) or torch.equal(bench.run(mechanism, x), before),
+        "frame.causal = False changes nothing at the first token; heed it, or declare "
+        "supports = Supports(bidirectional=False)",
+    )
+
+
+def gradients(bench: Bench) -> None:
+    """Analytic gradients equal numerical ones, for x and every parameter, and every parameter is used."""
+    mechanism, x = bench.mechanism(), bench.inputs(batch=2, time=4)
+    names = [name for name, parameter in mechanism.named_parameters() if parameter.requires_grad]
+    values = [parameter.detach().clone() for parameter in mechanism.parameters() if parameter.requires_grad]
+    weights = bench.inputs(batch=2, time=4, seed=8)
+
+    def score(x: Tensor, *values: Tensor) -> Tensor:
+        output = functional_call(mechanism, dict(zip(names, values, strict=True)), (x, bench.frame(x)))
+        return (output * weights).sum()
+
+    inputs = [tensor.requires_grad_() for tensor in (x, *values)]
+    score_value = score(*inputs)
+    require(score_value.requires_grad, "the output has no gradient at all")
+    found = torch.autograd.grad(score_value, inputs, allow_unused=True)
+    largest = max(float(gradient.norm()) for gradient in found if gradient is not None)
+    # Along a few random directions in place of every coordinate: the same evidence at a hundredth of the time.
+    for name, tensor, gradient in zip(("x", *names), inputs, found, strict=True):
+        require(gradient is not None, f"no gradient reaches {name}")
+        assert gradient is not None
+        require(bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite")
+        # A gradient that vanishes everywhere never moves its parameter: a detached path, or one never used.
+        require(
+            bool(gradient.abs().max() > 0),
+            f"the gradient of {name} is zero everywhere; is its path detached?",
+        )
+        for seed in range(3):
+            _require_slope(score, inputs, tensor, gradient, largest, name, seed)
+
+
+def _require_slope(
+    score: Callable[..., Tensor],
+    inputs: list[Tensor],
+    tensor: Tensor,
+    gradient: Tensor,
+    largest: float,
+    name: str,
+    seed: int,
+) -> None:
+    """Require the slope along one random direction; `largest` is the norm below a millionth of which all is noise."""
+    direction = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=tensor.dtype)
+    place = next(index for index, other in enumerate(inputs) if other is tensor)
+    step = 1e-3
+    with torch.no_grad():
+        # Richardson: two central differences whose h^2 errors cancel, so 1e-9 is within reach.
+        slopes = []
+        for size in (step, step / 2):
+            moved = [[other.detach() for other in inputs] for _ in range(2)]
+            moved[0][place] = tensor + size * direction
+            moved[1][place] = tensor - size * direction
+            slopes.append((score(*moved[0]) - score(*moved[1])) / (2 * size))
+        numeric = float((4 * slopes[1] - slopes[0]) / 3)
+    analytic = float((gradient * direction).sum())
+    norm = float(direction.norm())
+    scale = max(abs(numeric), abs(analytic), 1e-3 * float(gradient.norm()) * norm, 1e-6 * largest * norm)
+    error = abs(numeric - analytic) / scale
+    require(
+        error < 1e-6, f"the gradient of {name} is wrong: {analytic:.6g} where differences give {numeric:.6g}"
+    )
+
+
+def finite(bench: Bench) -> None:
+    """Outputs and gradients stay finite in bf16 and at extreme inputs."""
+    plain = bench.mechanism(torch.float32)
+    kinds = {
+        "ordinary inputs": bench.inputs(dtype=torch.float32),
+        "inputs of size 1e4": bench.inputs(dtype=torch.float32) * 1e4,
+        "inputs of size 1e-6": bench.inputs(dtype=torch.float32) * 1e-6,
+        "all inputs zero": torch.zeros_like(bench.inputs(dtype=torch.float32)),
+        "all tokens alike": bench.inputs(time=1, dtype=torch.float32).expand(-1, TIME, -1).contiguous(),
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        mechanism = bench.twin(plain, dtype)
+        for words, x in kinds.items():
+            x = x.to(dtype).requires_grad_()
+            output = bench.run(mechanism, x)
+            require(bool(torch.isfinite(output).all()), f"not finite in {_short(dtype)} for {words}")
+            gradients = torch.autograd.grad(
+                output.float().square().mean().clamp_max(1e30),
+                (x, *mechanism.parameters()),
+                allow_unused=True,
+            )
+            good = all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
+            require(good, f"gradients not finite in {_short(dtype)} for {words}")
+    x = bench.inputs(dtype=torch.float32)
+    coarse = bench.run(bench.twin(plain, torch.bfloat16), x.bfloat16()).detach().float()
+    wanted = bench.run(plain, x).detach()
+    error = float((coarse - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    require(error < 0.1, f"in bf16 the output is off by {error:.0%} of its size")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.").replace("bfloat16", "bf16")

@@ -1,0 +1,295 @@
+"""The decoder: embed, blocks of (mechanism, feed-forward), norm, read out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import linear_cross_entropy, token_nats
+from headtohead.mechanisms.base import (
+    TAGS,
+    Cache,
+    Circuit,
+    Flops,
+    Frame,
+    Mechanism,
+    Mode,
+    Rotary,
+    Shape,
+    default_initialise,
+    seeded_draw,
+)
+from headtohead.mechanisms.terms import Composed
+from headtohead.model.residual import Space, find_space
+from headtohead.model.sizes import Size
+
+MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
+
+
+class Block(nn.Module):
+    """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
+
+    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: nn.Module | None) -> None:
+        super().__init__()
+        self.space = space
+        self.adapter = adapter
+        self.mixer_norm = space.norm()
+        self.mechanism = mechanism
+        self.ffn_norm = space.norm()
+        self.ffn = space.feed_forward()
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return the state (batch, time, width) after this block."""
+        if self.adapter is not None:
+            x = self.adapter(x)
+        frame.norm = self.mixer_norm
+        normed = self.mixer_norm(x)
+        update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
+        x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        update = self.ffn(self.ffn_norm(x))
+        return self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+
+
+class Caches:
+    """The caches of all layers, how far they are filled, and which tokens are padding."""
+
+    def __init__(self, layers: list[Cache], padding: Tensor | None) -> None:
+        self.layers = layers
+        self.padding = padding
+        self.length = 0
+
+    def advance(self, time: int) -> None:
+        """Count `time` tokens as written."""
+        self.length += time
+        for layer in self.layers:
+            layer.length = self.length
+
+    @property
+    def bytes(self) -> int:
+        """Bytes allocated in all layers."""
+        return sum(layer.bytes for layer in self.layers)
+
+
+class Decoder(nn.Module):
+    """A language model whose layers each hold the mechanism that its layout names."""
+
+    def __init__(self, size: Size, layers: Sequence[Composed], seed: int | None = 0) -> None:
+        super().__init__()
+        if len(layers) != size.layers:
+            raise UserError(f"{len(layers)} mechanisms were given for {size.layers} layers")
+        self.size, self.arms = size, tuple(layers)
+        settings = size.settings
+        shape = Shape(
+            width=size.width,
+            heads=size.heads,
+            layers=size.layers,
+            context=size.context,
+            positions=settings.positions,
+            bias=settings.bias,
+            norm_eps=settings.norm_eps,
+        )
+        self.rotary = Rotary(settings.rope_theta, size.context) if settings.positions == "rope" else None
+        mechanisms = []
+        for index, composed in enumerate(layers):
+            # A constructor may draw values of its own: seeded by run and layer, and without a trace outside.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed((seed or 0) * 10_007 + index)
+                mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
+        spaces = [find_space(mechanism.residual, size) for mechanism in mechanisms]
+        self.embedding = spaces[0].embedding()
+        self.blocks = nn.ModuleList()
+        for index, (mechanism, space) in enumerate(zip(mechanisms, spaces, strict=True)):
+            before = spaces[max(0, index - 1)]
+            joint = (
+                None if before.name == space.name else nn.Linear(before.features(), size.width, bias=False)
+            )
+            self.blocks.append(Block(space, mechanism, settings.dropout, joint))
+        self.spaces = spaces
+        self.norm = spaces[-1].norm()
+        self.head = None
+        if not settings.tied:
+            self.head = nn.Linear(spaces[-1].features(), size.vocabulary, bias=False)
+        elif spaces[0].name != spaces[-1].name:
+            raise UserError("a tied head needs the same residual space at both ends; set tied = false")
+        if seed is not None:
+            self.initialise(seed)
+
+    @classmethod
+    def outline(cls, size: Size, layers: Sequence[Composed]) -> Decoder:
+        """Return the model on the `meta` device: shapes and counts, no memory, no values."""
+        with torch.device("meta"):
+            return cls(size, layers, seed=None)
+
+    def initialise(self, seed: int) -> None:
+        """Set every start value from (seed, layer, name), so arms share what they have in common."""
+        std = self.size.settings.init_std
+        self.embedding.initialise(seeded_draw(seed, "model", std))
+        for index, block in enumerate(self.blocks):
+            block.mechanism.initialise(seeded_draw(seed, f"layer{index}", std))
+            default_initialise(block.ffn, seeded_draw(seed, f"layer{index}.ffn", std))
+            if block.adapter is not None:
+                default_initialise(block.adapter, seeded_draw(seed, f"layer{index}.adapter", std))
+        if self.head is not None:
+            default_initialise(self.head, seeded_draw(seed, "head", std))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        caches: Caches | None = None,
+        padding: Tensor | None = None,
+        causal: bool = True,
+        frame: Frame | None = None,
+    ) -> Tensor:
+        """Return the normed states (batch, time, width) of tokens (batch, time).
+
+        `padding` (batch, time) is true at real tokens; with caches, theirs is used.
+        """
+        start, time = (caches.length if caches else 0), tokens.shape[1]
+        if caches is not None and caches.padding is not None:
+            padding = caches.padding[:, : start + time]
+        self._refuse_unsupported(padding is not None, causal)
+        frame = frame or Frame()
+        frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
+        frame.rotary, frame.training = self.rotary, self.training
+        x = self.embedding(tokens, frame)
+        if self.size.settings.dropout:
+            x = F.dropout(x, self.size.settings.dropout, self.training)
+        frame.embeddings = x
+        for index, block in enumerate(self.blocks):
+            x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
+        if caches is not None:
+            caches.advance(time)
+        output: Tensor = self.norm(x)
+        return output
+
+    @property
+    def readout(self) -> Tensor:
+        """The read-out matrix (vocabulary, width)."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def logits(
+        self, tokens: Tensor, *, caches: Caches | None = None, padding: Tensor | None = None
+    ) -> Tensor:
+        """Return (batch, time, vocabulary) scores of the next token."""
+        x = self.hidden(tokens, caches=caches, padding=padding)
+        return F.linear(x, self.readout.to(x.dtype))
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return (objective to descend, mean nats per target, the mechanisms' own loss terms)."""
+        frame = Frame()
+        x = self.hidden(tokens, frame=frame)
+        objective, nats = linear_cross_entropy(x.flatten(0, 1), self.readout, targets.flatten(), smoothing)
+        for value in frame.losses.values():
+            objective = objective + value
+        return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
+
+    def nats(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return (batch, time): the nats of each target, without gradient."""
+        x = self.hidden(tokens)
+        return token_nats(x.flatten(0, 1), self.readout, targets.flatten()).view(targets.shape)
+
+    # Decoding.
+
+    @property
+    def decodable(self) -> bool:
+        """Whether every layer keeps a cache."""
+        return all(block.mechanism.decodable for block in self.blocks)
+
+    def new_caches(
+        self, batch: int, capacity: int, dtype: torch.dtype | None = None, padding: Tensor | None = None
+    ) -> Caches:
+        """Return empty caches for `capacity` tokens; `padding` (batch, capacity) is true at real tokens."""
+        weight = self.readout
+        layers = [
+            block.mechanism.new_cache(batch, capacity, dtype or weight.dtype, weight.device)
+            for block in self.blocks
+        ]
+        return Caches(layers, padding)
+
+    def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
+        """Return the bytes the declared caches take, or None when a layer keeps none."""
+        total = 0
+        for block in self.blocks:
+            spec = block.mechanism.cache_spec()
+            if spec is None:
+                return None
+            total += sum(entry.bytes(batch, capacity, dtype) for entry in spec)
+        return total
+
+    # What the model says of itself.
+
+    def parameter_count(self) -> int:
+        """Return the exact number of parameters, a tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return forward FLOPs per token of the whole model."""
+        rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.blocks)
+        rest += sum(2.0 * block.adapter.weight.numel() for block in self.blocks if block.adapter is not None)
+        total = Flops(rest, rest)
+        for block in self.blocks:
+            total = total + block.mechanism.flops(context, batch, mode)
+        return total
+
+    def circuits(self) -> list[Circuit]:
+        """Return every parameter of the model in exactly one group; anything else is refused by name."""
+        groups = [_prefixed("embedding", circuit) for circuit in self.spaces[0].circuits(self.embedding)]
+        for index, block in enumerate(self.blocks):
+            place = f"blocks.{index}"
+            groups += [_prefixed(f"{place}.mechanism", circuit) for circuit in block.mechanism.circuits()]
+            for part, tag in (
+                ("mixer_norm", "norm"),
+                ("ffn_norm", "norm"),
+                ("ffn", "ffn"),
+                ("adapter", "ffn"),
+            ):
+                groups += _by_rank(f"{place}.{part}", getattr(block, part), tag)
+        groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
+        self._refuse_incomplete(groups)
+        return groups
+
+    def _refuse_unsupported(self, padded: bool, causal: bool) -> None:
+        for block in self.blocks:
+            able = block.mechanism.supports
+            if padded and not able.padding:
+                raise UserError(f"{block.mechanism.name} cannot handle padded batches")
+            if not causal and not able.bidirectional:
+                raise UserError(f"{block.mechanism.name} is causal only; it cannot look both ways")
+
+    def _refuse_incomplete(self, groups: list[Circuit]) -> None:
+        seen: set[str] = set()
+        for circuit in groups:
+            if circuit.tag not in (*TAGS, *MODEL_TAGS):
+                raise UserError(
+                    f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join((*TAGS, *MODEL_TAGS))})"
+                )
+            for name in circuit.parameters:
+                if name in seen:
+                    raise UserError(f"parameter {name} stands in two circuits")
+                seen.add(name)
+        names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        if missing := sorted(names - seen):
+            raise UserError(f"parameter {missing[0]} stands in no circuit, so no optimiser would move it")
+        if extra := sorted(seen - names):
+            raise UserError(f"a circuit names {extra[0]}, which is no trainable parameter")
+
+
+def _prefixed(place: str, circuit: Circuit) -> Circuit:
+    return dataclasses.replace(circuit, parameters=tuple(f"{place}.{name}" for name in circuit.parameters))
+
+
+def _by_rank(place: str, module: nn.Module | None, tag: str) -> list[Circuit]:
+    """Return one circuit of decayed matrices and one of undecayed vectors."""
+    ranks: dict[bool, list[str]] = {}
+    for name, parameter in module.named_parameters() if module is not None else ():
+        ranks.setdefault(parameter.ndim >= 2, []).append(f"{place}.{name}")
+    return [Circuit(tag, tuple(names), decay) for decay, names in ranks.items()]

@@ -1,0 +1,80 @@
+"""Text from a model: prefill once, then decode token by token from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 1.0
+    """0 always takes the likeliest token."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that together have this probability."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise UserError(f"temperature={self.temperature:g} is negative; 0 or more is allowed")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p:g} is not above 0 and at most 1")
+
+
+def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """Return (batch, 1) tokens drawn from logits (batch, vocabulary)."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    chances = torch.softmax(logits.double() / sampling.temperature, -1)
+    if sampling.top_p < 1:
+        ordered, order = chances.sort(-1, descending=True)
+        # A token stays while the likelier ones before it have not yet reached top_p; the first always stays.
+        dropped = ordered.cumsum(-1) - ordered >= sampling.top_p
+        chances = torch.zeros_like(chances).scatter(-1, order, ordered.masked_fill(dropped, 0.0))
+    return torch.multinomial(chances.cpu(), 1, generator=generator).to(logits.device)
+
+
+@torch.inference_mode()
+def generate(
+    model: Decoder,
+    prompt: Tensor,
+    count: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  a frozen value
+    padding: Tensor | None = None,
+) -> Iterator[Tensor]:
+    """Yield `count` times (batch, 1): the next token of each sequence in prompt (batch, time).
+
+    Prompts of different lengths are padded on the left; `padding` (batch, time) is true at real tokens. A layout
+    with a layer that keeps no cache is recomputed in full at every step.
+    """
+    batch, time = prompt.shape
+    if time == 0:
+        raise UserError("an empty prompt gives the model nothing to continue; give at least one token")
+    limit = model.size.context
+    if model.size.settings.positions == "learned" and time + count - 1 > limit:
+        raise UserError(f"prompt and new tokens come to {time + count}; the learned positions end at {limit}")
+    model.eval()
+    generator = torch.Generator().manual_seed(sampling.seed)
+    whole = None
+    if padding is not None:
+        whole = torch.cat((padding, padding.new_ones(batch, count)), 1)
+    if not model.decodable:
+        for _ in range(count):
+            seen = None if whole is None else whole[:, : prompt.shape[1]]
+            token = sample(model.logits(prompt, padding=seen)[:, -1], sampling, generator)
+            prompt = torch.cat((prompt, token), 1)
+            yield token
+        return
+    caches = model.new_caches(batch, time + count, padding=whole)
+    step = prompt
+    for _ in range(count):
+        step = sample(model.logits(step, caches=caches)[:, -1], sampling, generator)
+        yield step

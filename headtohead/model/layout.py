@@ -1,0 +1,229 @@
+"""Which mechanism stands in which layer: `standard*6`, `(kuramoto standard)*3`, `even(sharing:tie=kv)`.
+
+    layout   = item (space item)*
+    item     = unit ["*" count]
+    unit     = composed | "(" layout ")" | name "(" composed ")"
+    composed = term ("+" term)*
+    term     = name [":" option "=" value ("," option "=" value)*] | path.py ":" Class [":" options]
+
+Values may be parenthesised and nest: `sharing:value_mix=(1,-1)`. Without a count a layout fills the model; with one
+it must equal the model's layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headtohead.common.errors import UserError, suggestion
+from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.terms import Composed, Term, class_term, file_term, named_term
+
+
+def _divisible(layers: int, by: int, name: str) -> int:
+    if layers % by:
+        raise UserError(
+            f"layout {name}(...) needs a number of layers divisible by {by}; this size has {layers}"
+        )
+    return layers // by
+
+
+# Layers, counted from 1, that stay standard. top, middle and bottom say where the *other* mechanism sits; the rest
+# name the standard layers.
+NAMED_LAYOUTS: dict[str, Callable[[int], set[int]]] = {
+    "even": lambda n: set(range(2, n + 1, 2)),
+    "odd": lambda n: set(range(1, n + 1, 2)),
+    "top": lambda n: set(range(1, _divisible(n, 2, "top") + 1)),
+    "middle": lambda n: set(range(1, _divisible(n, 4, "middle") + 1)) | set(range(3 * n // 4 + 1, n + 1)),
+    "bottom": lambda n: set(range(_divisible(n, 2, "bottom") + 1, n + 1)),
+    "quarter": lambda n: set(range(4, 4 * _divisible(n, 4, "quarter") + 1, 4)),
+    "first": lambda n: {1},
+    "last": lambda n: {n},
+    "bilateral": lambda n: {1, n},
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pattern of mechanisms for any number of layers."""
+
+    text: str
+    pattern: tuple[Composed, ...]
+    """What repeats; for a named layout, the one mechanism that is not standard."""
+    named: str = ""
+    counted: bool = False
+    """Whether a count was written, so that the pattern must equal the layers exactly."""
+
+    def layers(self, count: int) -> list[Composed]:
+        """Return what stands in each of `count` layers."""
+        if self.named:
+            standard = Composed((named_term("standard", {}),))
+            kept = NAMED_LAYOUTS[self.named](count)
+            return [standard if layer in kept else self.pattern[0] for layer in range(1, count + 1)]
+        length = len(self.pattern)
+        if self.counted and length != count:
+            raise UserError(f"layout '{self.text}' gives {length} layers; this size has {count}")
+        if count % length:
+            raise UserError(f"layout '{self.text}' repeats every {length} layers; it cannot fill {count}")
+        return list(self.pattern) * (count // length)
+
+    @property
+    def label(self) -> str:
+        """The short label people see."""
+        if self.named:
+            return f"{self.named}({self.pattern[0].label})"
+        if len(set(self.pattern)) == 1:
+            return self.pattern[0].label
+        return " / ".join(composed.label for composed in self.pattern)
+
+    @property
+    def portable(self) -> bool:
+        """Whether another process can build this from its text alone."""
+        return all(composed.portable for composed in self.pattern)
+
+
+def parse_layout(given: str | type) -> Layout:
+    """Return the layout of an arm written as text, or of a mechanism class handed over in Python."""
+    if isinstance(given, type):
+        composed = Composed((class_term(given),))
+        return Layout(composed.text, (composed,))
+    return _Parser(given).whole()
+
+
+class _Parser:
+    """Reads one arm from left to right; every refusal points at the place."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+
+    def whole(self) -> Layout:
+        if not self.text.strip():
+            raise UserError("empty arm; write a mechanism's name such as 'standard'")
+        layout = self.layout()
+        if self.place < len(self.text):
+            raise self.error("unexpected text")
+        return layout
+
+    def layout(self) -> Layout:
+        pattern: list[Composed] = []
+        counted, named = False, ""
+        while self.peek() and self.peek() != ")":
+            part = self.item()
+            if part.named and (pattern or self.peek(skip=True)):
+                raise self.error(f"{part.named}(...) fills the model by itself; nothing can stand beside it")
+            pattern += part.pattern
+            counted, named = counted or part.counted, part.named
+            self.spaces()
+        if not pattern:
+            raise self.error("a mechanism is missing")
+        return Layout(self.text.strip(), tuple(pattern), named, counted)
+
+    def item(self) -> Layout:
+        part = self.unit()
+        if not self.take("*"):
+            return part
+        count = self.match(r"[0-9]+", "a count after '*'")
+        if part.named:
+            raise self.error(f"{part.named}(...) fills the model by itself and takes no count")
+        if not 1 <= int(count) <= 10_000:
+            raise self.error(f"count {count} is not between 1 and 10,000")
+        return Layout(self.text, part.pattern * int(count), counted=True)
+
+    def unit(self) -> Layout:
+        self.spaces()
+        if self.take("("):
+            inner = self.layout()
+            if inner.named:
+                raise self.error(f"{inner.named}(...) fills the model by itself and cannot stand in a group")
+            self.expect(")")
+            return inner
+        if match := re.compile(r"([A-Za-z_]+)\(").match(self.text, self.place):
+            if match[1] not in NAMED_LAYOUTS:
+                raise self.error(f"unknown layout '{match[1]}'{suggestion(match[1], NAMED_LAYOUTS)}")
+            self.place = match.end()
+            inner = Layout(self.text, (self.composed(),), named=match[1])
+            self.expect(")")
+            return inner
+        return Layout(self.text, (self.composed(),))
+
+    def composed(self) -> Composed:
+        terms = [self.term()]
+        while self.take("+"):
+            terms.append(self.term())
+        return Composed(tuple(terms))
+
+    def term(self) -> Term:
+        self.spaces()
+        if match := re.compile(r"([^\s*+()=]+\.py):([A-Za-z_]\w*)").match(self.text, self.place):
+            self.place = match.end()
+            return file_term(match[1], match[2], self.options())
+        name = self.match(r"[^\s:*+()=,]+", "a mechanism's name")
+        if name.endswith(".py"):
+            raise self.error(f"{name} needs the class in it: {name}:ClassName")
+        if name not in builtin_mechanisms():
+            allowed = ", ".join(builtin_mechanisms())
+            raise UserError(
+                f"unknown mechanism '{name}'{suggestion(name, builtin_mechanisms())} (allowed: {allowed}, or FILE.py:Class)"
+            )
+        return named_term(name, self.options())
+
+    def options(self) -> dict[str, str]:
+        options: dict[str, str] = {}
+        if not self.take(":"):
+            return options
+        while True:
+            name = self.match(r"[A-Za-z_]\w*", "an option's name")
+            self.expect("=")
+            if name in options:
+                raise self.error(f"option '{name}' is given twice")
+            options[name] = self.value()
+            if not self.take(","):
+                return options
+
+    def value(self) -> str:
+        start, depth = self.place, 0
+        while self.place < len(self.text):
+            character = self.text[self.place]
+            if depth == 0 and (character in ",*+)" or character.isspace()):
+                break
+            depth += (character == "(") - (character == ")")
+            self.place += 1
+        if depth:
+            raise self.error("a parenthesis is not closed")
+        if start == self.place:
+            raise self.error("a value is missing")
+        return self.text[start : self.place]
+
+    def spaces(self) -> None:
+        while self.place < len(self.text) and self.text[self.place].isspace():
+            self.place += 1
+
+    def peek(self, skip: bool = False) -> str:
+        if skip:
+            self.spaces()
+        return self.text[self.place : self.place + 1]
+
+    def take(self, character: str) -> bool:
+        if self.peek() != character:
+            return False
+        self.place += 1
+        return True
+
+    def expect(self, character: str) -> None:
+        self.spaces()
+        if not self.take(character):
+            raise self.error(f"'{character}' is missing")
+
+    def match(self, pattern: str, wanted: str) -> str:
+        match = re.compile(pattern).match(self.text, self.place)
+        if not match:
+            raise self.error(f"{wanted} is missing")
+        self.place = match.end()
+        return match[0]
+
+    def error(self, reason: str) -> UserError:
+        rest = self.text[self.place : self.place + 20]
+        where = f"before '{rest}'" if rest else "at its end"
+        return UserError(f"arm '{self.text}': {reason}, {where}")
