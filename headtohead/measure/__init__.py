@@ -1,0 +1,1 @@
+"""Loss, reference lines and cost."""

@@ -243,13 +243,13 @@ class Draw(Protocol):
         """Return normal values of standard deviation `std`, the model's own when None."""
 
 
-def seeded_draw(seed: int, place: str, std: float) -> Draw:
+def seeded_draw(seed: int, place: str, usual: float) -> Draw:
     """Return a Draw for one place in the model: the same name gives the same values in every arm."""
 
-    def draw(name: str, shape: Sequence[int], own_std: float | None = None) -> Tensor:
+    def draw(name: str, shape: Sequence[int], std: float | None = None) -> Tensor:
         key = hashlib.sha256(f"{seed}/{place}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        return torch.randn(*shape, generator=generator) * (std if own_std is None else own_std)
+        return torch.randn(*shape, generator=generator) * (usual if std is None else std)
 
     return draw
 

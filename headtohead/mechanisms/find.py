@@ -62,11 +62,10 @@ def adopt(value: object, name: str, where: str) -> Kind:
         raise UserError(
             f"{name} in {where} is not a mechanism: a class derived from headtohead.Mechanism is needed"
         )
-    if not issubclass(value, Mechanism | Stage):
-        value = type(name, (value, Mechanism), {})
-    if not value.name:
-        value.name = name
-    return value
+    kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
+    if not kind.name:
+        kind.name = name
+    return kind
 
 
 @cache

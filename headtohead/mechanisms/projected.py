@@ -70,6 +70,8 @@ class Stage(nn.Module):
 class Projected(Mechanism):
     """A layer with projections q, k, v, o in heads."""
 
+    o: nn.Linear
+
     def __init__(
         self, shape: Shape, options: Any, *, kv_heads: int = 0, window: int = 0, strict: bool = False
     ):
@@ -105,7 +107,7 @@ class Projected(Mechanism):
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the stages of `a+b`; the same tensors when there are none."""
-        for stage in self.stages.values():
+        for _, stage in self._stages():
             q, k = stage.evolve(q, k, frame)
         return q, k
 
@@ -124,7 +126,7 @@ class Projected(Mechanism):
         output: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return output
 
-    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return what this layer writes for x (batch, time, width)."""
         q, k, v = self.project(x, cache)
         q, k = self.evolve(q, k, frame)
@@ -136,7 +138,7 @@ class Projected(Mechanism):
     def initialise(self, draw: Draw) -> None:
         """Set start values; a stage sets its own."""
         super().initialise(draw)
-        for name, stage in self.stages.items():
+        for name, stage in self._stages():
             stage.initialise(
                 lambda key, shape, std=None, place=name: draw(f"stages.{place}.{key}", shape, std)
             )
@@ -159,7 +161,7 @@ class Projected(Mechanism):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + score and mix over the keys seen (causal) or all keys (full)."""
-        linear = self.projection_flops(mode) + sum(stage.flops() for stage in self.stages.values())
+        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
         per_key = 4.0 * self.heads * self.dim
         if mode == "decode":
             seen = min(context, self.window) if self.window else context
@@ -171,7 +173,7 @@ class Projected(Mechanism):
     def circuits(self) -> list[Circuit]:
         """Return the circuits by name, with those of the stages under their own tags."""
         own = [circuit for circuit in circuits_by_name(self, self.circuit_tags()) if circuit.tag != "stages"]
-        for name, stage in self.stages.items():
+        for name, stage in self._stages():
             for circuit in stage.circuits():
                 parameters = tuple(f"stages.{name}.{key}" for key in circuit.parameters)
                 own.append(Circuit(circuit.tag, parameters, circuit.decay, circuit.follows))
@@ -180,6 +182,9 @@ class Projected(Mechanism):
     def circuit_tags(self) -> dict[str, str]:
         """Return tags by first part of the parameter's name, where they differ from q, k: qk and v, o: ov."""
         return {"stages": "stages"}
+
+    def _stages(self) -> list[tuple[str, Stage]]:
+        return [(name, stage) for name, stage in self.stages.items() if isinstance(stage, Stage)]
 
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
         """Return (batch, heads, time, dim) from (batch, time, heads * dim)."""
@@ -199,7 +204,7 @@ def joined_linear(x: Tensor, layers: list[nn.Linear]) -> tuple[Tensor, ...]:
     """Return each layer's output for x from one matrix product; the parameters stay separate tensors."""
     if len(layers) == 1:
         return (layers[0](x),)
-    weight = torch.cat([layer.weight for layer in layers])
-    biases = [layer.bias for layer in layers if layer.bias is not None]
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     bias = torch.cat(biases) if biases else None
-    return F.linear(x, weight, bias).split([layer.out_features for layer in layers], -1)
+    return F.linear(x, torch.cat(weights), bias).split([layer.out_features for layer in layers], -1)

@@ -34,7 +34,7 @@ MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 class Block(nn.Module):
     """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
 
-    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: nn.Module | None) -> None:
+    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: nn.Linear | None) -> None:
         super().__init__()
         self.space = space
         self.adapter = adapter
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         """Set every start value from (seed, layer, name), so arms share what they have in common."""
         std = self.size.settings.init_std
         self.embedding.initialise(seeded_draw(seed, "model", std))
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.layers):
             block.mechanism.initialise(seeded_draw(seed, f"layer{index}", std))
             default_initialise(block.ffn, seeded_draw(seed, f"layer{index}.ffn", std))
             if block.adapter is not None:
@@ -162,12 +162,23 @@ class Decoder(nn.Module):
         if self.size.settings.dropout:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         frame.embeddings = x
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.layers):
             x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
         if caches is not None:
             caches.advance(time)
         output: Tensor = self.norm(x)
         return output
+
+    def compile_hidden(self) -> None:
+        """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
+        if self.rotary is not None:
+            self.rotary.slice(0, self.size.context, self.size.width // self.size.heads, self.readout)
+        self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks in order."""
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
     def readout(self) -> Tensor:
@@ -202,7 +213,7 @@ class Decoder(nn.Module):
     @property
     def decodable(self) -> bool:
         """Whether every layer keeps a cache."""
-        return all(block.mechanism.decodable for block in self.blocks)
+        return all(block.mechanism.decodable for block in self.layers)
 
     def new_caches(
         self, batch: int, capacity: int, dtype: torch.dtype | None = None, padding: Tensor | None = None
@@ -211,14 +222,14 @@ class Decoder(nn.Module):
         weight = self.readout
         layers = [
             block.mechanism.new_cache(batch, capacity, dtype or weight.dtype, weight.device)
-            for block in self.blocks
+            for block in self.layers
         ]
         return Caches(layers, padding)
 
     def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
         """Return the bytes the declared caches take, or None when a layer keeps none."""
         total = 0
-        for block in self.blocks:
+        for block in self.layers:
             spec = block.mechanism.cache_spec()
             if spec is None:
                 return None
@@ -233,17 +244,17 @@ class Decoder(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token of the whole model."""
-        rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.blocks)
-        rest += sum(2.0 * block.adapter.weight.numel() for block in self.blocks if block.adapter is not None)
+        rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.layers)
+        rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
-        for block in self.blocks:
+        for block in self.layers:
             total = total + block.mechanism.flops(context, batch, mode)
         return total
 
     def circuits(self) -> list[Circuit]:
         """Return every parameter of the model in exactly one group; anything else is refused by name."""
         groups = [_prefixed("embedding", circuit) for circuit in self.spaces[0].circuits(self.embedding)]
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.layers):
             place = f"blocks.{index}"
             groups += [_prefixed(f"{place}.mechanism", circuit) for circuit in block.mechanism.circuits()]
             for part, tag in (
@@ -258,7 +269,7 @@ class Decoder(nn.Module):
         return groups
 
     def _refuse_unsupported(self, padded: bool, causal: bool) -> None:
-        for block in self.blocks:
+        for block in self.layers:
             able = block.mechanism.supports
             if padded and not able.padding:
                 raise UserError(f"{block.mechanism.name} cannot handle padded batches")

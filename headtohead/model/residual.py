@@ -70,7 +70,7 @@ class Space:
         """Return how wide a state is once its features are taken, for adapters and read-outs."""
         raise NotImplementedError
 
-    def embedding(self) -> nn.Module:
+    def embedding(self) -> Embedding:
         """Return the module that turns tokens (batch, time) into states, called as (tokens, frame)."""
         raise NotImplementedError
 
@@ -78,8 +78,8 @@ class Space:
         """Return the norm that stands before a mechanism, a feed-forward part or the read-out."""
         raise NotImplementedError
 
-    def feed_forward(self) -> nn.Module:
-        """Return the feed-forward part of a block, with a `flops()` of its own."""
+    def feed_forward(self) -> FeedForward:
+        """Return the feed-forward part of a block."""
         raise NotImplementedError
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Euclidean(Space):
         """A state is its own feature vector."""
         return self.size.width
 
-    def embedding(self) -> nn.Module:
+    def embedding(self) -> Embedding:
         """A table of vectors, plus a table of positions where they are learned."""
         return Embedding(self.size)
 
@@ -111,7 +111,7 @@ class Euclidean(Space):
             return RmsNorm(self.size.width, settings.norm_eps)
         return nn.LayerNorm(self.size.width, settings.norm_eps)
 
-    def feed_forward(self) -> nn.Module:
+    def feed_forward(self) -> FeedForward:
         """The model's feed-forward part."""
         return FeedForward(self.size)
 

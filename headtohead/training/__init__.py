@@ -1,0 +1,1 @@
+"""The one trainer: optimiser groups, schedules, checkpoints."""

@@ -97,8 +97,8 @@ def compiles(bench: Bench) -> None:
     try:
         compiled = torch.compile(mechanism, fullgraph=True, backend="aot_eager")
         output = compiled(x, bench.frame(x))
-    except torch._dynamo.exc.TorchDynamoException as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    except torch._dynamo.exc.TorchDynamoException as problem:
+        first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
         require(False, f"torch.compile breaks the graph: {first}")
     error = relative(output, bench.run(mechanism, x))
     require(error < 1e-4, f"the compiled forward differs from the eager one (by {error:.1e})")

@@ -91,7 +91,7 @@ class Bench:
     ) -> Tensor:
         """Return the output for the rows x that follow `start` cached ones."""
         seen = None if padding is None else padding[:, : start + x.shape[1]]
-        output: Tensor = mechanism(x, self.frame(x, start, seen), cache)  # type: ignore[call-arg]
+        output: Tensor = mechanism(x, self.frame(x, start, seen), cache)
         cache.length = start + x.shape[1]
         return output
 

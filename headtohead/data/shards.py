@@ -1,0 +1,234 @@
+"""Token shards: one memory-mapped, checksummed file per split, documents packed with separators between them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest, digest_file, read_json, sync_directory, write_json
+from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
+from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
+
+FORMAT = 1
+
+
+def cache_dir(given: str | Path | None = None) -> Path:
+    """Return where prepared data goes: the argument, H2H_CACHE, or the user's cache directory."""
+    if chosen := given or os.environ.get("H2H_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtohead"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of one split."""
+
+    tokens: np.ndarray[Any, Any]
+    """Memory-mapped, all documents packed, a separator behind each."""
+    documents: np.ndarray[Any, Any]
+    """Where each document starts."""
+    bytes: int
+    """Bytes of text, a separator counted as one."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A corpus in tokens, ready for windows."""
+
+    name: str
+    label: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    folder: Path
+    notes: dict[str, Any]
+
+    @property
+    def content(self) -> str:
+        """The digest of corpus and tokenizer content together."""
+        return digest(f"{self.fingerprint}/{self.tokenizer.digest}")
+
+
+def prepare(
+    name: str,
+    tokenizer: str = "bytes",
+    *,
+    data_dir: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: Progress = _silent,
+) -> Prepared:
+    """Return the corpus in tokens, made the first time and found by its hash after that."""
+    root = cache_dir(cache)
+    parse_tokenizer(tokenizer)
+    corpus = find_corpus(name, data_dir, root)
+    fingerprint = corpus.fingerprint()
+    folder = (
+        root / "corpora" / digest(f"{FORMAT}/{fingerprint}/{tokenizer}/{_tokenizer_file(tokenizer)}")[:20]
+    )
+    if not (folder / "meta.json").is_file():
+        _make(corpus, fingerprint, tokenizer, root, folder, progress)
+    return load(folder, corpus, progress)
+
+
+def load(folder: Path, corpus: Corpus, progress: Progress = _silent) -> Prepared:
+    """Return a prepared corpus; a shard that is missing or changed is named."""
+    meta = read_json(folder / "meta.json")
+    tokenizer: Tokenizer = Bytes()
+    if meta["tokenizer"] != "bytes":
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(f"missing tokenizer {path}; delete {folder} and prepare the corpus again")
+        tokenizer = BytePairs(meta["tokenizer"], path.read_text(encoding="utf-8"))
+    splits = {}
+    for split in SPLITS:
+        facts = meta["splits"][split]
+        path = folder / f"{split}.bin"
+        remedy = f"delete {folder} and prepare the corpus again"
+        if not path.is_file():
+            raise UserError(f"missing shard {path}; {remedy}")
+        if path.stat().st_size != facts["size"] or digest_file(path) != facts["sha256"]:
+            raise UserError(f"changed shard {path}: its checksum is not the one it was made with; {remedy}")
+        tokens = (
+            np.memmap(path, dtype=np.dtype(meta["dtype"]), mode="r")
+            if facts["size"]
+            else np.empty(0, meta["dtype"])
+        )
+        documents = np.fromfile(folder / f"{split}.documents", dtype=np.uint64)
+        splits[split] = Split(tokens, documents, facts["bytes"])
+    return Prepared(corpus.name, meta["label"], meta["fingerprint"], tokenizer, splits, folder, meta["notes"])
+
+
+def _tokenizer_file(given: str) -> str:
+    kind, value = parse_tokenizer(given)
+    path = Path(str(value)).expanduser()
+    return digest_file(path) if kind == "file" and path.is_file() else ""
+
+
+def _make(
+    corpus: Corpus, fingerprint: str, tokenizer_name: str, root: Path, folder: Path, progress: Progress
+) -> None:
+    progress(f"reading {corpus.label}", 0.0)
+    documents = corpus.read(progress)
+    _refuse_bad_splits(corpus, documents)
+    tokenizer = make_tokenizer(
+        tokenizer_name, fingerprint, root, lambda: (text for _, text in documents.splits["train"]), progress
+    )
+    dtype = (
+        np.uint8
+        if tokenizer.vocabulary <= 2**8
+        else np.uint16
+        if tokenizer.vocabulary <= 2**16
+        else np.uint32
+    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        splits = {}
+        total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
+        done = 0
+        for split in SPLITS:
+            texts = documents.splits[split]
+            splits[split] = _write_split(temporary, split, tokenizer, texts, dtype, progress, done, total)
+            done += sum(len(text) for _, text in texts)
+        if isinstance(tokenizer, BytePairs):
+            (temporary / "tokenizer.json").write_text(tokenizer.content, encoding="utf-8")
+        write_json(
+            temporary / "meta.json",
+            {
+                "format": FORMAT,
+                "corpus": corpus.name.split(":")[0],
+                "label": corpus.label,
+                "fingerprint": fingerprint,
+                "tokenizer": tokenizer.name,
+                "vocabulary": tokenizer.vocabulary,
+                "dtype": np.dtype(dtype).name,
+                "splits": splits,
+                "notes": documents.notes,
+            },
+        )
+        _rename_folder(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _rename_folder(temporary: Path, folder: Path) -> None:
+    """Put the finished folder in place; another process that was first has made the same content."""
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if not (folder / "meta.json").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(temporary, folder)
+        else:
+            shutil.rmtree(temporary, ignore_errors=True)
+    sync_directory(folder.parent)
+
+
+def _write_split(
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    texts: list[tuple[str, bytes]],
+    dtype: type,
+    progress: Progress,
+    done: int,
+    total: int,
+) -> dict[str, Any]:
+    starts, count, text_bytes, read = [], 0, 0, 0
+    separator: np.ndarray[Any, Any] = np.array([tokenizer.separator], dtype=dtype)
+    checksum = sha256()
+
+    def walk() -> Iterator[bytes]:
+        nonlocal read
+        for _, text in texts:
+            read += len(text)
+            progress(f"writing {split}", (done + read) / max(1, total))
+            yield text
+
+    with open(folder / f"{split}.bin", "wb") as stream:
+        lengths = (len(text) for _, text in texts)
+        for tokens, length in zip(tokenizer.encode_all(walk()), lengths, strict=True):
+            starts.append(count)
+            for part in (tokens.astype(dtype, copy=False), separator):
+                data = memoryview(part).cast("B")
+                stream.write(data)
+                checksum.update(data)
+            count += len(tokens) + 1
+            text_bytes += length + 1
+        stream.flush()
+        os.fsync(stream.fileno())
+    np.array(starts, dtype=np.uint64).tofile(folder / f"{split}.documents")
+    return {
+        "tokens": count,
+        "bytes": text_bytes,
+        "documents": len(starts),
+        "size": count * np.dtype(dtype).itemsize,
+        "sha256": checksum.hexdigest(),
+    }
+
+
+def _refuse_bad_splits(corpus: Corpus, documents: Documents) -> None:
+    """Refuse a corpus with an empty split, or one whose splits share a document of any length."""
+    owners: dict[bytes, str] = {}
+    for split in SPLITS:
+        if not any(text.strip() for _, text in documents.splits[split]):
+            raise UserError(f"corpus {corpus.label}: the {split} split is empty")
+        for name, text in documents.splits[split]:
+            if len(text) < 64:
+                continue
+            key = sha256(text).digest()
+            if owners.setdefault(key, split) != split:
+                raise UserError(
+                    f"corpus {corpus.label}: document {name} stands in {owners[key]} and in {split}"
+                )

@@ -1,0 +1,103 @@
+"""Documents out of files: plain text, JSON lines, directories; .gz and .xz."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from headtohead.common.errors import UserError
+
+TEXT_SUFFIXES = (
+    ".txt",
+    ".text",
+    ".md",
+    ".rst",
+    ".py",
+    ".tex",
+    ".html",
+    ".xml",
+    ".csv",
+    ".tsv",
+    ".c",
+    ".h",
+    ".js",
+)
+_PACKED = (".gz", ".xz")
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file for reading, unpacking .gz and .xz on the way."""
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]
+        if path.suffix == ".xz":
+            return lzma.open(path, "rb")
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's whole unpacked content; a damaged archive is named."""
+    try:
+        with open_bytes(path) as stream:
+            return stream.read()
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"damaged file {path}: {error}") from None
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix that says what is inside, packing aside: `.jsonl`, `.txt`, ..."""
+    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the object on each line; a damaged line is named."""
+    with open_bytes(path) as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise UserError(f"{path}, line {number}: not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"{path}, line {number}: expected an object with a text field, got {type(row).__name__}"
+                )
+            yield row
+
+
+def file_documents(path: Path) -> list[tuple[str, bytes]]:
+    """Return (name, text) of every document in a file or directory."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_text_name(file))
+        if not files:
+            raise UserError(
+                f"no text files in {path} (looked for .jsonl, {', '.join(TEXT_SUFFIXES[:6])}, ...)"
+            )
+        return [document for file in files for document in file_documents(file)]
+    if not path.is_file():
+        raise UserError(f"no such file or directory: {path}")
+    if kind_of(path) in (".jsonl", ".ndjson"):
+        documents = []
+        for number, row in enumerate(read_json_lines(path), 1):
+            text = row.get("text")
+            if not isinstance(text, str):
+                raise UserError(
+                    f"{path}, document {number}: no text field (fields: {', '.join(map(str, row)) or 'none'})"
+                )
+            documents.append((f"{path.name}:{number}", text.encode("utf-8")))
+        return documents
+    content = read_bytes(path)
+    if b"\0" in content[:65536]:
+        raise UserError(f"{path} looks like a binary file, not text (it holds zero bytes)")
+    return [(path.name, content)]
+
+
+def _is_text_name(path: Path) -> bool:
+    return kind_of(path) in (*TEXT_SUFFIXES, ".jsonl", ".ndjson") and not path.name.startswith(".")

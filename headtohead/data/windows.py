@@ -1,0 +1,94 @@
+"""Training windows in a keyed order: position = f(seed, step), no state to lose, every epoch exact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.data.shards import Split
+
+_ROUNDS = 6
+
+
+def permuted(places: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[Any, Any]:
+    """Return where each place of 0..count-1 goes under the permutation that `key` names, in O(1) per place.
+
+    A Feistel network over the next even power of two, walked until it lands below `count`.
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    material = hashlib.sha256(key.encode()).digest() * 2
+    keys = [np.uint64(int.from_bytes(material[8 * i : 8 * i + 8], "little")) for i in range(_ROUNDS)]
+    values = places.astype(np.uint64)
+    pending = np.arange(len(values))
+    while len(pending):
+        left, right = values[pending] >> np.uint64(half), values[pending] & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mixed(right, round_key) & mask)
+        values[pending] = (left << np.uint64(half)) | right
+        pending = pending[values[pending] >= count]
+    return values.astype(np.int64)
+
+
+def _mixed(value: np.ndarray[Any, Any], key: np.uint64) -> np.ndarray[Any, Any]:
+    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    with np.errstate(over="ignore"):
+        value = value * np.uint64(0x9E3779B97F4A7C15) + key
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return value ^ (value >> np.uint64(31))
+
+
+class Windows:
+    """Windows of `context` tokens and their targets, the same order for every arm of a seed."""
+
+    def __init__(self, split: Split, context: int, seed: int, name: str = "train split") -> None:
+        self.tokens, self.context, self.seed = split.tokens, context, seed
+        self.count = (len(split.tokens) - 1) // context
+        if self.count < 1:
+            raise UserError(
+                f"the {name} holds {len(split.tokens):,} tokens; a context of {context} needs {context + 1:,}"
+            )
+
+    def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and targets (size, context) of windows `first`, `first + 1`, ... of the endless order."""
+        places = np.arange(first, first + size)
+        epochs = places // self.count
+        order = np.empty(size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            order[chosen] = permuted(places[chosen] % self.count, self.count, f"{self.seed}/{epoch}")
+        starts = order * self.context
+        rows = np.stack([self.tokens[start : start + self.context + 1] for start in starts]).astype(np.int64)
+        both = torch.from_numpy(rows)
+        return both[:, :-1], both[:, 1:]
+
+    def epochs(self, tokens: int) -> float:
+        """Return how often the split is seen in a run of that many tokens."""
+        return tokens / (self.count * self.context)
+
+
+def scoring_windows(
+    tokens: np.ndarray[Any, Any], context: int, batch: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield (tokens, targets, place of the first target) covering a split once, windows not overlapping.
+
+    Every token but the first is a target exactly once; the last window may be shorter, and nothing is padded.
+    """
+    count = (len(tokens) - 1) // context
+    for first in range(0, count, batch):
+        rows = min(batch, count - first)
+        start = first * context
+        flat = np.asarray(tokens[start : start + rows * context + 1]).astype(np.int64)
+        both = torch.from_numpy(flat)
+        yield both[:-1].view(rows, context), both[1:].view(rows, context), start + 1
+    start = count * context
+    if start < len(tokens) - 1:
+        both = torch.from_numpy(np.asarray(tokens[start:]).astype(np.int64))
+        yield both[None, :-1], both[None, 1:], start + 1

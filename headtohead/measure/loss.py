@@ -1,0 +1,91 @@
+"""How well a model predicts a split: nats, perplexity, bits per byte, and the same by block of documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from headtohead.data.shards import Split
+from headtohead.data.windows import scoring_windows
+from headtohead.model.decoder import Decoder
+
+MOST_BLOCKS = 256
+FEWEST_DOCUMENTS = 8
+_CUTS_OF_ONE_TEXT = 64
+
+
+@dataclass(frozen=True)
+class Score:
+    """The loss of a model on a whole split, every token but the first predicted once."""
+
+    nats: float
+    """Mean nats per token."""
+    perplexity: float
+    bits_per_byte: float
+    """Total bits over total bytes of text; a separator counts as one byte under every tokenizer."""
+    tokens: int
+    bytes: int
+    blocks: list[list[float]]
+    """[nats, bytes] of each block of whole documents in turn, for intervals over the test set."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the score, JSON-ready."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def score_split(
+    model: Decoder,
+    split: Split,
+    token_bytes: np.ndarray[Any, Any],
+    *,
+    batch: int = 0,
+    precision: str = "float32",
+    progress: Callable[[float], None] | None = None,
+) -> Score:
+    """Return the model's score on all of a split, in windows of its context that do not overlap."""
+    device, context = model.readout.device, model.size.context
+    was_training = model.training
+    model.eval()
+    nats = np.zeros(len(split.tokens), dtype=np.float64)
+    # Windows per pass: about 8k tokens keep a CPU's caches warm; a GPU wants more.
+    batch = batch or max(1, (8192 if device.type == "cpu" else 65536) // context)
+    for tokens, targets, place in scoring_windows(split.tokens, context, batch):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            found = model.nats(tokens.to(device), targets.to(device))
+        nats[place : place + targets.numel()] = found.flatten().double().cpu().numpy()
+        if progress:
+            progress(place / len(split.tokens))
+    model.train(was_training)
+    lengths = token_bytes[np.asarray(split.tokens)]
+    lengths[0] = 0  # the first token is given, not predicted
+    total, size, count = float(nats.sum()), int(lengths.sum()), len(split.tokens) - 1
+    mean = total / count
+    return Score(
+        nats=mean,
+        perplexity=math.exp(min(mean, 700.0)),
+        bits_per_byte=total / math.log(2) / size,
+        tokens=count,
+        bytes=size,
+        blocks=_blocks(nats, lengths, split.documents),
+    )
+
+
+def _blocks(
+    nats: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], documents: np.ndarray[Any, Any]
+) -> list[list[float]]:
+    """Return sums over blocks of whole documents; a split of few documents is cut into runs of text instead."""
+    starts = documents.astype(np.int64)
+    if len(starts) < FEWEST_DOCUMENTS:
+        starts = np.linspace(0, len(nats), _CUTS_OF_ONE_TEXT, endpoint=False).astype(np.int64)
+    elif len(starts) > MOST_BLOCKS:
+        wanted = np.linspace(0, len(nats), MOST_BLOCKS, endpoint=False)
+        starts = np.unique(starts[np.searchsorted(starts, wanted, "right") - 1])
+    starts = np.unique(starts)
+    sums = np.add.reduceat(nats, starts), np.add.reduceat(lengths, starts)
+    return [[float(a), int(b)] for a, b in zip(*sums, strict=True) if b > 0]

@@ -1,0 +1,103 @@
+"""Checkpoints: safetensors and JSON, no pickle; whole or not there; a damaged one is named and the one before used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest_file, sync_directory
+
+_NAME = re.compile(r"step-(\d{10})")
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything needed to go on as if nothing had happened."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> Path:
+    """Write a checkpoint under a temporary name, make it durable, rename it; then drop the oldest ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{checkpoint.step:010d}"
+    temporary = folder / f".{final.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+        _write(temporary / "tensors.safetensors", save(tensors))
+        facts = {"step": checkpoint.step, "sha256": digest_file(temporary / "tensors.safetensors")}
+        _write(temporary / "state.json", json.dumps(facts | {"state": checkpoint.state}).encode())
+        sync_directory(temporary)
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_directory(folder)
+    for old in _found(folder)[:-kept]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest whole checkpoint, or None, and a line about each damaged one that was passed over."""
+    warnings: list[str] = []
+    for path in reversed(_found(folder)):
+        try:
+            return read_checkpoint(path), warnings
+        except UserError as error:
+            warnings.append(f"{error}; using the one before")
+    return None, warnings
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint in `path`, refusing it by name when anything does not match its checksum."""
+    try:
+        facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        step, wanted, state = int(facts["step"]), str(facts["sha256"]), dict(facts["state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"damaged checkpoint {path}: state.json: {error}") from None
+    try:
+        if digest_file(path / "tensors.safetensors") != wanted:
+            raise UserError(f"damaged checkpoint {path}: tensors.safetensors does not match its checksum")
+        return Checkpoint(step, read_tensors(path / "tensors.safetensors"), state)
+    except OSError as error:
+        raise UserError(f"damaged checkpoint {path}: {error}") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; the format holds data alone, so nothing in it is executed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"damaged file {path}: {error}") from None
+
+
+def _found(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())

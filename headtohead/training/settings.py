@@ -1,0 +1,102 @@
+"""How a run is trained; equal for all arms unless an arm overrides it, and part of the run's hash."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_count
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything the trainer needs besides model and data."""
+
+    tokens: int = 2_000_000
+    """tokens each run is trained on, rounded down to whole steps."""
+    batch: int = 4096
+    """tokens per step; a multiple of the context."""
+    lr: float = 2e-3
+    """peak learning rate."""
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """cosine; wsd: warm-up, stable, then a linear decay; constant after warm-up."""
+    warmup: float = 0.02
+    """share of the steps over which the rate rises."""
+    floor: float = 0.1
+    """share of the peak at which the schedule ends."""
+    decay_share: float = 0.2
+    """share of the steps that decay, under wsd."""
+    weight_decay: float = 0.1
+    """AdamW's decay, on matrices."""
+    beta1: float = 0.9
+    """AdamW's first momentum."""
+    beta2: float = 0.95
+    """AdamW's second momentum."""
+    clip: float = 1.0
+    """largest gradient norm; 0 clips nothing."""
+    smoothing: float = 0.0
+    """label smoothing of the training objective."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """arithmetic; under bf16 the master weights stay float32."""
+    evaluations: int = 0
+    """how often the valid split is scored on the way; the end is always scored."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, allowed = getattr(self, field.name), get_args(hints[field.name])
+            if allowed and value not in allowed:
+                raise unknown(f"value for {field.name}", str(value), allowed)
+        for name in ("tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} is too small; at least 1 is allowed")
+        for name, top in (
+            ("warmup", 1),
+            ("floor", 1),
+            ("decay_share", 1),
+            ("beta1", 0.9999),
+            ("beta2", 0.99999),
+            ("smoothing", 0.99),
+        ):
+            if not 0 <= getattr(self, name) <= top:
+                raise UserError(f"{name}={getattr(self, name):g} is not between 0 and {top:g}")
+        for name in ("lr", "weight_decay", "clip", "evaluations"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"{name}={getattr(self, name):g} is negative")
+        if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
+            raise UserError("warmup and decay_share together are more than the whole run")
+
+    def steps(self, context: int) -> int:
+        """Return the number of steps at that context."""
+        if self.batch % context:
+            raise UserError(f"batch={self.batch} tokens per step is not a multiple of the context {context}")
+        steps = self.tokens // self.batch
+        if steps < 1:
+            raise UserError(f"tokens={self.tokens} do not fill one step of batch={self.batch} tokens")
+        return steps
+
+
+_COUNTS = {"tokens", "batch", "evaluations"}
+
+
+def train_settings(given: dict[str, Any]) -> TrainSettings:
+    """Return settings from plain values; counts may be written 120k or 65M."""
+    fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in fields:
+            raise unknown("training setting", name, fields)
+        default = fields[name].default
+        if name in _COUNTS:
+            values[name] = parse_count(value)
+        elif isinstance(default, float):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"{name} takes a number, got {value!r}")
+            values[name] = float(value)
+        elif not isinstance(value, str):
+            raise UserError(f"{name} takes a word, got {value!r}")
+        else:
+            values[name] = value
+    return TrainSettings(**values)
