@@ -1,0 +1,60 @@
+"""headtohead: fair contests between attention mechanisms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headtohead.api import Study as Study
+    from headtohead.api import StudyResult as StudyResult
+    from headtohead.api import check as check
+    from headtohead.api import cost as cost
+    from headtohead.api import evaluate as evaluate
+    from headtohead.api import generate_text as generate_text
+    from headtohead.api import load as load
+    from headtohead.api import open_study as open_study
+    from headtohead.common.errors import UserError as UserError
+    from headtohead.mechanisms.base import Cache as Cache
+    from headtohead.mechanisms.base import Circuit as Circuit
+    from headtohead.mechanisms.base import Entry as Entry
+    from headtohead.mechanisms.base import Flops as Flops
+    from headtohead.mechanisms.base import Frame as Frame
+    from headtohead.mechanisms.base import Mechanism as Mechanism
+    from headtohead.mechanisms.base import Shape as Shape
+    from headtohead.mechanisms.base import Supports as Supports
+    from headtohead.mechanisms.options import Options as Options
+    from headtohead.mechanisms.options import option as option
+    from headtohead.mechanisms.projected import Projected as Projected
+    from headtohead.mechanisms.projected import Stage as Stage
+    from headtohead.mechanisms.wrap import wrap as wrap
+
+# Names are fetched when first used: `import headtohead` costs next to nothing beside torch.
+_HOME = {
+    **dict.fromkeys(
+        ("Study", "StudyResult", "check", "cost", "evaluate", "generate_text", "load", "open_study"),
+        "headtohead.api",
+    ),
+    **dict.fromkeys(
+        ("Cache", "Circuit", "Entry", "Flops", "Frame", "Mechanism", "Shape", "Supports"),
+        "headtohead.mechanisms.base",
+    ),
+    **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.options"),
+    **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.projected"),
+    "UserError": "headtohead.common.errors",
+    "wrap": "headtohead.mechanisms.wrap",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headtohead' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

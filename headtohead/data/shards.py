@@ -200,8 +200,9 @@ def _write_split(
         lengths = (len(text) for _, text in texts)
         for tokens, length in zip(tokenizer.encode_all(walk()), lengths, strict=True):
             starts.append(count)
-            for part in (tokens.astype(dtype, copy=False), separator):
-                data = memoryview(part).cast("B")
+            parts: tuple[np.ndarray[Any, Any], ...] = (tokens.astype(dtype, copy=False), separator)
+            for part in parts:
+                data = part.tobytes()
                 stream.write(data)
                 checksum.update(data)
             count += len(tokens) + 1

@@ -1,0 +1,1 @@
+"""Studies: spec, matching, run store, executors, statistics, verdicts."""

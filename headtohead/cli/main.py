@@ -1,0 +1,84 @@
+"""The command `h2h`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import headtohead
+from headtohead.common.errors import UserError, unknown
+
+# Command: module, function, one line for the overview. Modules are imported when their command is used.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
+    "report": ("race", "report", "judge a study again and rebuild its page"),
+    "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
+    "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
+    "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
+    "check": ("look", "check", "run the conformance suite on mechanisms"),
+    "data list": ("use", "data_list", "show the corpora and whether each is at hand"),
+    "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
+    "generate": ("use", "generate", "let a trained run continue a text"),
+    "evaluate": ("use", "evaluate", "score a trained run on any corpus"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; a user's mistake is one line and exit code 2 (`--debug` shows where it was raised)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        code = dispatch([word for word in words if word != "--debug"])
+    except UserError as error:
+        if debug:
+            raise
+        print(f"h2h: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("\nh2h: interrupted; finished runs are kept, and the same command continues", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code)
+
+
+def dispatch(words: list[str]) -> int:
+    """Run the command that the words name; return its exit code."""
+    if words in (["--version"], ["-V"]):
+        print(f"headtohead {headtohead.__version__}")
+        return 0
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    name, rest = words[0], words[1:]
+    if name == "data":
+        if not rest or rest[0] in ("-h", "--help"):
+            print(overview("data"))
+            return 0
+        name, rest = f"data {rest[0]}", rest[1:]
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    import tyro
+
+    module, function, _ = COMMANDS[name]
+    command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
+    code = tyro.cli(command, prog=f"h2h {name}", args=rest)
+    return int(code or 0)
+
+
+def overview(group: str = "") -> str:
+    """Return the commands with one line about each."""
+    rows = [f"  h2h {name:<14}{line}" for name, (_, _, line) in COMMANDS.items() if name.startswith(group)]
+    return "\n".join(
+        [
+            "headtohead: fair contests between attention mechanisms",
+            "",
+            *rows,
+            "",
+            "  h2h COMMAND --help explains a command; --debug shows where an error was raised; --version",
+            "",
+            "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3",
+        ]
+    )

@@ -1,0 +1,247 @@
+"""h2h race, report, runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headtohead.api import Study, StudyResult, open_study
+from headtohead.cli.flags import flag
+from headtohead.cli.tables import number, print_table
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import parse_count, parse_duration
+from headtohead.study.store import Store
+from headtohead.study.transfer import export_runs, import_runs
+
+
+def race(
+    study: Annotated[str | None, tyro.conf.Positional, flag("STUDY.toml")] = None,
+    /,
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM [ARM ...]")] = (),
+    corpus: Annotated[tuple[str, ...], flag("NAME")] = (),
+    size: Annotated[tuple[str, ...], flag("NAME")] = (),
+    tokens: Annotated[str | None, flag("COUNT")] = None,
+    seeds: Annotated[str | None, flag("COUNT|A,B,...")] = None,
+    out: Annotated[str | None, flag("DIR")] = None,
+    baseline: Annotated[str | None, flag("ARM")] = None,
+    primary: Annotated[str | None, flag("ARM")] = None,
+    shape: Annotated[tuple[str, ...], flag("RULE")] = (),
+    length: Annotated[tuple[str, ...], flag("RULE")] = (),
+    margin: Annotated[float | None, flag("BITS")] = None,
+    batch: Annotated[str | None, flag("COUNT")] = None,
+    lr: Annotated[float | None, flag("RATE")] = None,
+    context: Annotated[str | None, flag("COUNT")] = None,
+    tokenizer: Annotated[str | None, flag("NAME")] = None,
+    precision: Annotated[str | None, flag("float32|bf16")] = None,
+    set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = (),
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    workers: Annotated[int, flag("COUNT")] = 0,
+    threads: Annotated[int, flag("COUNT")] = 1,
+    data_dir: Annotated[str | None, flag("DIR")] = None,
+    for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
+    retry: Annotated[Literal["none", "failed"], flag()] = "none",
+    keep_weights: Annotated[bool, flag()] = True,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Run a study: train every arm on every seed, judge, report. Run it again and it does only what is missing.
+
+    Example: h2h race --arms standard sharing:tie=kv ./mine.py:Mine --tokens 500k --out races/mine
+
+    Args:
+        study: a TOML file; the flags below override what it says.
+        arms: contenders: mechanisms with options, layouts, or FILE.py:Class.
+        corpus: stdlib, file:PATH, or a named set (h2h data list).
+        size: a model shape (h2h list).
+        tokens: tokens each run is trained on: 120000, 120k, 65M.
+        seeds: how many paired seeds, or which.
+        out: where runs, verdicts and the page go; races/NAME when not given.
+        baseline: the arm the others are measured against; the first one when not given.
+        primary: the one comparison that was planned; the first other arm when not given.
+        shape: what is held equal in the model: as_is, params.
+        length: what is held equal in training: tokens, flops.
+        margin: differences within it count as none, in bits per byte.
+        batch: tokens per step.
+        lr: peak learning rate.
+        context: tokens in a window.
+        tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
+        precision: arithmetic of training.
+        set: any other setting, such as warmup=0.05, schedule=wsd, model.positions=learned.
+        device: where to train.
+        workers: runs at once; 0: one per core on CPU, one on a GPU.
+        threads: threads of each run on CPU; another number gives other last digits.
+        data_dir: where the named sets stand; H2H_DATA when not given.
+        for_: stop cleanly after that time: 90s, 8m, 1.5h.
+        retry: failed: do runs again that failed before.
+        keep_weights: keep the trained weights of each run.
+        quiet: show no progress.
+    """
+    given: dict[str, Any] = {
+        "arms": list(arms) or None,
+        "corpus": list(corpus) or None,
+        "size": list(size) or None,
+        "tokens": None if tokens is None else parse_count(tokens),
+        "seeds": None if seeds is None else _seeds(seeds),
+        "baseline": baseline,
+        "primary": primary,
+        "shape": list(shape) or None,
+        "length": list(length) or None,
+        "margin": margin,
+        "batch": None if batch is None else parse_count(batch),
+        "lr": lr,
+        "context": None if context is None else parse_count(context),
+        "tokenizer": tokenizer,
+        "precision": precision,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    for text in set:
+        _set(changes, text)
+    planned = Study.from_file(study, **changes) if study else Study(**changes)
+    seconds = math.inf if for_ is None else parse_duration(for_)
+    result = planned.run(
+        out,
+        device=device,
+        workers=workers,
+        threads=threads,
+        data_dir=data_dir,
+        seconds=seconds,
+        retry_failed=retry == "failed",
+        keep_weights=keep_weights,
+        quiet=quiet,
+    )
+    show_result(result)
+    if result.summary.left and result.summary.stopped:
+        print(
+            f"\nstopped with {result.summary.left} runs left; the same command continues where this one stopped"
+        )
+    elif result.summary.left:
+        print(f"\n{result.summary.left} runs have no result; the same command tries them again")
+        return 1
+    return 0
+
+
+def report(folder: Annotated[str, tyro.conf.Positional, flag("DIR")], /) -> int:
+    """Judge a study again and rebuild its page, from its directory alone.
+
+    Args:
+        folder: the study's directory.
+    """
+    result = open_study(folder)
+    result.write()
+    show_result(result)
+    return 0
+
+
+def runs(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    export: Annotated[str | None, flag("FILE")] = None,
+    import_: Annotated[str | None, flag(name="import", metavar="FILE")] = None,
+) -> int:
+    """List the runs of a study and their states; move finished ones between machines.
+
+    Args:
+        folder: the study's directory.
+        export: write the finished runs, without weights, into this .tar.gz file.
+        import_: add the finished runs of such a file.
+    """
+    store = Store(Path(folder))
+    if import_ is not None:
+        new, known = import_runs(store, Path(import_))
+        print(f"{new} runs added, {known} were here already")
+    if not store.path.is_dir():
+        raise UserError(f"no study in {folder}: there is no such directory")
+    if export is not None:
+        print(f"{export_runs(store, Path(export))} finished runs written to {export}")
+        return 0
+    rows = []
+    for run in store.runs():
+        spec, result = run.spec(), run.result() or {}
+        score = result.get("test", {}).get("bits_per_byte")
+        rows.append(
+            (
+                run.id,
+                spec["label"],
+                spec["seed"],
+                spec["corpus"]["label"],
+                spec["size"]["name"],
+                run.state(),
+                number(score, ".4f"),
+            )
+        )
+    rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
+    columns = ("run", "arm", "seed", "corpus", "size", "state", "bits per byte")
+    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "bits per byte"))
+    return 0
+
+
+def show_result(result: StudyResult) -> None:
+    """Print the verdicts as a table, then each in a sentence, then where the rest is."""
+    columns = (
+        "arm",
+        "verdict",
+        "bits per byte",
+        "difference",
+        "95 % interval",
+        "p (Holm)",
+        "detectable",
+        "n",
+        "remarks",
+    )
+    for contest in result.outline.contests():
+        rows: list[tuple[object, ...]] = []
+        place = (contest.corpus_label, contest.size, contest.shape, contest.length)
+        found = [row for row in result.verdicts if (row.corpus, row.size, row.shape, row.length) == place]
+        for row in found:
+            interval = "–" if row.ci_low is None else f"{row.ci_low:+.4f} to {row.ci_high:+.4f}"
+            remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
+            numbers = (number(row.mean, ".4f"), number(row.difference, "+.4f"), interval)
+            rows.append(
+                (
+                    row.label,
+                    row.verdict,
+                    *numbers,
+                    number(row.p_holm, ".2g"),
+                    number(row.detectable, ".4f"),
+                    row.n,
+                    remarks,
+                )
+            )
+        base = number(found[0].baseline_mean if found else None, ".4f")
+        rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
+        print_table(contest.title, columns, rows, right=columns[2:8])
+    for words in result.sentences():
+        print(words)
+    print(f"\nverdicts: {result.path / 'verdicts.json'}")
+    if result.report is not None:
+        print(f"page:     {result.report}")
+
+
+def _seeds(text: str) -> Any:
+    return [parse_count(part) for part in text.split(",")] if "," in text else parse_count(text)
+
+
+def _set(changes: dict[str, Any], text: str) -> None:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"--set takes KEY=VALUE, got '{text}'")
+    table, _, inner = key.rpartition(".")
+    if table not in ("", "model"):
+        raise UserError(f"--set: unknown table '{table}' (allowed: model)")
+    place = changes.setdefault(table, {}) if table else changes
+    place[inner] = _value(value)
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

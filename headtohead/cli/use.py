@@ -1,0 +1,169 @@
+"""h2h data, generate, evaluate."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import tyro
+
+from headtohead import api
+from headtohead.cli.flags import flag
+from headtohead.cli.tables import print_table
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import short_bytes
+from headtohead.common.progress import piece_of_work
+from headtohead.data.corpora import corpus_names, find_corpus
+from headtohead.data.shards import cache_dir, prepare
+from headtohead.measure.references import reference_lines
+from headtohead.model.generation import Sampling
+
+Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
+Directory = Annotated[str | None, flag("DIR")]
+
+
+def data_list(*, data_dir: Directory = None) -> int:
+    """Show the corpora and whether each is at hand.
+
+    Args:
+        data_dir: where the named sets stand; H2H_DATA when not given.
+    """
+    rows = []
+    for name, about in corpus_names().items():
+        try:
+            state = "at hand" if name == "file:PATH" or find_corpus(name, data_dir) else ""
+        except UserError as error:
+            state = str(error).split(": ", 1)[-1]
+        rows.append((name, about, state))
+    print_table("corpora", ("corpus", "what it is", "state"), rows)
+    print(f"prepared data goes to {cache_dir()} (H2H_CACHE)")
+    return 0
+
+
+def data_prepare(
+    name: Annotated[str, tyro.conf.Positional, flag("NAME")],
+    /,
+    *,
+    tokenizer: str = "bytes",
+    data_dir: Directory = None,
+) -> int:
+    """Turn a corpus into token shards now, instead of at the start of a race.
+
+    Args:
+        name: stdlib, file:PATH, or a named set.
+        tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
+        data_dir: where the named sets stand; H2H_DATA when not given.
+    """
+    began = time.monotonic()
+    with piece_of_work(f"preparing {name}") as progress:
+        corpus = prepare(name, tokenizer, data_dir=data_dir, progress=progress)
+        progress("reference lines", 0.99)
+        lines = reference_lines(corpus)
+    columns = ("split", "documents", "bytes", "tokens", "bytes per token")
+    rows = []
+    for split, part in corpus.splits.items():
+        ratio = f"{part.bytes / max(1, len(part.tokens)):.3f}"
+        rows.append((split, f"{len(part.documents):,}", f"{part.bytes:,}", f"{len(part.tokens):,}", ratio))
+    title = (
+        f"{corpus.label} ({corpus.fingerprint[:8]}), {tokenizer}, vocabulary {corpus.tokenizer.vocabulary:,}"
+    )
+    print_table(title, columns, rows, right=columns[1:])
+    for key, value in corpus.notes.items():
+        print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    print(
+        "bits per byte on test without a model: "
+        + ", ".join(f"{key} {value:.3f}" for key, value in lines.items())
+    )
+    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
+    print(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def generate(
+    run: Run,
+    /,
+    *,
+    prompt: str,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    seed: int = 0,
+    device: str = "auto",
+    trust_files: Annotated[bool, flag()] = False,
+) -> int:
+    """Let a trained run continue a text: prefill, then decode from the cache.
+
+    Args:
+        run: a run's directory, or STUDY/ID.
+        prompt: the text to continue.
+        tokens: how many tokens to write.
+        temperature: 0 always takes the likeliest token.
+        top_p: keep the likeliest tokens that together have this probability.
+        seed: of the draws.
+        device: auto, cpu or cuda.
+        trust_files: execute the mechanism file that the run names.
+    """
+    if tokens < 1:
+        raise UserError(f"--tokens {tokens} is too small; at least 1 is allowed")
+    sampling = Sampling(temperature, top_p, seed)
+    pieces = api.generate_text(
+        run, prompt, tokens=tokens, sampling=sampling, device=device, trust_files=trust_files
+    )
+    print(prompt, end="", flush=True)
+    first = next(pieces, "")
+    began = time.monotonic()
+    print(first, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    rate = (tokens - 1) / max(1e-9, time.monotonic() - began)
+    print()
+    print(f"{tokens} tokens, {rate:.0f} tokens/s after the prompt", file=sys.stderr)
+    return 0
+
+
+def evaluate(
+    run: Run,
+    /,
+    *,
+    corpus: str,
+    split: str = "test",
+    device: str = "auto",
+    data_dir: Directory = None,
+    json_: Annotated[bool, flag(name="json")] = False,
+    trust_files: Annotated[bool, flag()] = False,
+) -> int:
+    """Score a trained run on any corpus, under the run's own tokenizer.
+
+    Args:
+        run: a run's directory, or STUDY/ID.
+        corpus: stdlib, file:PATH, or a named set.
+        split: train, valid or test.
+        device: auto, cpu or cuda.
+        data_dir: where the named sets stand; H2H_DATA when not given.
+        json_: as one JSON document.
+        trust_files: execute the mechanism file that the run names.
+    """
+    score = api.evaluate(
+        run, corpus, split=split, device=device, data_dir=data_dir, trust_files=trust_files, quiet=json_
+    )
+    if json_:
+        print(
+            json.dumps(
+                {"run": run, "corpus": corpus, "split": split}
+                | {**score.as_dict(), "blocks": len(score.blocks)}
+            )
+        )
+        return 0
+    row = (
+        corpus,
+        split,
+        f"{score.bits_per_byte:.4f}",
+        f"{score.nats:.4f}",
+        f"{score.perplexity:.3f}",
+        f"{score.tokens:,}",
+    )
+    columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
+    print_table("", columns, [row], right=columns[2:])
+    return 0

@@ -1,0 +1,198 @@
+"""What a report shows, gathered from a study's directory: rows for charts and tables, nothing drawn yet."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.files import read_json
+from headtohead.common.numbers import short_count, short_time
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.store import Store
+
+Row = dict[str, Any]
+_CURVE_POINTS = 80
+
+
+@dataclass
+class ArmFacts:
+    """One arm in one contest."""
+
+    label: str
+    text: str
+    records: list[Row]
+    """spec.json of each of its runs, by seed."""
+    results: dict[int, Row]
+    costs: list[Row]
+    curves: dict[int, list[Row]]
+
+    @property
+    def record(self) -> Row:
+        """The spec of its first run, or nothing."""
+        return self.records[0] if self.records else {}
+
+    def mean_cost(self, key: str) -> float | None:
+        """Return the mean of a measured cost over its runs."""
+        values = [float(cost[key]) for cost in self.costs if key in cost]
+        return statistics.fmean(values) if values else None
+
+
+def gather(path: Path, outline: Outline, contest: Contest) -> list[ArmFacts]:
+    """Return the arms of a contest with everything their runs left behind."""
+    store = Store(path)
+    arms = []
+    for text, label in outline.arms:
+        facts = ArmFacts(label, text, [], {}, [], {})
+        for seed, run_id in outline.runs(contest, label).items():
+            run = store.run(run_id)
+            if not (run.path / "spec.json").is_file():
+                continue
+            facts.records.append(run.spec())
+            if (result := run.result()) is not None:
+                facts.results[seed] = result
+            if (run.path / "cost.json").is_file():
+                facts.costs.append(_json(run.path / "cost.json"))
+            facts.curves[seed] = run.metrics()
+        arms.append(facts)
+    return arms
+
+
+def curve_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return mean, lowest and highest training loss over seeds against tokens, some eighty points per arm."""
+    rows = []
+    for arm in arms:
+        per_byte = _tokens_per_byte(arm)
+        binned: dict[int, dict[int, list[float]]] = {}
+        last = max((row["step"] for curve in arm.curves.values() for row in curve), default=0)
+        width = max(1, math.ceil(last / _CURVE_POINTS))
+        tokens = {row["step"]: row.get("tokens") for curve in arm.curves.values() for row in curve}
+        for seed, curve in arm.curves.items():
+            for row in curve:
+                if isinstance(row.get("nats"), float):
+                    place = -(-row["step"] // width)
+                    binned.setdefault(place, {}).setdefault(seed, []).append(
+                        row["nats"] / math.log(2) * per_byte
+                    )
+        for place, seeds in sorted(binned.items()):
+            means = [statistics.fmean(values) for values in seeds.values()]
+            step = min(place * width, last)
+            count = tokens.get(step) or step * arm.record["training"]["batch"]
+            rows.append(
+                {
+                    "arm": arm.label,
+                    "tokens": count,
+                    "mean": statistics.fmean(means),
+                    "low": min(means),
+                    "high": max(means),
+                    "seeds": len(means),
+                }
+            )
+    return rows
+
+
+def seed_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return the test score of every finished run."""
+    return [
+        {"arm": arm.label, "seed": seed, "value": result["test"]["bits_per_byte"]}
+        for arm in arms
+        for seed, result in sorted(arm.results.items())
+        if result.get("status") == "done"
+    ]
+
+
+def arm_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return one row of results and costs per arm, for the table."""
+    rows = []
+    for arm in arms:
+        done = [result["test"] for result in arm.results.values() if result.get("status") == "done"]
+        record = arm.record
+        seconds = arm.mean_cost("train_seconds")
+        rate = arm.mean_cost("tokens_per_second")
+        rows.append(
+            {
+                "label": arm.label,
+                "text": arm.text,
+                "runs": f"{len(done)}/{len(arm.records)}",
+                "bits_per_byte": statistics.fmean(row["bits_per_byte"] for row in done) if done else None,
+                "nats": statistics.fmean(row["nats"] for row in done) if done else None,
+                "perplexity": statistics.fmean(row["perplexity"] for row in done) if done else None,
+                "spread": statistics.stdev(row["bits_per_byte"] for row in done) if len(done) > 1 else None,
+                "parameters": record.get("parameters"),
+                "flops": record.get("flops_per_token"),
+                "cache": record.get("cache_bytes_per_token"),
+                "rate": None if rate is None else short_count(rate),
+                "seconds": None if seconds is None else short_time(seconds),
+                "tokens": record.get("training", {}).get("tokens"),
+                "epochs": next((result.get("epochs") for result in arm.results.values()), None),
+            }
+        )
+    return rows
+
+
+def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row]]:
+    """Return what is equal for all arms as (name, value), and what differs as one row per setting."""
+    tables = {arm.label: _settings(arm.record) for arm in arms if arm.records}
+    names = list(dict.fromkeys(name for table in tables.values() for name in table))
+    equal, different = [], []
+    for name in names:
+        values = {label: table.get(name, "–") for label, table in tables.items()}
+        if len(set(values.values())) == 1:
+            equal.append((name, next(iter(values.values()))))
+        else:
+            different.append({"name": name, "values": values})
+    return equal, different
+
+
+def environments(path: Path, outline: Outline) -> list[Row]:
+    """Return the distinct environments the runs were done in, with how many each."""
+    store = Store(path)
+    counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
+    for run_id in sorted({entry.run for entry in outline.entries}):
+        file = store.run(run_id).path / "environment.json"
+        if not file.is_file():
+            continue
+        for stretch in _json(file).get("stretches", []):
+            key = tuple(
+                (name, str(stretch.get(name, "unknown")))
+                for name in ("commit", "headtohead", "python", "torch", "device", "threads", "attention")
+            )
+            day = str(stretch.get("date", ""))[:10]
+            counts.setdefault(key, set()).add((run_id, day))
+    return [
+        {
+            **dict(key),
+            "runs": len({run for run, _ in places}),
+            "dates": ", ".join(sorted({day for _, day in places})),
+        }
+        for key, places in counts.items()
+    ]
+
+
+def _settings(record: Row) -> dict[str, str]:
+    layers, size = record["layers"], record["size"]
+    flat = {"mechanism": layers[0] if len(set(layers)) == 1 else ", ".join(layers)}
+    flat["parameters"] = f"{record['parameters']:,}"
+    flat["forward FLOPs per token (causal)"] = short_count(record["flops_per_token"])
+    cache = record.get("cache_bytes_per_token")
+    flat["cache bytes per token (bf16)"] = "no cache" if cache is None else f"{cache:,}"
+    flat |= {name: str(size[name]) for name in ("width", "layers", "heads", "context", "vocabulary")}
+    flat["feed-forward width"] = str(size["ffn"])
+    flat |= {f"model: {name}": str(value) for name, value in size["settings"].items()}
+    flat |= {f"training: {name}": str(value) for name, value in record["training"].items()}
+    return flat
+
+
+def _tokens_per_byte(arm: ArmFacts) -> float:
+    """Return tokens over bytes on the test split: what turns bits per token into bits per byte."""
+    for result in arm.results.values():
+        if result.get("status") == "done":
+            return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
+    return 1.0
+
+
+def _json(path: Path) -> Row:
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,145 @@
+"""The page: one self-contained HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import jinja2
+import vl_convert
+
+import headtohead
+from headtohead.common.files import write_atomic
+from headtohead.report import charts
+from headtohead.report.gather import (
+    ArmFacts,
+    arm_rows,
+    configuration,
+    curve_rows,
+    environments,
+    gather,
+    seed_rows,
+)
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.verdict import Verdict, sentence
+
+
+def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
+    """Write the page of a study into its directory; return where it is."""
+    contests = []
+    for contest in outline.contests():
+        arms = gather(path, outline, contest)
+        rows = [row for row in verdicts if _in(row, contest)]
+        contests.append(_contest(outline, contest, arms, rows))
+    page = (
+        _templates()
+        .get_template("page.html.jinja")
+        .render(
+            outline=outline,
+            contests=contests,
+            verdicts=verdicts,
+            environments=environments(path, outline),
+            warnings=_warnings(verdicts, contests),
+            bundle=_bundle(),
+            style=_style(),
+            version=headtohead.__version__,
+        )
+    )
+    target = path / "report.html"
+    write_atomic(target, page)
+    return target
+
+
+def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
+    """Return the verdicts as an HTML table, for notebooks."""
+    return (
+        _templates()
+        .get_template("verdicts.html.jinja")
+        .render(verdicts=verdicts, outline=outline, style=_style())
+    )
+
+
+def _in(row: Verdict, contest: Contest) -> bool:
+    mine = (row.corpus, row.size, row.shape, row.length)
+    return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
+
+
+def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: list[Verdict]) -> dict[str, Any]:
+    labels = [label for _, label in outline.arms]
+    scale = charts.colours(labels, outline.baseline)
+    references = outline.references.get(contest.corpus_label, {})
+    equal, different = configuration(arms)
+    curves, seeds = curve_rows(arms), seed_rows(arms)
+    pictures = {}
+    if any(row.difference is not None for row in rows):
+        pictures["forest"] = _definition(charts.forest(rows))
+    if curves:
+        pictures["curves"] = _definition(charts.learning_curves(curves, references, scale))
+    if seeds:
+        pictures["seeds"] = _definition(charts.seed_values(seeds, labels, scale))
+    return {
+        "contest": contest,
+        "verdicts": rows,
+        "sentences": [(row.verdict, sentence(row)) for row in rows],
+        "arms": arm_rows(arms),
+        "charts": pictures,
+        "equal": equal,
+        "different": different,
+        "references": references,
+        "size": arms[0].record.get("size", {}) if arms else {},
+    }
+
+
+def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
+    """Return what a careful reader should know before believing a number."""
+    found = []
+    for row in verdicts:
+        words = [note for note in row.notes if note != "exploratory"]
+        found += [f"{row.label}: {note}" for note in words]
+    if any(row.n < 3 for row in verdicts):
+        found.append("fewer than three paired seeds: intervals are wide or missing")
+    for contest in contests:
+        epochs = max((row["epochs"] or 0 for row in contest["arms"]), default=0)
+        if epochs > 1:
+            found.append(f"{contest['contest'].corpus_label}: the train split was seen {epochs:.1f} times")
+        counts = {row["parameters"] for row in contest["arms"] if row["parameters"]}
+        if len(counts) > 1 and contest["contest"].shape == "as_is":
+            low, high = min(counts), max(counts)
+            if high / low > 1.005:
+                found.append(f"parameters are not matched (shape as_is): {low:,} to {high:,}")
+    return list(dict.fromkeys(found))
+
+
+def _definition(chart: alt.TopLevelMixin) -> str:
+    """Return a chart as JSON that is safe inside a script tag."""
+    text = json.dumps(chart.to_dict(), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@cache
+def _bundle() -> str:
+    """Return the chart library as one script."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
+        "</script", "<\\/script"
+    )
+
+
+@cache
+def _style() -> str:
+    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.filters["signed"] = lambda value, digits=4: "–" if value is None else f"{value:+.{digits}f}"
+    templates.filters["fixed"] = lambda value, digits=4: "–" if value is None else f"{value:.{digits}f}"
+    templates.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
+    templates.filters["chance"] = lambda value: (
+        "–" if value is None else f"{value:.1g}" if value < 0.001 else f"{value:.3f}"
+    )
+    return templates

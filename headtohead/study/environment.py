@@ -1,0 +1,88 @@
+"""Where a run was done: versions, device, commit."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import headtohead
+from headtohead.common.errors import UserError, unknown
+from headtohead.kernels import backend_name
+from headtohead.model.sizes import Size
+
+
+def choose_device(given: str) -> torch.device:
+    """Return the device asked for; `auto` takes a GPU where there is one."""
+    if given == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = given.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise unknown("device", given, ("auto", "cpu", "cuda"))
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda is asked for, and this machine has none that torch can use")
+    if number and (not number.isdigit() or (kind == "cuda" and int(number) >= torch.cuda.device_count())):
+        raise UserError(f"device {given}: this machine has {torch.cuda.device_count()} GPUs")
+    return torch.device(given)
+
+
+@cache
+def commit() -> str:
+    """Return the commit of this package: H2H_COMMIT, or git's, marked when files differ from it; else `unknown`."""
+    if given := os.environ.get("H2H_COMMIT"):
+        return given
+    root = Path(headtohead.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return "unknown"
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def environment(device: torch.device, size: Size, precision: str) -> dict[str, Any]:
+    """Return the facts of this machine that a reader of the result may want."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    probe = torch.zeros(1, size.heads, size.context, size.width // size.heads, dtype=dtype, device=device)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "headtohead": headtohead.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "attention": backend_name(probe, probe, probe),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.machine()}, {platform.system()})"
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what changed between two stretches of one run that can move its last digits."""
+    return [
+        f"{key} {before.get(key)} -> {now.get(key)}"
+        for key in ("torch", "device", "threads")
+        if before.get(key) != now.get(key)
+    ]

@@ -1,0 +1,53 @@
+"""study.lock.json: what was planned before the first run, so that a study resumed means the same thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.files import canonical_json, digest, read_json, write_json
+from headtohead.study.plan import Plan
+
+NAME = "study.lock.json"
+
+
+def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
+    """Return the seeds of this plan that were added after results could be looked at; write the lock.
+
+    `started` says whether a run of this plan has a result already.
+    """
+    path = folder / NAME
+    lock: dict[str, Any] = read_json(path) if path.is_file() else {"plans": {}}
+    key = digest(canonical_json(_comparison(plan)))[:16]
+    entry = lock["plans"].setdefault(
+        key, {"seeds": list(plan.spec.seeds), "added": [], "solved": _solved(plan)}
+    )
+    new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
+    if new and started:
+        entry["added"] += new
+    else:
+        entry["seeds"] += new
+    write_json(path, lock)
+    return frozenset(entry["added"])
+
+
+def _comparison(plan: Plan) -> list[Any]:
+    """What the study compares, seeds aside."""
+    rows = {canonical_json({**run.identity(), "seed": None}) for run in plan.runs}
+    return sorted(rows)
+
+
+def _solved(plan: Plan) -> list[dict[str, Any]]:
+    """The numbers that the shape and length rules gave each arm."""
+    return [
+        {
+            "arm": run.arm.text,
+            "contest": run.contest.title,
+            "ffn": run.size.ffn,
+            "parameters": run.parameters,
+            "tokens": run.training.tokens,
+            "steps": run.training.steps(run.size.context),
+        }
+        for run in plan.runs
+        if run.seed == plan.spec.seeds[0]
+    ]

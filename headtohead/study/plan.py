@@ -1,0 +1,183 @@
+"""From a study to its runs: sizes matched, corpora prepared, every number resolved, each run hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import canonical_json, digest
+from headtohead.data.shards import Prepared, prepare
+from headtohead.measure.references import reference_lines
+from headtohead.mechanisms.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.study.matching import match_flops, match_params
+from headtohead.study.numerics import NUMERICS
+from headtohead.study.outline import Contest, Entry, Outline
+from headtohead.study.spec import Arm, StudySpec
+from headtohead.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, seed, corpus, size, shape rule and length rule, every number resolved."""
+
+    arm: Arm
+    layers: tuple[Composed, ...]
+    contest: Contest
+    size: Size
+    training: TrainSettings
+    seed: int
+    corpus: dict[str, str]
+    parameters: int
+    flops: float
+    """Forward FLOPs per token, keys seen counted."""
+    cache: int | None
+    """Cache bytes per token in bf16, or None where a layer keeps no cache."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that can change the result, and nothing that cannot."""
+        return {
+            "numerics": NUMERICS,
+            "layers": [composed.as_dict() for composed in self.layers],
+            "size": self.size.as_dict(),
+            "corpus": self.corpus["content"],
+            "training": dataclasses.asdict(self.training),
+            "seed": self.seed,
+            "stacked": False,
+        }
+
+    @property
+    def id(self) -> str:
+        """The run's name: the hash of its identity."""
+        return digest(canonical_json(self.identity()))[:16]
+
+    def record(self) -> dict[str, Any]:
+        """Return what spec.json holds: the identity, and what is needed to build the run and to show it."""
+        return {
+            "id": self.id,
+            "arm": self.arm.text,
+            "label": self.arm.label,
+            "layers": [composed.text for composed in self.layers],
+            "corpus": self.corpus,
+            "size": {"name": self.size.name} | self.size.as_dict(),
+            "training": dataclasses.asdict(self.training),
+            "seed": self.seed,
+            "shape": self.contest.shape,
+            "length": self.contest.length,
+            "parameters": self.parameters,
+            "flops_per_token": self.flops,
+            "cache_bytes_per_token": self.cache,
+            "identity": self.identity(),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a study, by contest."""
+
+    spec: StudySpec
+    runs: tuple[Run, ...]
+    corpora: dict[str, Prepared]
+
+    def outline(self) -> Outline:
+        """Return the plan without models and data: what verdicts and reports need."""
+        primary = self.spec.primary_arm
+        return Outline(
+            name=self.spec.name,
+            arms=tuple((arm.text, arm.label) for arm in self.spec.arms),
+            baseline=self.spec.baseline_arm.label,
+            primary=primary.label if primary else None,
+            margin=self.spec.margin,
+            seeds=self.spec.seeds,
+            entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
+            references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
+        )
+
+    def distinct(self) -> list[Run]:
+        """Return each run once, seed by seed, so that a study stopped early is balanced."""
+        ordered = sorted(self.runs, key=lambda run: self.spec.seeds.index(run.seed))
+        return list({run.id: run for run in ordered}.values())
+
+
+def plan_study(
+    spec: StudySpec,
+    *,
+    data_dir: str | Path | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> Plan:
+    """Return the plan of a study; corpora that are not prepared yet are prepared on the way."""
+    corpora: dict[str, Prepared] = {}
+    runs: list[Run] = []
+    for corpus in spec.corpora:
+        for size in spec.sizes:
+            tokenizer = spec.tokenizer_for(spec.size(size, spec.baseline_arm))
+            key = f"{corpus}/{tokenizer}"
+            if key not in corpora:
+                corpora[key] = prepare(corpus, tokenizer, data_dir=data_dir, progress=progress)
+            for shape in spec.shapes:
+                for length in spec.lengths:
+                    runs += _contest_runs(
+                        spec, corpus, corpora[key], tokenizer, size, shape, length, data_dir
+                    )
+    return Plan(spec, tuple(runs), corpora)
+
+
+def _contest_runs(
+    spec: StudySpec,
+    corpus: str,
+    prepared: Prepared,
+    tokenizer: str,
+    size_name: str,
+    shape: str,
+    length: str,
+    data_dir: str | Path | None,
+) -> list[Run]:
+    contest = Contest(corpus, prepared.label, size_name, shape, length)
+    base = spec.baseline_arm
+    base_size = _with_vocabulary(spec.size(size_name, base), prepared)
+    base_model = Decoder.outline(base_size, base.layout.layers(base_size.layers))
+    base_count, base_flops = base_model.parameter_count(), base_model.flops(base_size.context).causal
+    runs = []
+    for arm in spec.arms:
+        size = _with_vocabulary(spec.size(size_name, arm), prepared)
+        layers = tuple(arm.layout.layers(size.layers))
+        _refuse_short(prepared, size)
+        if shape == "params":
+            size = match_params(size, layers, base_count)
+        model = Decoder.outline(size, layers)
+        model.circuits()  # refuses a parameter that no optimiser would move
+        flops, training = model.flops(size.context).causal, spec.train_settings(arm)
+        training.steps(size.context)
+        if length == "flops":
+            training = match_flops(training, flops, base_flops)
+        facts = {
+            "name": corpus
+            if not corpus.startswith("file:")
+            else f"file:{Path(corpus[5:]).expanduser().resolve()}",
+            "label": prepared.label,
+            "tokenizer": tokenizer,
+            "content": prepared.content,
+        }
+        costs = (model.parameter_count(), flops, model.cache_bytes(1, 1, torch.bfloat16))
+        runs += [Run(arm, layers, contest, size, training, seed, facts, *costs) for seed in spec.seeds]
+    return runs
+
+
+def _with_vocabulary(size: Size, prepared: Prepared) -> Size:
+    return dataclasses.replace(size, vocabulary=prepared.tokenizer.vocabulary)
+
+
+def _refuse_short(prepared: Prepared, size: Size) -> None:
+    for split in ("train", "test", "valid"):
+        tokens = len(prepared.splits[split].tokens)
+        if tokens <= size.context:
+            raise UserError(
+                f"corpus {prepared.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
+            )

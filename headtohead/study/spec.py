@@ -1,0 +1,247 @@
+"""A study as people write it: in a TOML file, as `Study(...)`, or as flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_count
+from headtohead.model.layout import Layout, parse_layout
+from headtohead.model.sizes import Settings, Size, find_size
+from headtohead.training.settings import TrainSettings, train_settings
+
+SHAPES = ("as_is", "params")
+LENGTHS = ("tokens", "flops")
+_TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
+_MODEL = {field.name for field in dataclasses.fields(Settings)}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contender: a layout with its options, shown by a short label, and settings of its own if any."""
+
+    text: str
+    label: str
+    layout: Layout
+    training: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """Arms x seeds x corpora x sizes x rules, with everything that is equal for all arms."""
+
+    arms: tuple[Arm, ...]
+    name: str = "study"
+    corpora: tuple[str, ...] = ("stdlib",)
+    sizes: tuple[str, ...] = ("nano",)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    shapes: tuple[str, ...] = ("as_is",)
+    lengths: tuple[str, ...] = ("tokens",)
+    baseline: str = ""
+    """Text or label of the arm the others are measured against; the first one when empty."""
+    primary: str = ""
+    """Text or label of the one arm whose comparison was planned; the first after the baseline when empty."""
+    margin: float = 0.005
+    """Differences within it count as none, in bits per byte."""
+    tokenizer: str = ""
+    """bytes, bpe:N or file:PATH; what the size's vocabulary implies when empty."""
+    context: int = 0
+    """Tokens in a window; the size's own when 0."""
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline_arm(self) -> Arm:
+        """The arm the others are measured against."""
+        return self._arm(self.baseline, "baseline") if self.baseline else self.arms[0]
+
+    @property
+    def primary_arm(self) -> Arm | None:
+        """The arm of the planned comparison."""
+        if self.primary:
+            return self._arm(self.primary, "primary")
+        return next((arm for arm in self.arms if arm is not self.baseline_arm), None)
+
+    def _arm(self, name: str, role: str) -> Arm:
+        for arm in self.arms:
+            if name in (arm.text, arm.label):
+                return arm
+        raise unknown(f"arm given as {role}", name, [arm.text for arm in self.arms])
+
+    def size(self, name: str, arm: Arm) -> Size:
+        """Return a size with the study's and the arm's model settings applied."""
+        size = find_size(name).with_settings(**(self.model | arm.model))
+        size = dataclasses.replace(size, context=self.context or size.context)
+        if self.tokenizer.startswith("bpe:"):
+            size = dataclasses.replace(size, vocabulary=parse_count(self.tokenizer[4:]))
+        elif self.tokenizer == "bytes":
+            size = dataclasses.replace(size, vocabulary=256)
+        return size
+
+    def tokenizer_for(self, size: Size) -> str:
+        """Return the tokenizer that goes with a size."""
+        return self.tokenizer or ("bytes" if size.vocabulary == 256 else f"bpe:{size.vocabulary}")
+
+    def train_settings(self, arm: Arm) -> TrainSettings:
+        """Return how an arm is trained."""
+        return train_settings(self.training | arm.training)
+
+
+def build_study(given: Mapping[str, Any]) -> StudySpec:
+    """Return the study of plain values: a TOML file's content, or keyword arguments of `Study`."""
+    values = dict(given)
+    known = {
+        "arms",
+        "name",
+        "corpus",
+        "size",
+        "seeds",
+        "shape",
+        "length",
+        "baseline",
+        "primary",
+        "margin",
+        "tokenizer",
+    }
+    known |= {"context", "model"} | _TRAINING
+    for key in values:
+        if key not in known:
+            raise unknown("study setting", key, known)
+    arms = _arms(values.pop("arms", None))
+    model = _table(values.pop("model", {}), "model", _MODEL)
+    training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
+    spec = StudySpec(
+        arms=arms,
+        name=_word(values.get("name", "study"), "name"),
+        corpora=_words(values.get("corpus", "stdlib"), "corpus"),
+        sizes=_words(values.get("size", "nano"), "size"),
+        seeds=_seeds(values.get("seeds", 5)),
+        shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
+        lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
+        baseline=_word(values.get("baseline", ""), "baseline"),
+        primary=_word(values.get("primary", ""), "primary"),
+        margin=_margin(values.get("margin", 0.005)),
+        tokenizer=_word(values.get("tokenizer", ""), "tokenizer"),
+        context=parse_count(values.get("context", 0)),
+        model=model,
+        training=training,
+    )
+    for name in spec.sizes:
+        for arm in spec.arms:
+            arm.layout.layers(spec.size(name, arm).layers)
+            spec.train_settings(arm).steps(spec.size(name, arm).context)
+    if spec.primary_arm is spec.baseline_arm:
+        raise UserError(
+            f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
+        )
+    return spec
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML study file; a mistake in it is named with its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such study file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"study file {path} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"study file {path} is not TOML: {error}") from None
+
+
+def _arms(given: Any) -> tuple[Arm, ...]:
+    if isinstance(given, str | type) or given is None or isinstance(given, Mapping):
+        given = [] if given is None else [given]
+    if not isinstance(given, list | tuple) or not given:
+        raise UserError("a study needs arms, such as arms = ['standard', 'sharing:tie=kv']")
+    arms: list[Arm] = []
+    for entry in given:
+        arm = _arm(entry)
+        if any(arm.text == other.text and arm.label == other.label for other in arms):
+            raise UserError(
+                f"arm '{arm.label}' is given twice; give one of them a name and settings of its own"
+            )
+        if any(arm.label == other.label for other in arms):
+            arm = dataclasses.replace(arm, label=arm.text)
+        arms.append(arm)
+    return tuple(arms)
+
+
+def _arm(entry: Any) -> Arm:
+    if isinstance(entry, str | type):
+        layout = parse_layout(entry)
+        return Arm(layout.text, layout.label, layout)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("arm"), str | type):
+        raise UserError(f"an arm is a text, or a table with 'arm' and settings of its own; got {entry!r}")
+    layout = parse_layout(entry["arm"])
+    rest = {key: value for key, value in entry.items() if key not in ("arm", "name", "model")}
+    for key in rest:
+        if key not in _TRAINING:
+            raise unknown(f"setting of arm '{layout.text}'", key, {"arm", "name", "model"} | _TRAINING)
+    label = _word(entry.get("name", layout.label), "name")
+    return Arm(layout.text, label, layout, rest, _table(entry.get("model", {}), "model", _MODEL))
+
+
+def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} takes a table of settings, got {value!r}")
+    for key in value:
+        if key not in known:
+            raise unknown(f"{name} setting", str(key), known)
+    defaults = Settings()
+    for key, item in value.items():
+        wanted = type(getattr(defaults, key))
+        good = (
+            isinstance(item, int | float) and not isinstance(item, bool)
+            if wanted is float
+            else isinstance(item, wanted)
+        )
+        if not good:
+            raise UserError(f"{name}.{key} takes a {wanted.__name__}, got {item!r}")
+    return dict(value)
+
+
+def _word(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{name} takes a text, got {value!r}")
+    return value
+
+
+def _words(value: Any, name: str) -> tuple[str, ...]:
+    words = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not words or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{name} takes a name or a list of names, got {value!r}")
+    return tuple(dict.fromkeys(words))
+
+
+def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for word in _words(value, name):
+        if word not in allowed:
+            raise unknown(f"{name} rule", word, allowed)
+    return _words(value, name)
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list | tuple):
+        seeds = tuple(parse_count(seed) for seed in value)
+        if len(set(seeds)) != len(seeds):
+            raise UserError(f"seeds {list(seeds)} hold one twice")
+    else:
+        seeds = tuple(range(1, parse_count(value) + 1))
+    if not seeds:
+        raise UserError("seeds=0 gives no runs; at least 1 is needed, and 2 for an interval")
+    return seeds
+
+
+def _margin(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise UserError(f"margin takes a number of bits per byte, 0 or more, got {value!r}")
+    return float(value)

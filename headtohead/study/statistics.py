@@ -1,0 +1,139 @@
+"""Paired comparisons: the t interval that decides, Holm over arms, equivalence, and what could have been seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ALPHA = 0.05
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The differences of paired values, and what they say; None where a number is not defined."""
+
+    n: int
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+    equivalence_low: float | None
+    """The 90 % interval, which decides equivalence."""
+    equivalence_high: float | None
+    detectable: float | None
+    correlation: float | None
+    """Between the arms over seeds: what pairing gave."""
+
+
+def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """Return the paired comparison arm - baseline; one entry per seed in both, in the same order."""
+    a, b = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    differences = a - b
+    n = len(differences)
+    if n == 0:
+        return Paired(0, None, None, None, None, None, None, None, None)
+    mean = float(differences.mean())
+    if n == 1:
+        return Paired(1, mean, None, None, None, None, None, None, None)
+    from scipy import stats
+
+    sd = float(differences.std(ddof=1))
+    error = sd / math.sqrt(n)
+    wide, narrow = (float(stats.t.ppf(1 - share / 2, n - 1)) * error for share in (ALPHA, 2 * ALPHA))
+    if error > 0:
+        p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+    else:
+        p = 1.0 if mean == 0 else 0.0
+    spread = float(a.std()) * float(b.std())
+    correlation = float(np.mean((a - a.mean()) * (b - b.mean())) / spread) if spread > 0 else None
+    return Paired(
+        n,
+        mean,
+        mean - wide,
+        mean + wide,
+        p,
+        mean - narrow,
+        mean + narrow,
+        detectable_difference(sd, n),
+        correlation,
+    )
+
+
+def detectable_difference(sd: float, n: int, power: float = POWER) -> float | None:
+    """Return the smallest true difference that a two-sided 5 % test would find with that power."""
+    if n < 2 or not math.isfinite(sd):
+        return None
+    if sd == 0:
+        return 0.0
+    from scipy import optimize, stats
+
+    df = n - 1
+    critical = float(stats.t.ppf(1 - ALPHA / 2, df))
+
+    def shortfall(noncentrality: float) -> float:
+        return (
+            float(stats.nct.sf(critical, df, noncentrality) + stats.nct.cdf(-critical, df, noncentrality))
+            - power
+        )
+
+    high = critical * 4 + 10
+    if not shortfall(high) > 0:
+        return None
+    return float(optimize.brentq(shortfall, 0.0, high)) * sd / math.sqrt(n)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return Holm-adjusted p values; undefined ones stay undefined and do not count."""
+    defined = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p, place) in enumerate(defined):
+        highest = max(highest, min(1.0, (len(defined) - rank) * p))
+        adjusted[place] = highest
+    return adjusted
+
+
+def decide(
+    difference: float | None, p_holm: float | None, low: float | None, high: float | None, margin: float
+) -> str:
+    """Return better, worse, equivalent or undecided; a lower metric is better.
+
+    `low` and `high` are the 90 % interval, which must lie inside the margin for equivalence.
+    """
+    if p_holm is None or difference is None:
+        return "undecided"
+    if p_holm < ALPHA:
+        return "better" if difference < 0 else "worse"
+    if low is not None and high is not None and -margin < low and high < margin:
+        return "equivalent"
+    return "undecided"
+
+
+def document_interval(
+    arm: Sequence[Sequence[Sequence[float]]], baseline: Sequence[Sequence[Sequence[float]]]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of the difference over documents, in bits per byte.
+
+    Each argument holds, per seed, [nats, bytes] of every block of the test set. The seeds are averaged, the blocks
+    are what varies: a ratio estimate with its linearised error.
+    """
+    if not arm or len(arm) != len(baseline):
+        return None
+    shapes = {np.shape(blocks) for blocks in (*arm, *baseline)}
+    if len(shapes) != 1 or len(arm[0]) < 3:
+        return None
+    from scipy import stats
+
+    ours, theirs = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    bits = (ours[..., 0] - theirs[..., 0]).mean(0) / math.log(2)
+    size = ours[0, :, 1]
+    count = len(size)
+    ratio = bits.sum() / size.sum()
+    residual = bits - ratio * size
+    error = math.sqrt(count / (count - 1) * float((residual**2).sum())) / float(size.sum())
+    reach = float(stats.t.ppf(1 - ALPHA / 2, count - 1)) * error
+    return float(ratio - reach), float(ratio + reach)

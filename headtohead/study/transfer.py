@@ -1,0 +1,84 @@
+"""Finished runs from one machine to another: one file, without checkpoints, and nothing in it is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import tarfile
+from pathlib import Path
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import canonical_json, digest, sync_directory, write_atomic
+from headtohead.study.store import RUN_ID, Store
+
+FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
+_MOST_BYTES = 256 * 2**20
+
+
+def export_runs(store: Store, target: Path) -> int:
+    """Write every finished run of a study into one .tar.gz file; return how many."""
+    finished = [run for run in store.runs() if (run.path / "result.json").is_file()]
+    if not finished:
+        raise UserError(f"{store.path} has no finished runs to export")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with tarfile.open(temporary, "w:gz") as archive:
+            for run in finished:
+                for name in FILES:
+                    if (run.path / name).is_file():
+                        archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {target}: {error.strerror}") from None
+    sync_directory(target.parent.resolve())
+    return len(finished)
+
+
+def import_runs(store: Store, source: Path) -> tuple[int, int]:
+    """Add the runs of an exported file that are not here yet; return how many were new and how many known.
+
+    Names become paths only when they are a run's name and one of the known files, and a run is taken only when its
+    name is the hash of what it says it is.
+    """
+    if not source.is_file():
+        raise UserError(f"no such file: {source}")
+    runs: dict[str, dict[str, bytes]] = {}
+    try:
+        with tarfile.open(source, "r:*") as archive:
+            for member in archive:
+                run_id, _, name = member.name.partition("/")
+                if not member.isfile() or not RUN_ID.fullmatch(run_id) or name not in FILES:
+                    raise UserError(f"{source} is not an export of runs: it holds '{member.name}'")
+                if member.size > _MOST_BYTES:
+                    raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
+                stream = archive.extractfile(member)
+                runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(f"{source} cannot be read as an export of runs: {error}") from None
+    store.make()
+    known = 0
+    for run_id, files in runs.items():
+        _refuse_false(source, run_id, files)
+        run = store.run(run_id)
+        if (run.path / "result.json").is_file():
+            known += 1
+            continue
+        run.path.mkdir(parents=True, exist_ok=True)
+        for name in FILES:  # result.json comes last
+            if name in files:
+                write_atomic(run.path / name, files[name])
+    return len(runs) - known, known
+
+
+def _refuse_false(source: Path, run_id: str, files: dict[str, bytes]) -> None:
+    try:
+        spec, result = (json.loads(files[name]) for name in ("spec.json", "result.json"))
+        name = digest(canonical_json(spec["identity"]))[:16]
+        good = name == run_id and isinstance(result["status"], str)
+    except (KeyError, ValueError, TypeError):
+        good = False
+    if not good:
+        raise UserError(f"{source}: run {run_id} is damaged or is not what it says it is")

@@ -1,0 +1,190 @@
+"""Verdicts: what the statistics say of each arm against the baseline, and no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.statistics import compare_paired, decide, document_interval, holm
+
+METRIC = "bits_per_byte"
+Result = dict[str, Any]
+
+
+@dataclass
+class Verdict:
+    """One arm against the baseline in one contest."""
+
+    arm: str
+    baseline: str
+    corpus: str
+    size: str
+    shape: str
+    length: str
+    metric: str
+    n: int
+    mean: float | None
+    baseline_mean: float | None
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+    p_holm: float | None
+    margin: float
+    detectable: float | None
+    primary: bool
+    verdict: str
+    equivalence_low: float | None = None
+    equivalence_high: float | None = None
+    label: str = ""
+    baseline_label: str = ""
+    seeds: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    baseline_values: list[float] = field(default_factory=list)
+    correlation: float | None = None
+    documents_low: float | None = None
+    documents_high: float | None = None
+    scope: str = "seeds and documents"
+    """What the verdict reaches: over new seeds and new documents, or `this test set` where documents disagree."""
+    diverged: int = 0
+    failed: int = 0
+    missing: int = 0
+    added_seeds: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict, JSON-ready."""
+        return asdict(self)
+
+
+def study_verdicts(
+    outline: Outline, results: dict[str, Result], added_seeds: frozenset[int] = frozenset()
+) -> list[Verdict]:
+    """Return one verdict per contest and arm but the baseline, from the results at hand by run id."""
+    verdicts = []
+    for contest in outline.contests():
+        rows = [
+            _compare(outline, contest, text, label, results, added_seeds)
+            for text, label in outline.arms
+            if label != outline.baseline
+        ]
+        for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
+            row.p_holm = p
+            _judge(row)
+        verdicts += rows
+    primary = next((row for row in verdicts if row.label == outline.primary), None)
+    for row in verdicts:
+        row.primary = row is primary
+        if not row.primary:
+            row.notes.append("exploratory")
+    return verdicts
+
+
+def _value(result: Result | None) -> float | None:
+    if not result or result.get("status") != "done":
+        return None
+    value = result["test"][METRIC]
+    return None if value is None else float(value)
+
+
+def _compare(
+    outline: Outline,
+    contest: Contest,
+    text: str,
+    label: str,
+    results: dict[str, Result],
+    added_seeds: frozenset[int],
+) -> Verdict:
+    ours = {seed: results.get(run) for seed, run in outline.runs(contest, label).items()}
+    theirs = {seed: results.get(run) for seed, run in outline.runs(contest, outline.baseline).items()}
+    pairs = [
+        (seed, a, b)
+        for seed in outline.seeds
+        if (a := _value(ours.get(seed))) is not None and (b := _value(theirs.get(seed))) is not None
+    ]
+    seeds = [seed for seed, _, _ in pairs]
+    mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
+    paired = compare_paired(mine, base_values)
+    documents = document_interval(_blocks(ours, seeds), _blocks(theirs, seeds))
+    status = [str((result or {}).get("status", "missing")) for result in ours.values()]
+    return Verdict(
+        arm=text,
+        baseline=next(other for other, name in outline.arms if name == outline.baseline),
+        corpus=contest.corpus_label,
+        size=contest.size,
+        shape=contest.shape,
+        length=contest.length,
+        metric=METRIC,
+        n=paired.n,
+        mean=sum(mine) / len(mine) if mine else None,
+        baseline_mean=sum(base_values) / len(base_values) if base_values else None,
+        difference=paired.difference,
+        ci_low=paired.ci_low,
+        ci_high=paired.ci_high,
+        p=paired.p,
+        p_holm=None,
+        margin=outline.margin,
+        detectable=paired.detectable,
+        primary=False,
+        verdict="undecided",
+        equivalence_low=paired.equivalence_low,
+        equivalence_high=paired.equivalence_high,
+        label=label,
+        baseline_label=outline.baseline,
+        seeds=seeds,
+        values=mine,
+        baseline_values=base_values,
+        correlation=paired.correlation,
+        documents_low=documents[0] if documents else None,
+        documents_high=documents[1] if documents else None,
+        diverged=status.count("diverged"),
+        failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
+        missing=status.count("missing"),
+        added_seeds=sorted(added_seeds.intersection(seeds)),
+    )
+
+
+def _blocks(results: dict[int, Result | None], seeds: list[int]) -> list[list[list[float]]]:
+    return [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
+
+
+def _judge(row: Verdict) -> None:
+    """Decide after Holm, then take back what the data do not bear."""
+    row.verdict = decide(row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin)
+    if row.n < 2:
+        row.notes.append(f"{row.n} paired seeds give no interval")
+    if row.diverged:
+        row.notes.append(f"{row.diverged} of its runs diverged")
+        if row.verdict in ("better", "equivalent"):
+            row.notes.append("the runs that did not diverge cannot stand for all")
+            row.verdict = "undecided"
+    if row.failed:
+        row.notes.append(f"{row.failed} of its runs failed")
+    if row.missing:
+        row.notes.append(f"{row.missing} of its runs are not finished")
+    if row.added_seeds:
+        row.notes.append(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
+    low, high = row.documents_low, row.documents_high
+    if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
+        row.scope = "this test set"
+        row.notes.append("on this test set: over its documents the difference could be none")
+    if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
+        row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
+
+
+def sentence(row: Verdict) -> str:
+    """Return the verdict in one plain sentence."""
+    where = f"at equal {row.length}" + ("" if row.shape == "as_is" else f" and equal {row.shape}")
+    if row.difference is None:
+        return f"{row.label}: no finished pair of runs yet {where}."
+    if row.verdict in ("better", "worse") and row.ci_low is not None and row.ci_high is not None:
+        low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
+        scope = " on this test set" if row.scope == "this test set" else ""
+        return f"{row.label} is {row.verdict} than {row.baseline_label} by {low:.3f} to {high:.3f} bits per byte {where}{scope}."
+    if row.verdict == "equivalent":
+        return (
+            f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} bits per byte {where}."
+        )
+    span = "" if row.ci_low is None else f" (between {row.ci_low:+.3f} and {row.ci_high:+.3f} bits per byte)"
+    return f"{row.label} against {row.baseline_label} is undecided {where}{span}."
