@@ -111,10 +111,9 @@ def generate(
     pieces = api.generate_text(
         run, prompt, tokens=tokens, sampling=sampling, device=device, trust_files=trust_files
     )
-    print(prompt, end="", flush=True)
     first = next(pieces, "")
     began = time.monotonic()
-    print(first, end="", flush=True)
+    print(prompt + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     rate = (tokens - 1) / max(1e-9, time.monotonic() - began)

@@ -12,7 +12,7 @@ class UserError(Exception):
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest allowed word, or an empty string."""
-    matches = get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    matches = get_close_matches(given, list(allowed), n=1, cutoff=0.4)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 

@@ -244,7 +244,8 @@ class Sharing(Projected):
             label = "V = aQ + bK"
         elif options.value_mix != "off":
             label = f"V = mix{value_text(options.value_mix)}"
-        extras = [f"{options.kv_heads} kv heads"] if options.kv_heads else []
+        plural = "" if options.kv_heads == 1 else "s"
+        extras = [f"{options.kv_heads} kv head{plural}"] if options.kv_heads else []
         extras += ["unit"] if options.value_mix_norm == "unit" else []
         extras += ["depth-2 query"] if options.query_depth == 2 else []
         extras += [f"rope {options.rope}"] if options.rope != "auto" else []

@@ -111,7 +111,7 @@ class _Parser:
         counted, named = False, ""
         while self.peek() and self.peek() != ")":
             part = self.item()
-            if part.named and (pattern or self.peek(skip=True)):
+            if part.named and (pattern or self.peek(skip=True) not in ("", ")")):
                 raise self.error(f"{part.named}(...) fills the model by itself; nothing can stand beside it")
             pattern += part.pattern
             counted, named = counted or part.counted, part.named

@@ -40,7 +40,7 @@ class Bench:
             torch.manual_seed(seed)
             mechanism = self.composed.build(self.shape)
         mechanism.initialise(seeded_draw(seed, "check", 0.2))
-        draw = seeded_draw(seed, "jitter", 0.1)
+        draw = seeded_draw(0, "shake", 0.1)
         with torch.no_grad():
             for name, parameter in mechanism.named_parameters():
                 # Parameters that start at a constant, a zero matrix above all, hide what multiplies them.

@@ -1,0 +1,37 @@
+# Two commands: `make race` and `make test`. Both set everything up first; `make setup` is a no-op when nothing changed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+STAMP := $(VENV)/.set-up
+BIN := $(VENV)/bin
+
+.PHONY: race test test-slow lint format setup clean
+
+race: setup
+	$(BIN)/h2h race studies/quick.toml --out races/quick
+
+test: lint
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow tests
+
+lint: setup
+	$(BIN)/ruff check headtohead tests benchmarks examples
+	$(BIN)/ruff format --check headtohead tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format headtohead tests benchmarks examples
+	$(BIN)/ruff check --fix headtohead tests benchmarks examples
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("headtohead needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "could not make $(VENV): on Debian, apt install python3-venv"; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache headtohead.egg-info

@@ -1,0 +1,48 @@
+import pytest
+
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import parse_count, parse_duration, short_bytes, short_count, short_time
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("120000", 120_000),
+        ("120k", 120_000),
+        ("65M", 65_000_000),
+        ("1.5B", 1_500_000_000),
+        ("1_000", 1000),
+        (7, 7),
+        ("0", 0),
+    ],
+)
+def test_counts_as_people_write_them(text: object, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "12x", "-3", "1.5", "k", "1e3", -1, 1.5, True, None])
+def test_what_is_no_count_is_refused(text: object) -> None:
+    with pytest.raises(UserError):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("2d", 172_800)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "8 weeks", "-1m", "m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="duration"):
+        parse_duration(text)
+
+
+def test_numbers_shown_to_people() -> None:
+    assert short_count(1_234_567) == "1.23M"
+    assert short_count(999_999) == "1M"
+    assert short_count(12) == "12"
+    assert short_time(200) == "3 m 20 s"
+    assert short_time(7500) == "2 h 05 m"
+    assert short_bytes(3 * 2**20) == "3 MiB"

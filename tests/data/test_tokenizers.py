@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headtohead.common.errors import UserError
+from headtohead.data.shards import prepare
+from headtohead.data.tokenizers import BytePairs, Bytes, make_tokenizer, parse_tokenizer
+
+TEXT = Path(textwrap.__file__).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> BytePairs:
+    tokenizer = make_tokenizer("bpe:300", "x", tmp_path_factory.mktemp("t"), lambda: [TEXT], lambda *_: None)
+    assert isinstance(tokenizer, BytePairs)
+    return tokenizer
+
+
+def test_bytes_are_tokens() -> None:
+    assert Bytes().encode("aé".encode()).tolist() == [97, 195, 169]
+    assert Bytes().decode([97, 195, 169]) == "aé"
+    assert Bytes().token_bytes().tolist() == [1] * 256
+
+
+def test_a_bpe_has_the_vocabulary_asked_for_and_is_kept(tmp_path: Path) -> None:
+    calls = []
+
+    def train() -> list[bytes]:
+        calls.append(1)
+        return [TEXT]
+
+    first = make_tokenizer("bpe:300", "corpus", tmp_path, train, lambda *_: None)
+    again = make_tokenizer("bpe:300", "corpus", tmp_path, train, lambda *_: None)
+    other = make_tokenizer("bpe:300", "another", tmp_path, train, lambda *_: None)
+    assert first.vocabulary == 300
+    assert first.digest == again.digest == other.digest
+    assert len(calls) == 2, "kept by the corpus' hash"
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=60, deadline=None)
+def test_every_text_comes_back(pairs: BytePairs, text: str) -> None:
+    tokens = pairs.encode(text.encode("utf-8"))
+    assert pairs.decode(tokens.tolist()) == text
+    assert int(pairs.token_bytes()[tokens].sum()) == len(text.encode("utf-8")) if len(tokens) else True
+
+
+def test_documents_come_back_in_order_whatever_their_length(pairs: BytePairs) -> None:
+    documents = [TEXT * 30, b"", b"short", TEXT * 5, b"x" * 70_000, b"end"]
+    together = list(pairs.encode_all(documents))
+    assert [pairs.decode(tokens.tolist()).encode() for tokens in together] == documents
+    assert all(
+        np.array_equal(tokens, pairs.encode(text)) for tokens, text in zip(together, documents, strict=True)
+    )
+
+
+@pytest.mark.parametrize("text", ["byts", "bpe", "bpe:12", "bpe:x", "file:", "bytes:3", ""])
+def test_unknown_tokenizers_are_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_tokenizer(text)
+
+
+def test_too_little_text_for_a_vocabulary_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="yields only"):
+        make_tokenizer("bpe:5000", "x", tmp_path, lambda: [b"abc " * 10], lambda *_: None)
+
+
+def test_a_tokenizer_file_of_ones_own(pairs: BytePairs, tmp_path: Path, story: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(pairs.content)
+    corpus = prepare(f"file:{story}", f"file:{path}")
+    assert corpus.tokenizer.vocabulary == 300
+    path.write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        prepare(f"file:{story}", f"file:{path}")

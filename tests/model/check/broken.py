@@ -1,0 +1,311 @@
+"""Mechanisms that are each wrong in one way, and the check that must say so."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headtohead.kernels.path import is_plain
+from headtohead.mechanisms.base import (
+    Cache,
+    Circuit,
+    Draw,
+    Entry,
+    Flops,
+    Frame,
+    Mechanism,
+    Mode,
+    Shape,
+    Supports,
+)
+from headtohead.mechanisms.standard import Standard, StandardOptions
+
+
+class Sound(Standard):
+    """Nothing wrong with it: the others differ from it in one place."""
+
+    name = "sound"
+    Options = StandardOptions
+
+
+class Base(Sound):
+    """What the broken ones are made from."""
+
+    name = "broken"
+
+
+class SeesTheFuture(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x, frame, cache) + 1e-9 * x.roll(-1, 1)
+
+
+class KnowsTheLength(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x, frame, cache) / x.shape[1]
+
+
+class LooksAtNeighbours(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x - 1e-6 * x.mean(0, keepdim=True), frame, cache)
+
+
+class RollsDice(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x, frame, cache) * (1 + 1e-9 * torch.rand((), dtype=x.dtype))
+
+
+class StartsAtRandom(Base):
+    def initialise(self, draw: Draw) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape) * 0.1)
+
+
+class StartsAlike(Base):
+    def initialise(self, draw: Draw) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))
+
+
+class ChangesTheShape(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x, frame, cache)[..., :-1]
+
+
+class ChangesTheDtype(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        return super().forward(x, frame, cache).float()
+
+
+class IgnoresPadding(Base):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        frame.padding = None
+        return super().mix(q, k, v, frame, cache)
+
+
+class IgnoresDirection(Base):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        frame.causal = True
+        return super().mix(q, k, v, frame, cache)
+
+
+class DetachesAPath(Base):
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return q, k.detach(), v
+
+
+class _Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad * 2.001
+
+
+class WrongGradient(Base):
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return _Wrong.apply(q), k, v
+
+
+class HasADeadParameter(Base):
+    def __init__(self, shape: Shape, options: object) -> None:
+        super().__init__(shape, options)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+class OverflowsInBf16(Base):
+    """exp(60) is fine in float64, but float32 and bf16 overflow for large inputs."""
+
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return q, k, v * v.abs().exp()
+
+
+class DividesByZero(Base):
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return q, k, v / v.norm(dim=-1, keepdim=True)
+
+
+class KeepsNoCache(Base):
+    def cache_spec(self) -> None:  # type: ignore[override]
+        return None
+
+
+class TakesNoCache(Base):
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:  # type: ignore[override]
+        return super().forward(x, frame)
+
+
+class CachesTheWrongKey(Base):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        if cache is not None:
+            k = k * 1.0001
+        return super().mix(q, k, v, frame, cache)
+
+
+class HidesBytes(Base):
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Cache:
+        cache = super().new_cache(batch, capacity, dtype, device)
+        cache.tensors["k"] = torch.zeros(
+            batch, self.kv_heads, capacity + 5, self.dim, dtype=dtype, device=device
+        )
+        return cache
+
+
+class DeclaresTooLittle(Base):
+    def cache_spec(self) -> tuple[Entry, ...]:
+        return super().cache_spec()
+
+    def new_cache(
+        self,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Cache:
+        cache = super().new_cache(batch, capacity, dtype, device)
+        cache.extra = torch.zeros(10)  # type: ignore[attr-defined]
+        return cache
+
+
+class WrongFlops(Base):
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        right = super().flops(context, batch, mode)
+        return Flops(right.causal, right.full + 2)
+
+
+class WrongDecodeFlops(Base):
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        return super().flops(context + (mode == "decode"), batch, mode)
+
+
+class MoreCausalThanFull(Base):
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        right = super().flops(context, batch, mode)
+        return Flops(right.full * 2, right.full)
+
+
+class ForgetsACircuit(Base):
+    def circuits(self) -> list[Circuit]:
+        return [circuit for circuit in super().circuits() if circuit.tag != "ov"]
+
+
+class UnknownTag(Base):
+    def circuits(self) -> list[Circuit]:
+        return [Circuit("attention", circuit.parameters) for circuit in super().circuits()]
+
+
+class CountsTwice(Base):
+    def circuits(self) -> list[Circuit]:
+        return [*super().circuits(), Circuit("own", ("q.weight",))]
+
+
+class FollowsWrongly(Base):
+    def circuits(self) -> list[Circuit]:
+        first, *rest = super().circuits()
+        return [Circuit(first.tag, first.parameters, first.decay, follows="ov"), *rest]
+
+
+class FastIsNotPlain(Base):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        mixed = super().mix(q, k, v, frame, cache)
+        return mixed if is_plain() else mixed * (1 + 1e-8)
+
+
+class FastGradientIsNotPlain(Base):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        if not is_plain():
+            v = v + 1e-7 * (v - v.detach())
+        return super().mix(q, k, v, frame, cache)
+
+
+class MapSeesTheFuture(Base):
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        time = x.shape[1]
+        return torch.full((len(x), self.heads, time, time), 1 / time, dtype=x.dtype)
+
+
+class MapIsSigned(Base):
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        return -super().attention_map(x, frame)
+
+
+class BreaksTheGraph(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        if x.device.type != "meta" and float(x.detach().abs().max()) > 1e30:
+            return x
+        return super().forward(x, frame, cache)
+
+
+class Raises(Base):
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        raise ValueError("not today")
+
+
+class CannotBeBuilt(Mechanism):
+    name = "unbuildable"
+
+    def __init__(self, shape: Shape, options: object) -> None:
+        raise RuntimeError("no such luck")
+
+
+class Honest(Base):
+    """Says that it cannot handle padding or both directions: those checks are then not asked of it."""
+
+    supports = Supports(bidirectional=False, padding=False)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        frame.padding, frame.causal = None, True
+        return super().mix(q, k, v, frame, cache)
+
+
+# Class: the check that must catch it, and words its message must hold.
+CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
+    SeesTheFuture: ("causal", "sees the future"),
+    KnowsTheLength: ("causal", "depend on how many tokens follow"),
+    LooksAtNeighbours: ("neighbours", "batch neighbours"),
+    RollsDice: ("deterministic", "another output the second time"),
+    StartsAtRandom: ("deterministic", "differ between two builds"),
+    StartsAlike: ("deterministic", "do not depend on the seed"),
+    ChangesTheShape: ("shape", "gave shape"),
+    ChangesTheDtype: ("shape", "float32"),
+    IgnoresPadding: ("padding", "padding changes the outputs"),
+    IgnoresDirection: ("bidirectional", "causal = False changes nothing"),
+    DetachesAPath: ("gradients", "the gradient of x is wrong"),
+    WrongGradient: ("gradients", "the gradient of"),
+    HasADeadParameter: ("gradients", "no gradient reaches unused"),
+    OverflowsInBf16: ("finite", "not finite"),
+    DividesByZero: ("finite", "all inputs zero"),
+    KeepsNoCache: ("cache_declared", "declares no cache"),
+    TakesNoCache: ("cache_declared", "does not take one"),
+    CachesTheWrongKey: ("cache_agrees", "differs from the full forward"),
+    HidesBytes: ("cache_bytes", "allocates"),
+    DeclaresTooLittle: ("cache_bytes", "outside its declared entries"),
+    WrongFlops: ("flops", "were counted"),
+    WrongDecodeFlops: ("flops", "mode=decode"),
+    MoreCausalThanFull: ("flops", "more with a causal view"),
+    ForgetsACircuit: ("circuits", "stands in no circuit"),
+    UnknownTag: ("circuits", "unknown circuit tag 'attention'"),
+    CountsTwice: ("circuits", "stands in two circuits"),
+    FollowsWrongly: ("circuits", "only an own circuit follows"),
+    FastIsNotPlain: ("fast_path", "output differs"),
+    FastGradientIsNotPlain: ("fast_path", "gradient of"),
+    MapSeesTheFuture: ("attention_map", "weight on the future"),
+    MapIsSigned: ("attention_map", "negative"),
+    Raises: ("shape", "ValueError: not today"),
+    CannotBeBuilt: ("build", "no such luck"),
+}
+LEVEL_WITH = {"cache_declared": "raceable", "cache_agrees": "raceable", "cache_bytes": "raceable"}
+LEVEL_WITH |= dict.fromkeys(("flops", "circuits", "fast_path", "attention_map", "compiles"), "decodable")

@@ -1,0 +1,72 @@
+"""Each check catches the mechanism that is broken in its way, names it in plain words, and lets sound ones pass."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import headtohead as h2h
+from headtohead.mechanisms.base import Mechanism
+from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.terms import Composed, Term
+from headtohead.model.check import LEVELS, check_composed
+from headtohead.model.check.suite import SLOW
+from tests.model.check import broken
+
+
+def check(kind: type[Mechanism], compile: bool = False):  # type: ignore[no-untyped-def]
+    return check_composed([Composed((Term(kind, broken.StandardOptions()),))], compile)
+
+
+@pytest.mark.parametrize("kind", broken.CAUGHT, ids=lambda kind: kind.__name__)
+def test_a_broken_mechanism_is_caught_by_the_check_for_it(kind: type[Mechanism]) -> None:
+    name, words = broken.CAUGHT[kind]
+    found = check(kind)
+    caught = {finding.check: finding.words for finding in found.findings}
+    assert name in caught, f"caught by {caught or 'nothing'}"
+    assert words in caught[name]
+    assert found.level == broken.LEVEL_WITH.get(name, "none")
+
+
+def test_every_check_has_a_mechanism_that_fails_it() -> None:
+    checks = {check.__name__ for level in LEVELS.values() for check in level}
+    assert checks == {name for name, _ in broken.CAUGHT.values()} - {"build"}
+    assert [check.__name__ for check in SLOW] == ["compiles"]
+
+
+def test_a_graph_break_is_caught() -> None:
+    found = check(broken.BreaksTheGraph, compile=True)
+    assert [finding.check for finding in found.findings] == ["compiles"]
+    assert "breaks the graph" in found.findings[0].words
+    assert found.level == "decodable"
+
+
+def test_a_sound_mechanism_reaches_the_last_level_compiled_too() -> None:
+    found = check_composed(
+        [Composed((Term(broken.Sound, broken.StandardOptions(kv_heads=2)),))], compile=True
+    )
+    assert found.findings == []
+    assert found.level == "accounted"
+    assert found.complete
+
+
+def test_what_a_mechanism_says_it_cannot_do_is_not_asked_of_it() -> None:
+    assert check(broken.Honest).complete
+
+
+@pytest.mark.parametrize("name", builtin_mechanisms())
+def test_built_in_mechanisms_reach_the_last_level_in_seconds(name: str) -> None:
+    began = time.monotonic()
+    found = h2h.check(name)
+    assert found.findings == []
+    assert found.complete
+    assert time.monotonic() - began < 60
+
+
+def test_given_options_are_checked_alone() -> None:
+    from headtohead.api import check_settings
+    from headtohead.model.layout import parse_layout
+
+    assert len(check_settings(parse_layout("sharing").pattern[0])) > 10
+    assert len(check_settings(parse_layout("sharing:tie=kv").pattern[0])) == 1

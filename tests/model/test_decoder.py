@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import plain
+from headtohead.mechanisms.base import Circuit, Frame, Mechanism, Shape
+from headtohead.mechanisms.terms import Composed, class_term
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.residual import SPACES, Embedding, Euclidean
+from headtohead.model.sizes import SIZES, Size
+
+TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=32)
+STYLES = {
+    "ours": {},
+    "gpt2": {"positions": "learned", "bias": "all", "norm": "layer", "ffn": "gelu"},
+    "untied": {"tied": False, "positions": "none"},
+    "biased-swiglu": {"bias": "all"},
+}
+
+
+def model(arm: str = "standard", size: Size = TINY, seed: int = 1, **settings: object) -> Decoder:
+    size = size.with_settings(**settings)
+    return Decoder(size, parse_layout(arm).layers(size.layers), seed)
+
+
+def tokens(batch: int = 2, time: int = 12, seed: int = 0) -> Tensor:
+    return torch.randint(0, 32, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_no_logit_sees_the_future(style: str) -> None:
+    decoder, first = model(**STYLES[style]).double(), tokens()
+    second = first.clone()
+    second[:, 7:] = (second[:, 7:] + 5) % 32
+    assert torch.equal(decoder.logits(first)[:, :7], decoder.logits(second)[:, :7])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_left_padding_is_invisible(style: str) -> None:
+    decoder, text = model(**STYLES[style]).double(), tokens(time=8)
+    padded = torch.cat((torch.full((2, 3), 9), text), 1)
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[:, :3] = False
+    assert torch.allclose(decoder.logits(padded, padding=real)[:, 3:], decoder.logits(text), atol=1e-12)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_fast_path_is_the_plain_path(style: str) -> None:
+    decoder, text = model(**STYLES[style]).double(), tokens()
+    losses, grads = [], []
+    for slow in (False, True):
+        decoder.zero_grad()
+        if slow:
+            with plain():
+                objective = decoder(text, text, 0.1)[0]
+        else:
+            objective = decoder(text, text, 0.1)[0]
+        objective.backward()
+        losses.append(objective.detach())
+        grads.append({name: parameter.grad.clone() for name, parameter in decoder.named_parameters()})
+    assert torch.allclose(*losses, rtol=1e-12)
+    for name, grad in grads[0].items():
+        assert torch.allclose(grad, grads[1][name], rtol=1e-8, atol=1e-14), name
+
+
+def test_every_parameter_stands_in_one_circuit_and_is_tagged() -> None:
+    decoder = model(positions="learned", bias="all", norm="layer", tied=False)
+    tags: dict[str, set[str]] = {}
+    for circuit in decoder.circuits():
+        tags.setdefault(circuit.tag, set()).update(circuit.parameters)
+    assert set(tags) == {"embedding", "position", "norm", "ffn", "head", "qk", "ov"}
+    assert sum(map(len, tags.values())) == len(list(decoder.named_parameters()))
+    undecayed = {name for circuit in decoder.circuits() if not circuit.decay for name in circuit.parameters}
+    assert undecayed == {name for name, parameter in decoder.named_parameters() if parameter.ndim < 2}
+
+
+class Forgetful(Mechanism):
+    name = "forgetful"
+
+    def __init__(self, shape: Shape, options: object) -> None:
+        super().__init__(shape, options)
+        self.v = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        return self.v(x)
+
+    def circuits(self) -> list[Circuit]:
+        return [Circuit("ov", ("v.weight",))]
+
+
+class Doubled(Forgetful):
+    def circuits(self) -> list[Circuit]:
+        return [Circuit("ov", ("v.weight", "v.bias")), Circuit("qk", ("v.weight",))]
+
+
+class Strange(Forgetful):
+    def circuits(self) -> list[Circuit]:
+        return [Circuit("oq", ("v.weight", "v.bias"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Forgetful, "stands in no circuit"),
+        (Doubled, "in two circuits"),
+        (Strange, "unknown circuit tag 'oq'"),
+    ],
+)
+def test_incomplete_circuits_are_refused_by_name(kind: type[Mechanism], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Decoder(TINY, [Composed((class_term(kind),))] * 2, seed=1).circuits()
+
+
+def test_a_mechanism_that_cannot_take_padding_refuses_it() -> None:
+    import headtohead as h2h
+
+    wrapped = h2h.wrap(lambda shape: nn.Linear(shape.width, shape.width), name="plain")
+    decoder = Decoder(TINY, [Composed((class_term(wrapped),))] * 2, seed=1)
+    with pytest.raises(UserError, match="plain cannot handle padded batches"):
+        decoder.logits(tokens(), padding=torch.ones(2, 12, dtype=torch.bool))
+    with pytest.raises(UserError, match="causal only"):
+        decoder.hidden(tokens(), causal=False)
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    decoder = model(dropout=0.5)
+    decoder.train()
+    assert not torch.equal(decoder.logits(tokens()), decoder.logits(tokens()))
+    decoder.eval()
+    assert torch.equal(decoder.logits(tokens()), decoder.logits(tokens()))
+
+
+def test_hybrid_layouts_decode_from_the_cache() -> None:
+    decoder = model("even(sharing:tie=kv,kv_heads=1)", dataclasses.replace(TINY, layers=4)).double()
+    text = tokens()
+    caches = decoder.new_caches(2, 12)
+    parts = torch.cat([decoder.logits(text[:, i : i + 3], caches=caches) for i in range(0, 12, 3)], 1)
+    assert torch.allclose(parts, decoder.logits(text), atol=1e-12)
+    assert caches.bytes == decoder.cache_bytes(2, 12, torch.float64)
+
+
+def test_learned_positions_end() -> None:
+    with pytest.raises(UserError, match="learned positions end at 16"):
+        model(positions="learned").logits(tokens(time=17))
+
+
+def test_whole_model_flops_are_the_counted_ones() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for arm in ("standard", "sharing:tie=kv", "diagonal"):
+        decoder = Decoder.outline(TINY, parse_layout(arm).layers(2))
+        with plain(), FlopCounterMode(display=False) as counter:
+            decoder.logits(torch.zeros(1, 16, dtype=torch.long, device="meta"))
+        assert counter.get_total_flops() / 16 == decoder.flops(16).full
+
+
+class Halved(Euclidean):
+    """A space of its own, to show the seam: states are stored at half their size."""
+
+    name = "halved"
+
+    def embedding(self) -> Embedding:
+        return super().embedding()
+
+    def add(self, x: Tensor, update: Tensor) -> Tensor:
+        return x + 0.5 * update
+
+
+class InHalved(Forgetful):
+    name = "in_halved"
+    residual = "halved"
+
+    def circuits(self) -> list[Circuit]:
+        return Mechanism.circuits(self)
+
+
+def test_where_neighbours_live_in_different_spaces_an_adapter_stands_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SPACES, "halved", Halved)
+    other, usual = Composed((class_term(InHalved),)), parse_layout("standard").pattern[0]
+    decoder = Decoder(dataclasses.replace(TINY, layers=3), [usual, other, usual], seed=1)
+    assert [block.adapter is not None for block in decoder.layers] == [False, True, True]
+    decoder(tokens(), tokens())[0].backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
+    decoder.circuits()
+    with pytest.raises(UserError, match="tied head"):
+        Decoder(TINY, [usual, other], seed=1)
+    with pytest.raises(UserError, match="unknown residual space"):
+        monkeypatch.delitem(SPACES, "halved")
+        Decoder(TINY, [usual, other], seed=1)
+
+
+def test_the_compiled_forward_is_one_graph() -> None:
+    decoder = model()
+    decoder.rotary.slice(0, 16, 4, decoder.readout)  # type: ignore[union-attr]
+    torch._dynamo.reset()
+    compiled = torch.compile(decoder.hidden, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(tokens()), decoder.hidden(tokens()), atol=1e-5)
