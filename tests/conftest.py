@@ -34,7 +34,29 @@ def shared_data() -> Path:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of some 60 kB that a small model can learn something of."""
     path = tmp_path_factory.mktemp("story") / "story.txt"
-    words = "the cat sat on a mat and saw the dog run to a house where old men told tales of kings".split()
+    words = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "and",
+        "saw",
+        "the",
+        "dog",
+        "run",
+        "to",
+        "a",
+        "house",
+        "where",
+        "old",
+        "men",
+        "told",
+        "tales",
+        "of",
+        "kings",
+    ]
     choose = random.Random(7)
     lines = [" ".join(choose.choice(words) for _ in range(choose.randint(4, 12))) + "." for _ in range(1500)]
     path.write_text("\n".join(lines), encoding="utf-8")

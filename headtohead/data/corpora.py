@@ -193,7 +193,7 @@ def in_order(name: str, text: bytes, held_out: float = 0.05) -> dict[str, list[t
 
 
 def _line_end(text: bytes, place: int) -> int:
-    end = text.find(b"\n", place, place + 4096)
+    end = text.find(b"\n", place, place + min(4096, len(text) // 40))
     return place if end < 0 else end + 1
 
 

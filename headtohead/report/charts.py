@@ -80,7 +80,7 @@ def forest(verdicts: list[Verdict]) -> Chart:
         .encode(x=x, y=y, color=colour, tooltip=tips),
         alt.Chart(data).mark_text(dy=-13, fontSize=12).encode(x=x, y=y, text="words:N", color=colour),
     ]
-    return alt.layer(*layers).properties(width="container", height=alt.Step(46))
+    return alt.layer(*layers).properties(width="container", height=46 * len(order))
 
 
 def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Scale) -> Chart:
@@ -154,4 +154,4 @@ def seed_values(rows: list[Row], order: list[str], scale: alt.Scale) -> Chart:
     means = (
         alt.Chart(data).mark_tick(thickness=2.5, size=26).encode(x=alt.X("mean(value):Q"), y=y, color=colour)
     )
-    return alt.layer(dots, means).properties(width="container", height=alt.Step(36))
+    return alt.layer(dots, means).properties(width="container", height=36 * len(order))

@@ -11,8 +11,8 @@ import altair as alt
 import jinja2
 import vl_convert
 
-import headtohead
 from headtohead.common.files import write_atomic
+from headtohead.common.version import VERSION
 from headtohead.report import charts
 from headtohead.report.gather import (
     ArmFacts,
@@ -45,7 +45,7 @@ def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
             warnings=_warnings(verdicts, contests),
             bundle=_bundle(),
             style=_style(),
-            version=headtohead.__version__,
+            version=VERSION,
         )
     )
     target = path / "report.html"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import torch
 
-import headtohead
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.version import VERSION
 from headtohead.kernels import backend_name
 from headtohead.model.sizes import Size
 
@@ -38,7 +38,7 @@ def commit() -> str:
     """Return the commit of this package: H2H_COMMIT, or git's, marked when files differ from it; else `unknown`."""
     if given := os.environ.get("H2H_COMMIT"):
         return given
-    root = Path(headtohead.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "unknown"
     try:
@@ -62,7 +62,7 @@ def environment(device: torch.device, size: Size, precision: str) -> dict[str, A
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "headtohead": headtohead.__version__,
+        "headtohead": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -123,8 +123,8 @@ def test_unknown_and_absent_sets_are_named(tmp_path: Path) -> None:
 
 
 def test_without_a_local_copy_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"headtohead\[hub\]"):
-        monkeypatch.setitem(sys.modules, "datasets", None)
         find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
     asked = []
 

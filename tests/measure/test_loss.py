@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -90,10 +91,10 @@ def test_the_bigram_line_is_the_formula(story: Path) -> None:
     train, test = (np.asarray(corpus.splits[split].tokens).astype(int) for split in ("train", "test"))
     unigram = {token: (np.sum(train == token) + 1) / (len(train) + 256) for token in set(test.tolist())}
     pairs: dict[tuple[int, int], int] = {}
-    for a, b in zip(train, train[1:], strict=False):
+    for a, b in itertools.pairwise(train):
         pairs[a, b] = pairs.get((a, b), 0) + 1
     bits = 0.0
-    for a, b in zip(test, test[1:], strict=False):
+    for a, b in itertools.pairwise(test):
         seen = sum(count for (first, _), count in pairs.items() if first == a)
         kinds = max(1, sum(first == a for first, _ in pairs))
         bits -= math.log2((pairs.get((a, b), 0) + kinds * unigram[b]) / (seen + kinds))

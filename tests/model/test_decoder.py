@@ -192,8 +192,8 @@ def test_where_neighbours_live_in_different_spaces_an_adapter_stands_between(
     decoder.circuits()
     with pytest.raises(UserError, match="tied head"):
         Decoder(TINY, [usual, other], seed=1)
+    monkeypatch.delitem(SPACES, "halved")
     with pytest.raises(UserError, match="unknown residual space"):
-        monkeypatch.delitem(SPACES, "halved")
         Decoder(TINY, [usual, other], seed=1)
 
 

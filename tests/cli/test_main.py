@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headtohead.cli.main import COMMANDS, main
+from headtohead.study.store import Store
+
+
+def run(*words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert ended.value.code == code
+
+
+SMALL = ("--tokens", "2560", "--batch", "256", "--seeds", "2", "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "out"
+    run(
+        "race",
+        "--arms",
+        "standard",
+        "sharing:tie=kv",
+        "--corpus",
+        f"file:{story}",
+        *SMALL,
+        "--out",
+        str(folder),
+    )
+    return folder
+
+
+def test_a_race_prints_its_verdicts_and_where_the_rest_is(
+    raced: Path, capsys: pytest.CaptureFixture[str], story: Path
+) -> None:
+    run(
+        "race",
+        "--arms",
+        "standard",
+        "sharing:tie=kv",
+        "--corpus",
+        f"file:{story}",
+        *SMALL,
+        "--out",
+        str(raced),
+    )
+    out = capsys.readouterr().out
+    assert "0 of 4 runs to do" in out
+    assert "(Q, K=V)" in out
+    assert "baseline" in out
+    assert "verdicts.json" in out
+    assert "report.html" in out
+
+
+def test_a_study_file_and_flags_that_override_it(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'arms = ["standard", "diagonal"]\ncorpus = "file:{story}"\ntokens = "1024"\nbatch = 256\nseeds = 1\n[model]\ndropout = 0.1\n'
+    )
+    run(
+        "race",
+        str(file),
+        "--workers",
+        "1",
+        "--seeds",
+        "2",
+        "--set",
+        "warmup=0.5",
+        "model.init_std=0.05",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    )
+    specs = [run_.spec() for run_ in Store(tmp_path / "out").runs()]
+    assert len(specs) == 4
+    assert {spec["training"]["warmup"] for spec in specs} == {0.5}
+    assert {spec["size"]["settings"]["init_std"] for spec in specs} == {0.05}
+    assert {spec["size"]["settings"]["dropout"] for spec in specs} == {0.1}
+    capsys.readouterr()
+
+
+def test_runs_report_generate_and_evaluate(
+    raced: Path, story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("runs", str(raced))
+    out = capsys.readouterr().out
+    assert out.count("done") == 4
+    run_id = Store(raced).runs()[0].id
+    run("report", str(raced))
+    run("generate", f"{raced}/{run_id[:10]}", "--prompt", "the cat", "--tokens", "12", "--temperature", "0")
+    found = capsys.readouterr()
+    assert "the cat" in found.out
+    assert "tokens/s" in found.err
+    run("evaluate", f"{raced}/{run_id}", "--corpus", f"file:{story}", "--split", "valid", "--json")
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+    run("runs", str(raced), "--export", str(tmp_path / "x.tar.gz"))
+    run("runs", str(tmp_path / "new"), "--import", str(tmp_path / "x.tar.gz"))
+    assert "4 runs added" in capsys.readouterr().out
+
+
+def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+    run("list")
+    out = capsys.readouterr().out
+    for word in ("standard", "sharing", "diagonal", "kv_heads", "117,056", "enwik8", "even(x)"):
+        assert word in out
+    run("list", "--json")
+    everything = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in everything["mechanisms"]} >= {"standard", "sharing", "diagonal"}
+    options = next(row["options"] for row in everything["mechanisms"] if row["name"] == "sharing")
+    assert {"name", "default", "choices", "help"} <= set(options[0])
+    assert next(row for row in everything["sizes"] if row["name"] == "nano")["parameters"] == 117_056
+    assert {"name": "stdlib"}.items() <= everything["corpora"][0].items()
+
+
+def test_cost_is_shown_and_given_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    run("cost", "standard", "sharing:tie=kv", "--size", "350m", "--context", "8k")
+    assert "359,794,688" in capsys.readouterr().out
+    run("cost", "standard", "sharing:tie=kv", "--size", "350m", "--context", "8192", "--json")
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["parameters"] == 359_794_688
+    assert rows[0]["cache_bytes_per_token"] == 2 * rows[1]["cache_bytes_per_token"]
+    assert rows[0]["context"] == 8192
+
+
+def test_check_says_the_level_and_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run("check", "diagonal")
+    assert "diagonal: accounted (2 settings" in capsys.readouterr().out
+    run("check", "examples/prefix_mean.py:PrefixMean")
+    out = capsys.readouterr().out
+    assert "raceable (1 setting" in out
+    assert "declares no cache" in out
+    assert "mend these to be decodable" in out
+    leaky = tmp_path / "leaky.py"
+    leaky.write_text(
+        Path("examples/prefix_mean.py").read_text().replace("cumsum(1)", "mean(1, keepdim=True)")
+    )
+    run("check", f"{leaky}:PrefixMean", code=1)
+    out = capsys.readouterr().out
+    assert "not raceable" in out
+    assert "it sees the future" in out
+
+
+def test_data_list_and_prepare(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("data", "list")
+    out = capsys.readouterr().out
+    assert "stdlib" in out
+    assert "no data directory is given" in out
+    run("data", "prepare", f"file:{story}", "--tokenizer", "bpe:300")
+    out = capsys.readouterr().out
+    assert "vocabulary 300" in out
+    assert "unigram" in out
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["data"], ["--version"]):
+        run(*words)
+    out = capsys.readouterr().out
+    assert all(f"h2h {name}" in out for name in COMMANDS)
+    for name in COMMANDS:
+        run(*name.split(), "--help")
+        assert "usage: h2h" in capsys.readouterr().out
+
+
+MISTAKES = [
+    (["rase"], "unknown command 'rase'; did you mean 'race'"),
+    (["data", "prepair"], "did you mean 'data prepare'"),
+    (["race"], "needs arms"),
+    (["race", "--arms", "standrd"], "did you mean 'standard'"),
+    (["race", "--arms", "sharing:tie=kw"], "unknown value for tie 'kw'"),
+    (["race", "--arms", "even(standard"], "is missing"),
+    (["race", "--arms", "standard", "--size", "nanno"], "did you mean 'nano'"),
+    (["race", "--arms", "standard", "--corpus", "stdlb"], "did you mean 'stdlib'"),
+    (["race", "--arms", "standard", "--tokens", "-5"], "expected a count"),
+    (["race", "--arms", "standard", "--tokens", "1M", "--batch", "100"], "not a multiple"),
+    (["race", "--arms", "standard", "--seeds", "0"], "seeds=0"),
+    (["race", "--arms", "standard", "--set", "warmup"], "KEY=VALUE"),
+    (["race", "--arms", "standard", "--set", "modl.x=1"], "unknown table"),
+    (["race", "--arms", "standard", "--set", "wormup=1"], "did you mean 'warmup'"),
+    (["race", "--arms", "standard", "--for", "soon"], "expected a duration"),
+    (["race", "--arms", "standard", "--device", "tpu"], "unknown device 'tpu'"),
+    (["race", "--arms", "standard", "--device", "cuda:7"], "cuda"),
+    (["race", "nowhere.toml"], "no such study file"),
+    (["race", "--arms", "./nowhere.py:Mine"], "no such file"),
+    (["check"], "needs a name"),
+    (["check", "standart"], "did you mean 'standard'"),
+    (["cost", "standard", "--size", "1t"], "unknown size '1t'"),
+    (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
+    (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
+    (["report", "nowhere"], "no study in nowhere"),
+    (["runs", "nowhere"], "no study in nowhere"),
+    (["data", "prepare", "file:nowhere"], "no such file or directory"),
+    (["data", "prepare", "stdlib", "--tokenizer", "bpe"], "unknown tokenizer 'bpe'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_typing_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*words, code=2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("h2h: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "words", [["race", "--armz", "x"], ["cost"], ["generate", "x"], ["race", "--lr", "fast"]]
+)
+def test_a_flag_that_does_not_exist_or_is_missing_ends_with_code_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*words, code=2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_debug_shows_where_it_was_raised() -> None:
+    from headtohead.common.errors import UserError
+
+    with pytest.raises(UserError):
+        main(["check", "standart", "--debug"])
+
+
+def test_the_package_runs_as_a_module_and_imports_fast() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "headtohead", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith("headtohead ")
+    code = (
+        "import time, torch; began = time.perf_counter(); import headtohead; from headtohead import Study, load, wrap, Mechanism;"
+        "print(time.perf_counter() - began)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(2)
+    ]
+    assert min(times) < 1.0

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from headtohead.report.gather import ArmFacts, arm_rows, configuration, curve_rows, seed_rows
+
+
+def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
+    record = {
+        "arm": label,
+        "layers": [label, label],
+        "parameters": 100,
+        "flops_per_token": 2000.0,
+        "cache_bytes_per_token": None,
+        "size": {
+            "width": 4,
+            "layers": 2,
+            "heads": 1,
+            "context": 8,
+            "vocabulary": 16,
+            "ffn": ffn,
+            "settings": {"positions": "rope"},
+        },
+        "training": {"batch": 10, "tokens": 1000, "lr": 0.1},
+    }
+    results = {
+        seed: {
+            "status": "done",
+            "epochs": 0.5,
+            "test": {"bits_per_byte": value, "nats": value, "perplexity": 2.0, "tokens": 50, "bytes": 100},
+        }
+        for seed, value in seeds.items()
+    }
+    curves = {
+        seed: [{"step": step, "tokens": step * 10, "nats": value} for step in range(1, 201)]
+        for seed, value in seeds.items()
+    }
+    return ArmFacts(
+        label,
+        label,
+        [record] * len(seeds),
+        results,
+        [{"tokens_per_second": 1e5, "train_seconds": 2.0}],
+        curves,
+    )
+
+
+def test_curves_are_thinned_and_span_the_seeds() -> None:
+    rows = curve_rows([facts("a", {1: 1.0, 2: 3.0})])
+    assert 60 <= len(rows) <= 80
+    assert rows[-1]["tokens"] == 2000
+    # Half a token per byte: bits per byte are half the bits per token.
+    for row in rows:
+        assert row["low"] < row["mean"] < row["high"]
+    assert rows[0]["mean"] == (1.0 + 3.0) / 2 / 0.6931471805599453 * 0.5
+
+
+def test_what_is_equal_and_what_differs() -> None:
+    equal, different = configuration([facts("a", {1: 1.0}), facts("b", {1: 1.0}, ffn=9)])
+    assert ("model: positions", "rope") in equal
+    assert {row["name"] for row in different} == {"mechanism", "feed-forward width"}
+    assert different[-1]["values"] == {"a": "8", "b": "9"}
+
+
+def test_every_seed_is_shown_and_averages_are_means() -> None:
+    arms = [facts("a", {1: 1.0, 2: 2.0})]
+    assert [(row["seed"], row["value"]) for row in seed_rows(arms)] == [(1, 1.0), (2, 2.0)]
+    row = arm_rows(arms)[0]
+    assert row["bits_per_byte"] == 1.5
+    assert row["runs"] == "2/2"
+    assert row["rate"] == "100k"
+
+
+def test_an_arm_without_runs_is_a_row_of_dashes() -> None:
+    row = arm_rows([ArmFacts("a", "a", [], {}, [], {})])[0]
+    assert row["bits_per_byte"] is None
+    assert row["parameters"] is None

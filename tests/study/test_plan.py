@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.study.matching import match_flops, match_params
+from headtohead.study.plan import plan_study
+from headtohead.study.spec import build_study
+from headtohead.training.settings import TrainSettings
+
+
+def plan(story: Path, **values: object):  # type: ignore[no-untyped-def]
+    given = {
+        "arms": ["standard", "sharing:tie=kv"],
+        "corpus": f"file:{story}",
+        "tokens": 2560,
+        "batch": 256,
+        "seeds": 2,
+    }
+    return plan_study(build_study(given | values))
+
+
+def test_a_plan_has_every_arm_seed_and_rule(story: Path) -> None:
+    found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
+    assert len(found.runs) == 2 * 2 * 4
+    assert len(found.outline().contests()) == 4
+    # The baseline's runs are the same under every rule, and are done once.
+    assert len(found.distinct()) == 2 + 2 * 4
+    assert [run.seed for run in found.distinct()] == sorted(run.seed for run in found.distinct())
+
+
+def test_the_hash_covers_what_can_change_the_result_and_nothing_else(story: Path, tmp_path: Path) -> None:
+    base = plan(story).runs[0]
+    for values in (
+        {"lr": 0.003},
+        {"tokens": 5120},
+        {"model": {"dropout": 0.1}},
+        {"clip": 0.5},
+        {"context": 64},
+    ):
+        assert plan(story, **values).runs[0].id != base.id, values
+    other = tmp_path / "other.txt"
+    other.write_text(story.read_text() + "one more line\n")
+    assert plan(other).runs[0].id != base.id
+    for values in (
+        {"seeds": 5},
+        {"arms": ["standard", "diagonal"]},
+        {"margin": 0.1},
+        {"name": "x"},
+        {"baseline": "sharing:tie=kv"},
+    ):
+        assert plan(story, **values).runs[0].id == base.id, values
+    renamed = plan(story, arms=[{"arm": "standard", "name": "renamed"}, "sharing:tie=kv"]).runs[0]
+    assert renamed.id == base.id
+    assert len({run.id for run in plan(story).runs}) == 4
+
+
+def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
+    found = plan(
+        story, arms=["standard", "sharing:tie=kv", "sharing:tie=qkv", "standard:kv_heads=1"], shape="params"
+    )
+    target = found.runs[0].parameters
+    for run in found.runs:
+        assert abs(run.parameters - target) <= 0.005 * target
+        assert run.parameters == Decoder.outline(run.size, run.layers).parameter_count()
+    widths = {run.arm.label: run.size.ffn for run in found.runs}
+    # Freed weights over 3 d, with d = 64: 64 * 64 / (3 * 64).
+    assert widths["standard"] == 176
+    assert widths["(Q, K=V)"] == 176 + round(64 * 64 / (3 * 64))
+    assert widths["(Q=K=V)"] == 176 + round(2 * 64 * 64 / (3 * 64))
+
+
+def test_an_impossible_match_is_refused_with_the_reason(story: Path) -> None:
+    run = plan(story).runs[0]
+    with pytest.raises(UserError, match="cannot be met"):
+        match_params(run.size, run.layers, 1000)
+
+
+def test_equal_flops_solve_the_tokens() -> None:
+    settings = TrainSettings(tokens=100_000, batch=1000)
+    assert match_flops(settings, arm=2.0, baseline=1.0).tokens == 50_000
+    assert match_flops(settings, arm=1.0, baseline=1.5).tokens == 150_000
+    with pytest.raises(UserError, match="no whole step"):
+        match_flops(settings, arm=1e9, baseline=1.0)
+
+
+def test_a_corpus_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too little text to fill a window of 128 tokens\n" * 20)
+    with pytest.raises(UserError, match="fewer than the context 128"):
+        plan(short)
+
+
+def test_an_arm_that_cannot_be_built_is_refused_before_anything_runs(story: Path) -> None:
+    with pytest.raises(UserError, match="identical"):
+        plan(story, arms=["standard", "sharing:tie=qk,kv_heads=2"])
+
+
+def test_the_record_rebuilds_the_run(story: Path) -> None:
+    from headtohead.study.perform import layers_of, size_of
+
+    run = plan(story, arms=["standard", "sharing:value_mix=(1,-1),kv_heads=2"]).runs[-1]
+    record = run.record()
+    assert size_of(record) == run.size
+    assert tuple(layers_of(record)) == run.layers
+    assert dataclasses.asdict(TrainSettings(**record["training"])) == dataclasses.asdict(run.training)

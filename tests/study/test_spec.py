@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headtohead.common.errors import UserError
+from headtohead.study.spec import build_study, read_study
+
+ARMS = ["standard", "sharing:tie=kv"]
+
+
+def test_defaults_are_five_paired_seeds_against_the_first_arm() -> None:
+    spec = build_study({"arms": ARMS})
+    assert spec.seeds == (1, 2, 3, 4, 5)
+    assert spec.baseline_arm.text == "standard"
+    assert spec.primary_arm is not None
+    assert spec.primary_arm.text == "sharing:tie=kv"
+    assert (spec.shapes, spec.lengths, spec.margin) == (("as_is",), ("tokens",), 0.005)
+
+
+def test_an_arm_may_be_a_table_with_settings_of_its_own() -> None:
+    spec = build_study(
+        {
+            "arms": ["standard", {"arm": "standard", "name": "fast", "lr": 0.01, "model": {"dropout": 0.1}}],
+            "lr": 0.002,
+        }
+    )
+    base, fast = spec.arms
+    assert (fast.label, fast.text) == ("fast", "standard")
+    assert spec.train_settings(base).lr == 0.002
+    assert spec.train_settings(fast).lr == 0.01
+    assert spec.size("nano", fast).settings.dropout == 0.1
+    assert spec.size("nano", base).settings.dropout == 0.0
+
+
+def test_the_baseline_is_named_by_text_or_label() -> None:
+    for name in ("sharing:tie=kv", "(Q, K=V)"):
+        spec = build_study({"arms": ARMS, "baseline": name})
+        assert spec.baseline_arm.label == "(Q, K=V)"
+        assert spec.primary_arm is not None
+        assert spec.primary_arm.text == "standard"
+
+
+def test_equal_labels_are_told_apart() -> None:
+    spec = build_study({"arms": ["sharing:tie=kv", "sharing:tie=kv*2"]})
+    assert [arm.label for arm in spec.arms] == ["(Q, K=V)", "sharing:tie=kv*2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "needs arms"),
+        ({"arms": []}, "needs arms"),
+        ({"arms": [3]}, "an arm is a text"),
+        ({"arms": ["standard", "standard"]}, "given twice"),
+        ({"arms": [{"name": "x"}]}, "an arm is a text"),
+        ({"arms": [{"arm": "standard", "corpus": "x"}]}, "setting of arm"),
+        ({"arms": ["standrd"]}, "did you mean 'standard'"),
+        ({"arms": ARMS, "tokns": 5}, "unknown study setting 'tokns'; did you mean 'tokens'"),
+        ({"arms": ARMS, "tokens": "lots"}, "expected a count"),
+        ({"arms": ARMS, "tokens": -4}, "whole number"),
+        ({"arms": ARMS, "seeds": 0}, "seeds=0"),
+        ({"arms": ARMS, "seeds": "x"}, "expected a count"),
+        ({"arms": ARMS, "seeds": [1, 1]}, "one twice"),
+        ({"arms": ARMS, "size": "nanno"}, "did you mean 'nano'"),
+        ({"arms": ARMS, "size": 4}, "takes a name"),
+        ({"arms": ARMS, "shape": "parms"}, "did you mean 'params'"),
+        ({"arms": ARMS, "length": "flopz"}, "did you mean 'flops'"),
+        ({"arms": ARMS, "baseline": "sharing"}, "arm given as baseline"),
+        ({"arms": ARMS, "primary": "standard"}, "cannot be compared with itself"),
+        ({"arms": ARMS, "margin": -1}, "margin"),
+        ({"arms": ARMS, "batch": 100}, "not a multiple of the context"),
+        ({"arms": ARMS, "model": 3}, "takes a table"),
+        ({"arms": ARMS, "model": {"positionz": "rope"}}, "did you mean 'positions'"),
+        ({"arms": ARMS, "model": {"dropout": "much"}}, "takes a float"),
+        ({"arms": ["standard*3"]}, "gives 3 layers; this size has 2"),
+        ({"arms": ["sharing:tie=qk,kv_heads=2"]}, None),
+    ],
+)
+def test_mistakes_are_one_clear_line(values: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        build_study(values)  # refused later, when the shape is known
+        return
+    with pytest.raises(UserError, match=words) as caught:
+        build_study(values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("arms = [", "is not TOML"), ("arms = 'a'\narms = 'b'", "is not TOML"), ("\x00", "is not TOML")],
+)
+def test_a_file_that_is_not_toml_is_named_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_study(tmp_path / "s.toml")
+    with pytest.raises(UserError, match="no such study file"):
+        read_study(tmp_path / "t.toml")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 10**7) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        "arms",
+        "corpus",
+        "size",
+        "tokens",
+        "seeds",
+        "shape",
+        "lr",
+        "model",
+        "batch",
+        "margin",
+        "name",
+        "schedule",
+    ]
+)
+
+
+@given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_values_are_a_study_or_a_clear_error(values: dict[str, Any], with_arms: bool) -> None:
+    if with_arms:
+        values["arms"] = ARMS
+    try:
+        build_study(values)
+    except UserError as error:
+        assert str(error)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from headtohead import Study
+from headtohead.common.errors import UserError
+from headtohead.study.store import Store
+from headtohead.study.transfer import export_runs, import_runs
+
+
+@pytest.fixture(scope="module")
+def exported(story: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("study")
+    Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=1024, batch=256, seeds=1).run(
+        folder, workers=1, quiet=True
+    )
+    target = folder / "runs.tar.gz"
+    assert export_runs(Store(folder), target) == 2
+    return folder, target
+
+
+def test_finished_runs_arrive_and_are_not_done_again(
+    exported: tuple[Path, Path], story: Path, tmp_path: Path
+) -> None:
+    folder, target = exported
+    assert import_runs(Store(tmp_path), target) == (2, 0)
+    assert import_runs(Store(tmp_path), target) == (0, 2)
+    for run in Store(folder).runs():
+        assert Store(tmp_path).run(run.id).result() == run.result()
+        assert not Store(tmp_path).run(run.id).weights.exists(), "no weights travel"
+    again = Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=1024, batch=256, seeds=1).run(
+        tmp_path, workers=1, quiet=True
+    )
+    assert again.summary.done == 0
+
+
+def archive(path: Path, files: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.type = kind
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+RUN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../../evil.json", "is not an export"),
+        (f"{RUN}/../../evil", "is not an export"),
+        ("/etc/passwd", "is not an export"),
+        (f"{RUN}/evil.py", "is not an export"),
+        (f"{RUN}/result.json", "damaged or is not what it says"),
+    ],
+)
+def test_hostile_archives_are_refused(tmp_path: Path, name: str, words: str) -> None:
+    path = archive(tmp_path / "x.tar.gz", {name: b'{"status": "done"}'})
+    with pytest.raises(UserError, match=words):
+        import_runs(Store(tmp_path / "s"), path)
+    assert not list(tmp_path.glob("**/evil*"))
+
+
+def test_a_run_that_is_not_what_it_says_is_refused(exported: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Store(exported[0]).runs()[0]
+    spec = run.spec()
+    spec["identity"]["seed"] = 99
+    files = {f"{run.id}/spec.json": json.dumps(spec).encode(), f"{run.id}/result.json": b'{"status": "done"}'}
+    with pytest.raises(UserError, match="is not what it says it is"):
+        import_runs(Store(tmp_path / "s"), archive(tmp_path / "x.tar.gz", files))
+
+
+def test_links_and_rubbish_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not an export"):
+        import_runs(
+            Store(tmp_path), archive(tmp_path / "l.tar.gz", {f"{RUN}/spec.json": b""}, tarfile.SYMTYPE)
+        )
+    (tmp_path / "r.tar.gz").write_bytes(b"rubbish")
+    with pytest.raises(UserError, match="cannot be read"):
+        import_runs(Store(tmp_path), tmp_path / "r.tar.gz")
+    with pytest.raises(UserError, match="no such file"):
+        import_runs(Store(tmp_path), tmp_path / "none.tar.gz")
+    with pytest.raises(UserError, match="no finished runs"):
+        export_runs(Store(tmp_path), tmp_path / "out.tar.gz")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headtohead.study.outline import Contest, Entry, Outline, outline_from
+from headtohead.study.verdict import sentence, study_verdicts
+
+CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
+NEEDED = [
+    "arm",
+    "baseline",
+    "corpus",
+    "size",
+    "shape",
+    "length",
+    "metric",
+    "n",
+    "mean",
+    "baseline_mean",
+    "difference",
+    "ci_low",
+    "ci_high",
+    "p",
+    "p_holm",
+    "margin",
+    "detectable",
+    "primary",
+    "verdict",
+]
+
+
+def outline(
+    labels: list[str], seeds: int = 5, primary: str | None = None, contests: tuple[Contest, ...] = (CONTEST,)
+) -> Outline:
+    entries = tuple(
+        Entry(f"{contest.size}/{label}/{seed}", label, seed, contest)
+        for contest in contests
+        for label in labels
+        for seed in range(1, seeds + 1)
+    )
+    return Outline(
+        "s",
+        tuple((f"text:{x}", x) for x in labels),
+        labels[0],
+        primary or labels[1],
+        0.005,
+        tuple(range(1, seeds + 1)),
+        entries,
+    )
+
+
+def done(value: float, blocks: int = 10, tilt: float = 0.0) -> dict[str, Any]:
+    rows = [[value * 100 * (1 + tilt * (-1) ** i), 100] for i in range(blocks)]
+    return {"status": "done", "test": {"bits_per_byte": value, "blocks": rows}}
+
+
+def results(values: dict[str, list[float]], size: str = "nano") -> dict[str, dict[str, Any]]:
+    return {
+        f"{size}/{label}/{seed}": done(value)
+        for label, row in values.items()
+        for seed, value in enumerate(row, 1)
+    }
+
+
+BASE = [2.50, 2.52, 2.48, 2.51, 2.49]
+BETTER = [x - 0.02 - 0.001 * i for i, x in enumerate(BASE)]
+WORSE = [x + 0.1 + 0.003 * i for i, x in enumerate(BASE)]
+SAME = [x + 0.0005 * (-1) ** i for i, x in enumerate(BASE)]
+NOISY = [x + 0.05 * (-1) ** i for i, x in enumerate(BASE)]
+
+
+def test_each_arm_gets_its_verdict_and_every_field() -> None:
+    values = {"base": BASE, "up": BETTER, "down": WORSE, "same": SAME, "noisy": NOISY}
+    rows = study_verdicts(outline(list(values)), results(values))
+    assert [row.verdict for row in rows] == ["better", "worse", "equivalent", "undecided"]
+    for row in rows:
+        assert set(NEEDED) <= set(row.as_dict())
+        assert row.baseline == "text:base"
+        assert row.metric == "bits_per_byte"
+        assert row.n == 5
+    assert rows[0].difference == pytest.approx(-0.022)
+    assert [row.primary for row in rows] == [True, False, False, False]
+    assert "exploratory" in rows[1].notes
+    assert "exploratory" not in rows[0].notes
+
+
+def test_holm_counts_the_arms_of_a_contest() -> None:
+    values = {"base": BASE, "up": BETTER} | {f"n{i}": NOISY for i in range(4)}
+    rows = study_verdicts(outline(list(values)), results(values))
+    assert rows[0].p is not None
+    assert rows[0].p_holm == pytest.approx(5 * rows[0].p)
+
+
+def test_only_paired_seeds_count() -> None:
+    found = results({"base": BASE, "up": BETTER})
+    del found["nano/up/2"], found["nano/base/5"]
+    row = study_verdicts(outline(["base", "up"]), found)[0]
+    assert row.seeds == [1, 3, 4]
+    assert row.missing == 1
+    assert any("not finished" in note for note in row.notes)
+
+
+def test_a_diverged_run_is_counted_and_takes_a_win_back() -> None:
+    found = results({"base": BASE, "up": BETTER})
+    found["nano/up/3"] = {"status": "diverged"}
+    row = study_verdicts(outline(["base", "up"]), found)[0]
+    assert (row.n, row.diverged, row.verdict) == (4, 1, "undecided")
+    assert any("diverged" in note for note in row.notes)
+    worse = results({"base": BASE, "up": WORSE})
+    worse["nano/up/3"] = {"status": "diverged"}
+    assert study_verdicts(outline(["base", "up"]), worse)[0].verdict == "worse"
+
+
+def test_a_failed_run_is_counted_apart() -> None:
+    found = results({"base": BASE, "up": BETTER})
+    found["nano/up/3"] = {"status": "out of memory", "error": "x"}
+    row = study_verdicts(outline(["base", "up"]), found)[0]
+    assert (row.failed, row.diverged, row.n) == (1, 0, 4)
+
+
+def test_no_pair_gives_nulls_and_no_winner() -> None:
+    row = study_verdicts(outline(["base", "up"]), {})[0]
+    assert row.verdict == "undecided"
+    assert row.mean is row.difference is row.p is row.p_holm is row.detectable is None
+    assert "no finished pair" in sentence(row)
+    single = study_verdicts(outline(["base", "up"], seeds=1), results({"base": [2.0], "up": [1.0]}))[0]
+    assert (single.verdict, single.ci_low) == ("undecided", None)
+    assert any("no interval" in note for note in single.notes)
+
+
+def test_where_documents_disagree_the_verdict_says_on_this_test_set() -> None:
+    values = {"base": BASE, "up": [x - 0.02 for x in BASE]}
+    found = results(values)
+    for seed in range(1, 6):
+        found[f"nano/up/{seed}"] = done(BASE[seed - 1] - 0.02 - 0.0001 * seed, tilt=0.2)
+    row = study_verdicts(outline(["base", "up"]), found)[0]
+    assert row.verdict == "better"
+    assert row.scope == "this test set"
+    assert "on this test set" in sentence(row)
+
+
+def test_the_same_runs_are_equivalent_with_difference_zero() -> None:
+    shared = outline(["base", "twin"])
+    entries = tuple(
+        Entry(f"nano/base/{entry.seed}", entry.label, entry.seed, entry.contest) for entry in shared.entries
+    )
+    twin = Outline(shared.name, shared.arms, "base", "twin", 0.005, shared.seeds, entries)
+    row = study_verdicts(twin, results({"base": BASE}))[0]
+    assert (row.verdict, row.difference) == ("equivalent", 0.0)
+
+
+def test_seeds_added_after_looking_are_marked() -> None:
+    row = study_verdicts(outline(["base", "up"]), results({"base": BASE, "up": BETTER}), frozenset({4, 5}))[0]
+    assert row.added_seeds == [4, 5]
+    assert any("added after looking" in note for note in row.notes)
+
+
+def test_contests_are_judged_apart_and_one_row_is_primary() -> None:
+    other = Contest("c", "c@1", "1m", "params", "tokens")
+    both = outline(["base", "up"], contests=(CONTEST, other))
+    found = results({"base": BASE, "up": BETTER}) | results({"base": BASE, "up": WORSE}, "1m")
+    rows = study_verdicts(both, found)
+    assert [(row.size, row.shape, row.verdict) for row in rows] == [
+        ("nano", "as_is", "better"),
+        ("1m", "params", "worse"),
+    ]
+    assert [row.primary for row in rows] == [True, False]
+
+
+def test_a_real_but_tiny_difference_says_so() -> None:
+    values = {"base": BASE, "up": [x - 0.001 - 0.00001 * i for i, x in enumerate(BASE)]}
+    row = study_verdicts(outline(list(values)), results(values))[0]
+    assert row.verdict == "better"
+    assert any("within the margin" in note for note in row.notes)
+
+
+def test_sentences_are_plain() -> None:
+    values = {"base": BASE, "up": BETTER, "same": SAME, "noisy": NOISY}
+    words = [sentence(row) for row in study_verdicts(outline(list(values)), results(values))]
+    assert words[0].startswith("up is better than base by 0.02")
+    assert words[1] == "same is equivalent to base within 0.005 bits per byte at equal tokens."
+    assert "undecided" in words[2]
+
+
+def test_an_outline_survives_its_file() -> None:
+    one = outline(["base", "up"])
+    assert outline_from(one.as_dict()) == one
+    from headtohead.common.errors import UserError
+
+    with pytest.raises(UserError, match="damaged study outline"):
+        outline_from({"name": "x"})

@@ -1,0 +1,45 @@
+"""Golden losses: when one moves, the package's numerics number must be bumped so that old runs are not mixed in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headtohead.data.shards import Split
+from headtohead.data.windows import Windows
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import SIZES
+from headtohead.study.numerics import NUMERICS
+from headtohead.training.settings import TrainSettings
+from headtohead.training.trainer import Trainer
+
+# Mean nats of the last of 20 steps, by arm, for this number of the arithmetic.
+GOLDEN = {
+    1: {
+        "standard": 4.982883,
+        "sharing:tie=kv": 4.779138,
+        "sharing:tie=qkv,rope=score": 4.889132,
+        "diagonal:init=signs": 5.021150,
+        "standard:kv_heads=1,window=16,qk_norm=true": 4.406554,
+    }
+}
+
+
+def final_loss(arm: str) -> float:
+    tokens = ((np.arange(40_000) ** 2 // 7 + np.arange(40_000) * 3) % 251).astype(np.uint8)
+    windows = Windows(Split(tokens, np.array([0], dtype=np.uint64), len(tokens)), 128, seed=1)
+    torch.manual_seed(1)
+    model = Decoder(SIZES["nano"].with_settings(init_std=0.08), parse_layout(arm).layers(2), seed=1)
+    trainer = Trainer(model, windows, TrainSettings(tokens=20 * 512, batch=512, lr=4e-3))
+    return trainer.run().train_nats
+
+
+@pytest.mark.parametrize("arm", GOLDEN[max(GOLDEN)])
+def test_a_golden_loss_has_not_moved(arm: str) -> None:
+    assert NUMERICS in GOLDEN, "the numerics number was bumped: record the new golden losses here"
+    found = final_loss(arm)
+    assert found == pytest.approx(GOLDEN[NUMERICS][arm], rel=2e-5), (
+        "the arithmetic has changed: if that was meant, bump NUMERICS and record the new losses"
+    )

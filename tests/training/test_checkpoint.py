@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    read_checkpoint,
+    read_tensors,
+    save_checkpoint,
+)
+
+
+def checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step, {"w": torch.full((3,), float(step)), "n/x": torch.arange(4)}, {"seconds": 1.5})
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, checkpoint(7))
+    found, warnings = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.step, found.state, warnings) == (7, {"seconds": 1.5}, [])
+    assert torch.equal(found.tensors["w"], torch.full((3,), 7.0))
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, checkpoint(step))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000002", "step-0000000003"]
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", "truncated", "missing", "state-flipped", "state-empty", "state-wrong"]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+    save_checkpoint(tmp_path, checkpoint(1))
+    last = save_checkpoint(tmp_path, checkpoint(2))
+    tensors, state = last / "tensors.safetensors", last / "state.json"
+    if damage == "flipped":
+        flip(tensors, -3)
+    elif damage == "truncated":
+        tensors.write_bytes(tensors.read_bytes()[:-5])
+    elif damage == "missing":
+        tensors.unlink()
+    elif damage == "state-flipped":
+        state.write_text(state.read_text()[:-4])
+    elif damage == "state-empty":
+        state.write_text("")
+    else:
+        state.write_text(json.dumps({"step": "two"}))
+    found, warnings = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert len(warnings) == 1
+    assert str(last) in warnings[0]
+
+
+def test_with_nothing_whole_there_is_no_checkpoint(tmp_path: Path) -> None:
+    last = save_checkpoint(tmp_path, checkpoint(2))
+    (last / "state.json").unlink()
+    assert latest_checkpoint(tmp_path)[0] is None
+    assert latest_checkpoint(tmp_path / "nowhere") == (None, [])
+
+
+def test_an_interrupted_write_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, checkpoint(1))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, checkpoint(2))
+    monkeypatch.undo()
+    found, _ = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "executed",))  # type: ignore[return-value]
+
+    (tmp_path / "x.safetensors").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UserError, match="damaged file"):
+        read_tensors(tmp_path / "x.safetensors")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(UserError, match="damaged file"):
+        read_tensors(tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="damaged checkpoint"):
+        read_checkpoint(tmp_path)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headtohead.common.errors import UserError
+from headtohead.data.shards import Split
+from headtohead.data.windows import Windows
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import SIZES
+from headtohead.training.optimiser import make_optimiser
+from headtohead.training.settings import TrainSettings, train_settings
+from headtohead.training.trainer import Hooks, Trainer
+
+TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=64)
+SETTINGS = TrainSettings(tokens=64 * 30, batch=64, lr=1e-2)
+QUIET = Hooks()
+
+
+def windows(seed: int = 1) -> Windows:
+    tokens = (np.arange(3000) * 7 % 61).astype(np.uint8)
+    return Windows(Split(tokens, np.array([0], dtype=np.uint64), len(tokens)), 16, seed)
+
+
+def trainer(
+    folder: Path | None = None, hooks: Hooks = QUIET, given: TrainSettings = SETTINGS, **model: Any
+) -> Trainer:
+    decoder = Decoder(
+        TINY.with_settings(init_std=0.2, **model), parse_layout("sharing:tie=kv").layers(2), seed=1
+    )
+    torch.manual_seed(1)
+    return Trainer(decoder, windows(), given, folder=folder, hooks=hooks, save_every=1e9)
+
+
+def weights(one: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in one.model.state_dict().items()}
+
+
+def stop_at(step: int) -> Callable[[], bool]:
+    count = [0]
+
+    def stop() -> bool:
+        count[0] += 1
+        return count[0] >= step
+
+    return stop
+
+
+def test_it_learns() -> None:
+    rows: list[dict[str, Any]] = []
+    given = dataclasses.replace(SETTINGS, tokens=64 * 120)
+    outcome = trainer(hooks=Hooks(log=rows.append), given=given).run()
+    assert outcome.status == "done"
+    assert outcome.step == 120
+    assert rows[0]["nats"] > 3.5
+    assert rows[-1]["nats"] < 1.0
+    assert [row["step"] for row in rows] == list(range(1, 121))
+    assert rows[-1]["tokens"] == 64 * 120
+
+
+@given(cuts=st.lists(st.integers(1, 29), min_size=1, max_size=4, unique=True))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    rows: list[dict[str, Any]] = []
+    whole = trainer(hooks=Hooks(log=rows.append), dropout=0.1)
+    expected = whole.run()
+    pieces: list[dict[str, Any]] = []
+    before = 0
+    for cut in sorted(cuts):
+        part = trainer(folder, Hooks(log=pieces.append, stop=stop_at(cut - before)), dropout=0.1)
+        assert part.run().status == "stopped"
+        before = cut
+    torch.manual_seed(999)
+    last = trainer(folder, Hooks(log=pieces.append), dropout=0.1)
+    outcome = last.run()
+    assert outcome == expected
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, last.model.state_dict()[name]), name
+    strip = lambda found: [{key: value for key, value in row.items() if key != "seconds"} for row in found]  # noqa: E731
+    assert strip(pieces) == strip(rows)
+
+
+def test_micro_batches_accumulate_to_the_same_gradient() -> None:
+    one, two = trainer(), trainer()
+    two.micro = 1
+    nats_one, norm_one = one._one_step()
+    nats_two, norm_two = two._one_step()
+    assert torch.allclose(nats_one, nats_two, rtol=1e-5)
+    assert torch.allclose(norm_one, norm_two, rtol=1e-4)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    one = trainer(hooks=Hooks(warn=said.append))
+    usual = one._backward
+
+    def scarce() -> torch.Tensor:
+        if one.micro > 1:
+            raise torch.OutOfMemoryError("no room")
+        return usual()
+
+    monkeypatch.setattr(one, "_backward", scarce)
+    assert one.run().status == "done"
+    assert one.micro == 1
+    assert "tokens per step unchanged" in said[0]
+
+
+@pytest.mark.parametrize("kind", ["nan", "lost"])
+def test_divergence_is_an_outcome_with_its_step(kind: str) -> None:
+    rows: list[dict[str, Any]] = []
+    one = trainer(hooks=Hooks(log=rows.append))
+    usual = one._one_step
+
+    def diverging() -> tuple[torch.Tensor, torch.Tensor]:
+        nats, norm = usual()
+        return (torch.tensor(math.nan if kind == "nan" else 50.0), norm) if one.step >= 12 else (nats, norm)
+
+    one._one_step = diverging  # type: ignore[method-assign]
+    outcome = one.run()
+    assert outcome.status == "diverged"
+    assert outcome.diverged_at == 12
+
+
+def test_a_rate_far_too_high_diverges_or_ends_without_an_error() -> None:
+    outcome = trainer(given=dataclasses.replace(SETTINGS, lr=1e4, clip=0.0)).run()
+    assert outcome.status in ("diverged", "done")
+
+
+def test_evaluations_on_the_way_are_spread_evenly() -> None:
+    rows: list[dict[str, Any]] = []
+    given = dataclasses.replace(SETTINGS, evaluations=3)
+    trainer(hooks=Hooks(log=rows.append, evaluate=lambda: {"nats": 1.0}), given=given).run()
+    assert [row["step"] for row in rows if "valid" in row] == [10, 20]
+
+
+def test_groups_follow_circuits_and_decay_matrices_alone() -> None:
+    decoder = Decoder(TINY, parse_layout("standard:qk_norm=true").layers(2), seed=1)
+    groups = {
+        (group["tag"], group["weight_decay"]): len(group["params"])
+        for group in make_optimiser(decoder, SETTINGS).param_groups
+    }
+    assert groups == {
+        ("embedding", 0.1): 1,
+        ("qk", 0.1): 4,
+        ("qk", 0.0): 4,
+        ("ov", 0.1): 4,
+        ("norm", 0.0): 5,
+        ("ffn", 0.1): 6,
+    }
+
+
+def test_bf16_trains_close_to_float32() -> None:
+    plain, coarse = trainer(), trainer(given=dataclasses.replace(SETTINGS, precision="bf16"))
+    assert coarse.run().train_nats == pytest.approx(plain.run().train_nats, abs=0.25)
+    assert all(parameter.dtype == torch.float32 for parameter in coarse.model.parameters())
+
+
+def test_smoothing_changes_the_objective_not_the_reported_loss() -> None:
+    smooth = trainer(given=dataclasses.replace(SETTINGS, smoothing=0.2))
+    sharp = trainer()
+    assert torch.allclose(smooth._backward(), sharp._backward(), rtol=1e-6)
+    grads = [next(one.model.parameters()).grad for one in (smooth, sharp)]
+    assert not torch.allclose(*grads)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tokens": 0}, "too small"),
+        ({"tokens": "-5"}, "whole number|count"),
+        ({"lr": -1.0}, "negative"),
+        ({"lr": "fast"}, "takes a number"),
+        ({"warmup": 1.5}, "between 0 and 1"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"precision": "fp8"}, "float32"),
+        ({"schedule": "wsd", "warmup": 0.5, "decay_share": 0.6}, "more than the whole run"),
+        ({"leraning_rate": 1}, "unknown training setting"),
+        ({"smoothing": 1.0}, "between"),
+    ],
+)
+def test_bad_settings_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        train_settings(values)
+
+
+def test_steps_must_fit() -> None:
+    with pytest.raises(UserError, match="not a multiple of the context"):
+        TrainSettings(batch=100).steps(16)
+    with pytest.raises(UserError, match="do not fill one step"):
+        TrainSettings(tokens=50, batch=64).steps(16)
