@@ -14,6 +14,7 @@ from headtohead.common.errors import UserError
 from headtohead.data.shards import Split
 
 _ROUNDS = 6
+_BLOCK = 4096
 
 
 def permuted(places: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[Any, Any]:
@@ -51,6 +52,8 @@ class Windows:
     def __init__(self, split: Split, context: int, seed: int, name: str = "train split") -> None:
         self.tokens, self.context, self.seed = split.tokens, context, seed
         self.count = (len(split.tokens) - 1) // context
+        self._known = (-1, -1)
+        self._order = np.empty(0, dtype=np.int64)
         if self.count < 1:
             raise UserError(
                 f"the {name} holds {len(split.tokens):,} tokens; a context of {context} needs {context + 1:,}"
@@ -58,16 +61,20 @@ class Windows:
 
     def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
         """Return tokens and targets (size, context) of windows `first`, `first + 1`, ... of the endless order."""
-        places = np.arange(first, first + size)
-        epochs = places // self.count
-        order = np.empty(size, dtype=np.int64)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            order[chosen] = permuted(places[chosen] % self.count, self.count, f"{self.seed}/{epoch}")
-        starts = order * self.context
-        rows = np.stack([self.tokens[start : start + self.context + 1] for start in starts]).astype(np.int64)
-        both = torch.from_numpy(rows)
+        starts = np.array([self._place(index) for index in range(first, first + size)]) * self.context
+        rows = self.tokens[starts[:, None] + np.arange(self.context + 1)]
+        both = torch.from_numpy(rows.astype(np.int64))
         return both[:, :-1], both[:, 1:]
+
+    def _place(self, index: int) -> int:
+        """Return which window stands at a place of the endless order; a block of places is worked out at once."""
+        epoch, place = divmod(index, self.count)
+        block, offset = divmod(place, _BLOCK)
+        if (epoch, block) != self._known:
+            stop = min(self.count, (block + 1) * _BLOCK)
+            self._order = permuted(np.arange(block * _BLOCK, stop), self.count, f"{self.seed}/{epoch}")
+            self._known = (epoch, block)
+        return int(self._order[offset])
 
     def epochs(self, tokens: int) -> float:
         """Return how often the split is seen in a run of that many tokens."""

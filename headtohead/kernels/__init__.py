@@ -5,6 +5,7 @@ from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import plain
+from headtohead.kernels.projection import project
 from headtohead.kernels.rotary import rotary_table, rotate
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "backend_name",
     "linear_cross_entropy",
     "plain",
+    "project",
     "rms_norm",
     "rotary_table",
     "rotate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from headtohead.kernels.path import eager_cpu
 
 # Rows per chunk on CPU: the three hidden tensors of a chunk then stay in a core's second-level cache.
-_CHUNK_ELEMENTS = 2**17
+_CHUNK_ELEMENTS = 2**18
 
 
 def swiglu(
@@ -46,12 +47,10 @@ class _Swiglu(torch.autograd.Function):
         gated = rows.new_empty(len(rows), len(gate))
         lifted = torch.empty_like(gated)
         out = torch.empty_like(rows)
-        size = max(64, _CHUNK_ELEMENTS // len(gate))
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            torch.mm(rows[part], gate.t(), out=gated[part])
-            torch.mm(rows[part], up.t(), out=lifted[part])
-            torch.mm(F.silu(gated[part]).mul_(lifted[part]), down.t(), out=out[part])
+        for row, gated_part, lifted_part, out_part in _chunks(rows, gated, lifted, out):
+            torch.mm(row, gate.t(), out=gated_part)
+            torch.mm(row, up.t(), out=lifted_part)
+            torch.mm(F.silu(gated_part).mul_(lifted_part), down.t(), out=out_part)
         ctx.save_for_backward(rows, gated, lifted, gate, up, down)
         return out.view_as(x)
 
@@ -63,16 +62,22 @@ class _Swiglu(torch.autograd.Function):
         grad = grad.reshape(-1, shape[-1])
         grad_rows = torch.empty_like(rows)
         grad_gate, grad_up, grad_down = (torch.zeros_like(weight) for weight in (gate, up, down))
-        size = max(64, _CHUNK_ELEMENTS // len(gate))
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            active = F.silu(gated[part])
-            grad_hidden = torch.mm(grad[part], down)
-            grad_lifted = grad_hidden * active
-            grad_down.addmm_(grad[part].t(), active.mul_(lifted[part]))
-            grad_gated = torch.ops.aten.silu_backward(grad_hidden.mul_(lifted[part]), gated[part])
-            grad_gate.addmm_(grad_gated.t(), rows[part])
-            grad_up.addmm_(grad_lifted.t(), rows[part])
-            torch.mm(grad_gated, gate, out=grad_rows[part])
-            grad_rows[part].addmm_(grad_lifted, up)
+        for row, gated_part, lifted_part, part, grad_row in _chunks(rows, gated, lifted, grad, grad_rows):
+            gate_share = torch.sigmoid(gated_part)
+            active = gate_share * gated_part
+            slope = (gate_share + active).addcmul_(active, gate_share, value=-1)  # s + a (1 - s)
+            grad_hidden = torch.mm(part, down)
+            grad_lifted = torch.mul(grad_hidden, active, out=gate_share)
+            grad_down.addmm_(part.t(), active.mul_(lifted_part))
+            grad_gated = slope.mul_(grad_hidden).mul_(lifted_part)
+            grad_gate.addmm_(grad_gated.t(), row)
+            grad_up.addmm_(grad_lifted.t(), row)
+            torch.mm(grad_gated, gate, out=grad_row)
+            grad_row.addmm_(grad_lifted, up)
         return grad_rows.view(shape), grad_gate, grad_up, grad_down
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same rows of every tensor, as many at a time as fit the cache; the second one is hidden-wide."""
+    size = max(64, _CHUNK_ELEMENTS // tensors[1].shape[1])
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)

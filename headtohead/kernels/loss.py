@@ -58,9 +58,13 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
     """Return slices of the rows whose logits fit a CPU core's cache, or stay below half a gigabyte elsewhere."""
-    least, elements = (128, 2**18) if x.device.type == "cpu" else (1024, 2**27)
+    least, elements = (128, 2**19) if x.device.type == "cpu" else (1024, 2**27)
     size = max(least, elements // len(weight))
     return [slice(start, start + size) for start in range(0, len(x), size)]
+
+
+def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
+    return values if weights is None else values * weights
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -75,26 +79,36 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needed = any(ctx.needs_input_grad[:2])
         kernel = weight.to(x.dtype)
         vocabulary = len(weight)
-        count = (targets != IGNORED).sum().to(_wide(x))
+        counted = targets != IGNORED
+        count = counted.sum().to(_wide(x))
+        # Where every target counts, and it costs nothing to know that, no weights are needed.
+        weights = (
+            None if x.device.type == "cpu" and bool(counted.all()) else counted.to(count.dtype).unsqueeze(1)
+        )
         objective, nats = count.new_zeros(()), count.new_zeros(())
         grad_x = torch.empty_like(x) if needed else None
         grad_weight = torch.zeros_like(weight) if needed else None
         for part in _chunks(x, weight):
             chosen = targets[part].unsqueeze(1)
-            scored = (chosen != IGNORED).to(count.dtype)
-            chosen = chosen.clamp_min(0)
-            scores = torch.log_softmax(torch.mm(x[part], kernel.t()).to(count.dtype), -1)
-            loss = -(scores.gather(1, chosen) * scored).sum()
-            nats += loss
+            weight_of = None if weights is None else weights[part]
+            chosen = chosen if weights is None else chosen.clamp_min(0)
+            scores = torch.mm(x[part], kernel.t()).to(count.dtype)
+            top, wanted = scores.amax(-1, keepdim=True), scores.gather(1, chosen)
+            spread = scores.mean(-1, keepdim=True) if smoothing else wanted
+            total = scores.sub_(top).exp_().sum(-1, keepdim=True)
+            normaliser = total.log().add_(top)
+            nats += _weighted(normaliser - wanted, weight_of).sum()
             if smoothing:
-                loss = (1 - smoothing) * loss - smoothing * (scores.mean(-1, keepdim=True) * scored).sum()
-            objective += loss
+                wanted = (1 - smoothing) * wanted + smoothing * spread
+            objective += _weighted(normaliser - wanted, weight_of).sum()
             if grad_x is not None and grad_weight is not None:
-                grad = scores.exp_()
-                grad.scatter_add_(1, chosen, torch.full_like(scored, smoothing - 1.0))
+                share = _weighted(torch.reciprocal(total.mul_(count)), weight_of)
+                grad = scores.mul_(share)
+                minus = _weighted(torch.full_like(share, 1.0) / count, weight_of)
+                grad.scatter_add_(1, chosen, minus * (smoothing - 1.0))
                 if smoothing:
-                    grad.sub_(smoothing / vocabulary)
-                grad = grad.mul_(scored / count).to(x.dtype)
+                    grad.sub_(smoothing / vocabulary * minus)
+                grad = grad.to(x.dtype)
                 torch.mm(grad, kernel, out=grad_x[part])
                 if grad_weight.dtype == grad.dtype:
                     grad_weight.addmm_(grad.t(), x[part])
@@ -110,4 +124,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_x, grad_weight = ctx.saved_tensors
+        if grad.device.type == "cpu" and grad.item() == 1.0:  # looking costs nothing there
+            return grad_x, grad_weight, None, None
         return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None, None

@@ -22,18 +22,18 @@ def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) 
 
 
 def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
-    """Return x (..., time, dim) turned by `table` (time, dim / 2, 2), or turned back with `inverse`."""
-    if inverse:
-        table = table * table.new_tensor((1.0, -1.0))
-    if eager_cpu(x) and x.dtype == table.dtype and x.stride(-1) == 1:
-        result: Tensor = _Rotate.apply(x, torch.view_as_complex(table.contiguous()))
+    """Return x (..., time, dim) turned by `table` (..., time, dim / 2, 2), or turned back with `inverse`."""
+    if eager_cpu(x) and x.dtype == table.dtype:
+        turns = torch.view_as_complex(table)
+        result: Tensor = _Rotate.apply(x, turns.conj() if inverse else turns)
         return result
-    return rotate_plain(x, table)
+    return rotate_plain(x, table, inverse)
 
 
-def rotate_plain(x: Tensor, table: Tensor) -> Tensor:
+def rotate_plain(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
     """The definition; low-precision x is turned in the table's precision."""
     cos, sin = table.unbind(-1)
+    sin = -sin if inverse else sin
     first, second = x.unflatten(-1, (-1, 2)).to(table.dtype).unbind(-1)
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1)
     return turned.flatten(-2).to(x.dtype)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attention_weights
+from headtohead.kernels import attention_weights, project
 from headtohead.mechanisms.base import (
     Cache,
     Circuit,
@@ -201,10 +199,6 @@ def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:
 
 
 def joined_linear(x: Tensor, layers: list[nn.Linear]) -> tuple[Tensor, ...]:
-    """Return each layer's output for x from one matrix product; the parameters stay separate tensors."""
-    if len(layers) == 1:
-        return (layers[0](x),)
-    weights: list[Tensor] = [layer.weight for layer in layers]
-    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    return F.linear(x, torch.cat(weights), bias).split([layer.out_features for layer in layers], -1)
+    """Return each layer's output for x; the parameters stay separate tensors."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return project(x, [layer.weight for layer in layers], biases or None)

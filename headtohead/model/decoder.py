@@ -171,8 +171,8 @@ class Decoder(nn.Module):
 
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
-        if self.rotary is not None:
-            self.rotary.slice(0, self.size.context, self.size.width // self.size.heads, self.readout)
+        with torch.no_grad():  # the rotary tables are made outside the graph
+            self.hidden(torch.zeros(1, self.size.context, dtype=torch.long, device=self.readout.device))
         self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]
 
     @property

@@ -12,6 +12,7 @@ from headtohead.kernels.attention import attend, view_mask
 from headtohead.kernels.feedforward import swiglu, swiglu_plain
 from headtohead.kernels.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
 from headtohead.kernels.norm import rms_norm, rms_norm_plain
+from headtohead.kernels.projection import project, project_plain
 from headtohead.kernels.rotary import rotary_table, rotate, rotate_plain
 
 
@@ -65,14 +66,36 @@ def test_swiglu(rows: int, dtype: torch.dtype, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_project(dtype: torch.dtype, tolerance: float) -> None:
+    inputs = (
+        draw(2, 5, 6, dtype=dtype),
+        draw(8, 6, dtype=dtype),
+        draw(4, 6, dtype=dtype),
+        draw(4, 6, dtype=dtype, seed=1),
+    )
+    agree(
+        lambda x, *weights: torch.cat(project(x, weights), -1),
+        lambda x, *weights: torch.cat(project_plain(x, weights), -1),
+        inputs,
+        tolerance,
+    )
+
+
+def test_a_projection_that_is_not_used_has_no_gradient() -> None:
+    x, first, second = draw(3, 4), draw(4, 4), draw(4, 4, seed=1)
+    project(x, (first, second))[0].sum().backward()
+    assert torch.count_nonzero(second.grad) == 0
+    assert torch.allclose(x.grad, first.sum(0).expand(3, 4))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.parametrize("inverse", [False, True])
 def test_rotate(inverse: bool, dtype: torch.dtype, tolerance: float) -> None:
     x = draw(2, 5, 3, 8, dtype=dtype)
     table = rotary_table(torch.arange(5), 8, 10_000.0, dtype)
-    turned = table * table.new_tensor((1.0, -1.0)) if inverse else table
     agree(
         lambda x: rotate(x.transpose(1, 2), table, inverse),
-        lambda x: rotate_plain(x.transpose(1, 2), turned),
+        lambda x: rotate_plain(x.transpose(1, 2), table, inverse),
         (x,),
         tolerance,
     )

@@ -47,8 +47,8 @@ def run(mechanism: Mechanism, x: Tensor, start: int = 0, positions: str = "rope"
     if start:
         # Shift all positions by looking at the tail of a longer frame: queries and keys alike.
         class Shifted(Rotary):
-            def slice(self, first: int, last: int, dim: int, like: Tensor) -> Tensor:
-                return super().slice(first + start, last + start, dim, like)
+            def slice(self, first: int, last: int, like: Tensor) -> Tensor:
+                return super().slice(first + start, last + start, like)
 
         rotary = Shifted(10_000.0, 256) if positions == "rope" else None
     return mechanism(x, Frame(time=x.shape[1], rotary=rotary, padding=padding))

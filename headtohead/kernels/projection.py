@@ -1,0 +1,53 @@
+"""Several projections of one input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from headtohead.kernels.path import eager_cpu
+
+
+def project(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """Return x W^T (+ b) for each weight (out, width), (..., out) each; the weights stay separate tensors."""
+    if len(weights) > 1 and biases is None and eager_cpu(x):
+        result: tuple[Tensor, ...] = _Project.apply(x, *weights)
+        return result
+    return project_plain(x, weights, biases)
+
+
+def project_plain(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """The definition, as one matrix product over the joined weights."""
+    if len(weights) == 1:
+        return (F.linear(x, weights[0], None if biases is None else biases[0]),)
+    bias = None if biases is None else torch.cat(list(biases))
+    return F.linear(x, torch.cat(list(weights)), bias).split([len(weight) for weight in weights], -1)
+
+
+class _Project(torch.autograd.Function):
+    """Sums the gradient of x inside the matrix products, where the joined form copies the outputs' gradients first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(rows, *weights)
+        return tuple(torch.mm(rows, weight.t()).view(*x.shape[:-1], len(weight)) for weight in weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        rows, *weights = ctx.saved_tensors
+        flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        grad_x = torch.mm(flat[0], weights[0])
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
+        return grad_x.view(*grads[0].shape[:-1], -1), *(torch.mm(grad.t(), rows) for grad in flat)
