@@ -70,7 +70,7 @@ class Study:
         retry_failed: bool = False,
         keep_weights: bool = True,
         save_every: float = 60.0,
-        compile: bool | None = None,
+        compile: bool = False,
         quiet: bool = False,
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
@@ -103,7 +103,7 @@ class Study:
             data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
             save_every=save_every,
             keep_weights=keep_weights,
-            compile=chosen.type == "cuda" if compile is None else compile,
+            compile=compile,
         )
         count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
         summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
@@ -150,7 +150,7 @@ class StudyResult:
         return pandas.DataFrame([row.as_dict() for row in self.verdicts])
 
     def _repr_html_(self) -> str:
-        from headtohead.report.page import verdict_table
+        from headtohead.report.templates import verdict_table
 
         return verdict_table(self.outline, self.verdicts)
 

@@ -58,6 +58,9 @@ class Display:
         state.first = step - 1 if state.first < 0 else state.first
         state.step = step
 
+    def scoring(self, run: str, share: float) -> None:
+        """A run is trained and being scored; that share of it is done."""
+
     def ended(self, run: str, words: str) -> None:
         """A run has ended, with its outcome in words."""
         state = self.active.pop(run, None)
@@ -103,6 +106,11 @@ class Plain(Display):
                 f"[{self.done}/{self.runs}] {self.active[run].title}: {_step_words(self.active[run], nats, rate)}"
             )
 
+    def scoring(self, run: str, share: float) -> None:
+        """Give a sign of life now and then."""
+        if time.monotonic() - self.last >= _LINE_EVERY:
+            self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: scoring, {share:.0%} done")
+
     def line(self, words: str) -> None:
         """Print it, with the time left."""
         left = self.left()
@@ -140,6 +148,10 @@ class Live(Display):
         super().stepped(run, step, nats, rate)
         self.bars.update(self.tasks[run], completed=step, words=_step_words(self.active[run], nats, rate))
         self._update()
+
+    def scoring(self, run: str, share: float) -> None:
+        """Say so beside the full bar."""
+        self.bars.update(self.tasks[run], words=f"scoring, {share:.0%} done")
 
     def ended(self, run: str, words: str) -> None:
         """The run's bar becomes a line."""

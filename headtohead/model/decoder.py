@@ -171,6 +171,7 @@ class Decoder(nn.Module):
 
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
+        torch._dynamo.reset()  # another model's graphs would count against the limit on recompilation
         with torch.no_grad():  # the rotary tables are made outside the graph
             self.hidden(torch.zeros(1, self.size.context, dtype=torch.long, device=self.readout.device))
         self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import jinja2
 import vl_convert
 
 from headtohead.common.files import write_atomic
@@ -23,6 +22,7 @@ from headtohead.report.gather import (
     gather,
     seed_rows,
 )
+from headtohead.report.templates import style, templates
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.verdict import Verdict, sentence
 
@@ -35,7 +35,7 @@ def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
         rows = [row for row in verdicts if _in(row, contest)]
         contests.append(_contest(outline, contest, arms, rows))
     page = (
-        _templates()
+        templates()
         .get_template("page.html.jinja")
         .render(
             outline=outline,
@@ -44,22 +44,13 @@ def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
             environments=environments(path, outline),
             warnings=_warnings(verdicts, contests),
             bundle=_bundle(),
-            style=_style(),
+            style=style(),
             version=VERSION,
         )
     )
     target = path / "report.html"
     write_atomic(target, page)
     return target
-
-
-def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
-    """Return the verdicts as an HTML table, for notebooks."""
-    return (
-        _templates()
-        .get_template("verdicts.html.jinja")
-        .render(verdicts=verdicts, outline=outline, style=_style())
-    )
 
 
 def _in(row: Verdict, contest: Contest) -> bool:
@@ -125,21 +116,3 @@ def _bundle() -> str:
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
         "</script", "<\\/script"
     )
-
-
-@cache
-def _style() -> str:
-    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters["signed"] = lambda value, digits=4: "–" if value is None else f"{value:+.{digits}f}"
-    templates.filters["fixed"] = lambda value, digits=4: "–" if value is None else f"{value:.{digits}f}"
-    templates.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
-    templates.filters["chance"] = lambda value: (
-        "–" if value is None else f"{value:.1g}" if value < 0.001 else f"{value:.3f}"
-    )
-    return templates

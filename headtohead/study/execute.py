@@ -238,6 +238,8 @@ def _show(display: Display, run: Run, event: dict[str, Any], folder: RunDirector
         display.started(run.id, f"{run.arm.label}, seed {run.seed}", steps, float(run.training.tokens))
     elif kind == "step":
         display.stepped(run.id, event["step"], event["nats"], event["rate"])
+    elif kind == "scoring":
+        display.scoring(run.id, event["share"])
     elif kind == "warning":
         display.note(f"{run.arm.label}, seed {run.seed}: {event['words']}")
     elif kind == "ended" and event["state"] != "stopped":

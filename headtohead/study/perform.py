@@ -126,7 +126,14 @@ def _train_and_score(
     if outcome.status == "stopped":
         return "stopped"
     began = time.monotonic()
-    result = _result(outcome, model, corpus, training, windows)
+    result = _result(
+        outcome,
+        model,
+        corpus,
+        training,
+        windows,
+        lambda share: tell({"kind": "scoring", "run": run.id, "share": round(share, 3)}),
+    )
     if changes:
         result["environment_changed"] = changes
     tokens = outcome.step * training.batch
@@ -155,7 +162,12 @@ def _corpus(record: dict[str, Any], conditions: Conditions) -> Prepared:
 
 
 def _result(
-    outcome: Outcome, model: Decoder, corpus: Prepared, training: TrainSettings, windows: Windows
+    outcome: Outcome,
+    model: Decoder,
+    corpus: Prepared,
+    training: TrainSettings,
+    windows: Windows,
+    progress: Callable[[float], None],
 ) -> dict[str, Any]:
     tokens = outcome.step * training.batch
     result: dict[str, Any] = {
@@ -170,8 +182,14 @@ def _result(
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
     lengths = corpus.tokenizer.token_bytes()
-    for split in ("valid", "test"):
-        score = score_split(model, corpus.splits[split], lengths, precision=training.precision)
+    for place, split in enumerate(("valid", "test")):
+
+        def shown(share: float, place: int = place) -> None:
+            progress((place + share) / 2)
+
+        score = score_split(
+            model, corpus.splits[split], lengths, precision=training.precision, progress=shown
+        )
         result[split] = score.as_dict() if split == "test" else {**score.as_dict(), "blocks": []}
     return result
 

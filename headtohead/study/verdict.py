@@ -154,6 +154,8 @@ def _judge(row: Verdict) -> None:
     row.verdict = decide(row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin)
     if row.n < 2:
         row.notes.append(f"{row.n} paired seeds give no interval")
+    elif row.n == 2:
+        row.notes.append("an interval from two seeds leans wholly on the normal law")
     if row.diverged:
         row.notes.append(f"{row.diverged} of its runs diverged")
         if row.verdict in ("better", "equivalent"):

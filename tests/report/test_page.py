@@ -11,6 +11,8 @@ import pytest
 
 from headtohead import Study, open_study
 
+pytest.importorskip("altair")
+
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 

@@ -1,0 +1,36 @@
+"""Templates of the page: text is escaped wherever it comes from."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from headtohead.study.outline import Outline
+from headtohead.study.verdict import Verdict
+
+
+def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
+    """Return the verdicts as an HTML table, for notebooks."""
+    return templates().get_template("verdicts.html.jinja").render(verdicts=verdicts, outline=outline)
+
+
+@cache
+def style() -> str:
+    """Return the page's style sheet."""
+    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """Return the templates with the page's number formats."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.filters["signed"] = lambda value, digits=4: "–" if value is None else f"{value:+.{digits}f}"
+    found.filters["fixed"] = lambda value, digits=4: "–" if value is None else f"{value:.{digits}f}"
+    found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
+    found.filters["chance"] = lambda value: (
+        "–" if value is None else f"{value:.{1 if value < 0.001 else 3}{'g' if value < 0.001 else 'f'}}"
+    )
+    return found
