@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.statistics import compare_paired, decide, document_interval, holm
+from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm
 
 METRIC = "bits_per_byte"
 Result = dict[str, Any]
@@ -156,6 +156,8 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"{row.n} paired seeds give no interval")
     elif row.n == 2:
         row.notes.append("an interval from two seeds leans wholly on the normal law")
+    if row.p is not None and row.p_holm is not None and row.p < ALPHA <= row.p_holm:
+        row.notes.append(f"p is {row.p:.2g} alone, {row.p_holm:.2g} after Holm's correction for several arms")
     if row.diverged:
         row.notes.append(f"{row.diverged} of its runs diverged")
         if row.verdict in ("better", "equivalent"):

@@ -93,6 +93,16 @@ def test_holm_counts_the_arms_of_a_contest() -> None:
     assert rows[0].p_holm == pytest.approx(5 * rows[0].p)
 
 
+def test_a_p_that_holm_takes_back_is_explained() -> None:
+    near = [x + 0.02 + 0.012 * (-1) ** i for i, x in enumerate(BASE)]
+    values = {"base": BASE, "near": near} | {f"n{i}": NOISY for i in range(3)}
+    row = study_verdicts(outline(list(values)), results(values))[0]
+    assert row.p is not None
+    assert row.p < 0.05 < (row.p_holm or 0)
+    assert row.verdict == "undecided"
+    assert any("Holm's correction" in note for note in row.notes)
+
+
 def test_only_paired_seeds_count() -> None:
     found = results({"base": BASE, "up": BETTER})
     del found["nano/up/2"], found["nano/base/5"]

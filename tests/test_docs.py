@@ -1,0 +1,40 @@
+"""What the documents say is true: examples are the files, links lead somewhere, commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headtohead.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def test_the_example_in_contributing_is_the_example_file() -> None:
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[0]
+    file = (ROOT / "examples" / "prefix_mean.py").read_text()
+    assert file.split('"""\n\n', 1)[1] == block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    for words in re.findall(r"(?:^|`)h2h ([a-z]+(?: (?:list|prepare))?)", page.read_text(), re.MULTILINE):
+        name = words if words.startswith("data") else words.split()[0]
+        assert name in COMMANDS, words
+
+
+def test_make_targets_named_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for name in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", page.read_text(), re.MULTILINE):
+            assert next(filter(None, name)) in targets
