@@ -179,7 +179,8 @@ def _judge(row: Verdict) -> None:
 
 def sentence(row: Verdict) -> str:
     """Return the verdict in one plain sentence."""
-    where = f"at equal {row.length}" + ("" if row.shape == "as_is" else f" and equal {row.shape}")
+    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
+    where = f"at equal {row.length}{shape}"
     if row.difference is None:
         return f"{row.label}: no finished pair of runs yet {where}."
     if row.verdict in ("better", "worse") and row.ci_low is not None and row.ci_high is not None:
