@@ -10,10 +10,10 @@ race: setup
 	$(BIN)/h2h race studies/quick.toml --out races/quick
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests
+	$(BIN)/python -m pytest -q -rs -n 2 -m "not slow" tests
 
 test-slow: setup
-	$(BIN)/python -m pytest -q -m slow tests
+	$(BIN)/python -m pytest -q -rs -m slow tests
 
 lint: setup
 	$(BIN)/ruff check headtohead tests benchmarks examples

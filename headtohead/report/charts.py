@@ -108,6 +108,7 @@ def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Sc
             symbolStrokeWidth=3,
             symbolOpacity=1,
             labelLimit=240,
+            columns=5,
         ),
     )
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("tokens:Q", format=",")]
