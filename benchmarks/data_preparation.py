@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from headtohead.study.environment import commit
+from headtohead.study.environment import provenance
 
 CHILD = """
 import json, resource, sys, time
@@ -43,7 +43,7 @@ def main() -> None:
         print(
             f"enwik8 to {tokenizer}: {row['seconds']} s, peak {row['peak_bytes'] / 2**20:.0f} MiB", flush=True
         )
-    print(json.dumps({"benchmark": "data_preparation", "commit": commit(), "rows": rows}))
+    print(json.dumps({"benchmark": "data_preparation", **provenance(), "rows": rows}))
 
 
 if __name__ == "__main__":

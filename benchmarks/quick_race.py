@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from headtohead.study.environment import commit
+from headtohead.study.environment import provenance
 from headtohead.study.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +71,7 @@ def main() -> None:
     trained, scored = (sum(cost[key] for cost in costs) for key in ("train_seconds", "score_seconds"))
     facts = {
         "benchmark": "quick_race",
-        "commit": commit(),
+        **provenance(),
         "cores": workers,
         "seconds": round(seconds, 1),
         "peak_bytes": peak,

@@ -25,7 +25,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.study.environment import commit
+from headtohead.study.environment import provenance
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
@@ -137,8 +137,8 @@ def main() -> None:
             f"ratio {row['ratio']:.3f}; step over its own kernels {row['step_over_kernels']:.3f}",
             flush=True,
         )
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit()}
-    print(json.dumps({"benchmark": "training_cpu", "threads": given.threads, **versions, "rows": rows}))
+    versions = provenance() | {"transformers": transformers.__version__}
+    print(json.dumps({"benchmark": "training_cpu", **versions, "threads": given.threads, "rows": rows}))
 
 
 if __name__ == "__main__":

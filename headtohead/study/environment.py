@@ -55,16 +55,22 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def environment(device: torch.device, size: Size, precision: str) -> dict[str, Any]:
-    """Return the facts of this machine that a reader of the result may want."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    probe = torch.zeros(1, size.heads, size.context, size.width // size.heads, dtype=dtype, device=device)
+def provenance() -> dict[str, str]:
+    """Return what stands beside a measured number: date, commit, versions, machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "headtohead": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
+    }
+
+
+def environment(device: torch.device, size: Size, precision: str) -> dict[str, Any]:
+    """Return the facts of this machine that a reader of the result may want."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    probe = torch.zeros(1, size.heads, size.context, size.width // size.heads, dtype=dtype, device=device)
+    return provenance() | {
         "numpy": numpy.__version__,
         "device": device_name(device),
         "threads": torch.get_num_threads(),

@@ -111,6 +111,20 @@ def decide(
     return "undecided"
 
 
+def two_groups(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return where a set of seeds falls apart, (end of the lower group, start of the upper), or None.
+
+    One gap more than three times all the others together; five draws of one normal law show that in 4.6 % of cases,
+    eight in 0.1 %. Fewer than five say nothing.
+    """
+    ordered = sorted(values)
+    gaps = np.diff(ordered)
+    if len(ordered) < 5 or gaps.max() <= 3 * (gaps.sum() - gaps.max()):
+        return None
+    place = int(gaps.argmax())
+    return ordered[place], ordered[place + 1]
+
+
 def document_interval(
     arm: Sequence[Sequence[Sequence[float]]], baseline: Sequence[Sequence[Sequence[float]]]
 ) -> tuple[float, float] | None:

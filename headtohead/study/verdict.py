@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm
+from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 
 METRIC = "bits_per_byte"
 Result = dict[str, Any]
@@ -163,6 +163,10 @@ def _judge(row: Verdict) -> None:
         if row.verdict in ("better", "equivalent"):
             row.notes.append("the runs that did not diverge cannot stand for all")
             row.verdict = "undecided"
+    if (groups := two_groups(row.values)) is not None:
+        row.notes.append(
+            f"its seeds may fall into two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}"
+        )
     if row.failed:
         row.notes.append(f"{row.failed} of its runs failed")
     if row.missing:

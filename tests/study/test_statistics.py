@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from headtohead.study.statistics import compare_paired, decide, detectable_difference, document_interval, holm
+from headtohead.study.statistics import (
+    compare_paired,
+    decide,
+    detectable_difference,
+    document_interval,
+    holm,
+    two_groups,
+)
 
 
 def test_the_interval_and_p_are_scipys_paired_t_test() -> None:
@@ -114,6 +121,16 @@ def test_the_document_interval_covers_the_truth() -> None:
         low, high = document_interval(arm, base) or (0, 0)
         inside += low <= 0.02 / math.log(2) <= high
     assert inside / 800 == pytest.approx(0.95, abs=0.03)
+
+
+def test_seeds_that_fall_apart_are_told_from_those_that_do_not() -> None:
+    assert two_groups([2.044, 2.054, 2.068, 2.086, 2.268]) == (2.086, 2.268)
+    assert two_groups([2.044, 2.054, 2.068, 2.086, 2.110]) is None
+    assert two_groups([1.0, 1.0, 1.0, 9.0]) is None, "four say nothing"
+    assert two_groups([1.0] * 6) is None
+    generator = np.random.default_rng(0)
+    flagged = np.mean([two_groups(generator.normal(size=5).tolist()) is not None for _ in range(4000)])
+    assert flagged == pytest.approx(0.046, abs=0.01)
 
 
 def test_no_interval_without_blocks_to_speak_of() -> None:
