@@ -31,8 +31,9 @@ from headtohead.study.environment import choose_device, commit
 from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import planned_seeds
 from headtohead.study.outline import Outline, outline_from
-from headtohead.study.perform import Conditions, layers_of, size_of
+from headtohead.study.perform import Conditions, layers_of
 from headtohead.study.plan import Plan, plan_study
+from headtohead.study.records import size_of
 from headtohead.study.spec import StudySpec, build_study, read_study
 from headtohead.study.store import RunDirectory, Store, find_run
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
@@ -87,9 +88,9 @@ class Study:
         runs = plan.distinct()
         if retry_failed:
             _forget_failed(store, [run.id for run in runs])
-        for words in _reuse_notes(store, plan):
+        for words in [*store.set_aside_damaged([run.id for run in runs]), *_reuse_notes(store, plan)]:
             display.note(words)
-        started = bool(store.results([run.id for run in plan.runs]))
+        started = any(store.run(run.id).finished() for run in runs)
         added = planned_seeds(store.path, plan, started)
         record = {
             "outline": plan.outline().as_dict(),
@@ -287,9 +288,10 @@ def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]
 
 
 def _forget_failed(store: Store, ids: list[str]) -> None:
-    for run_id, result in store.results(ids).items():
-        if result["status"] not in ("done", "diverged"):
-            store.run(run_id).forget()
+    for run_id in ids:
+        run = store.run(run_id)
+        if run.finished() and run.state() not in ("done", "diverged", "damaged"):
+            run.forget()
 
 
 def _reuse_notes(store: Store, plan: Plan) -> list[str]:
@@ -308,12 +310,11 @@ def _reuse_notes(store: Store, plan: Plan) -> list[str]:
     changed: set[str] = set()
     for folder in store.runs():
         if folder.id in planned:
-            if (folder.path / "result.json").is_file() and (folder.path / "environment.json").is_file():
-                made = read_json(folder.path / "environment.json")["stretches"][-1].get("commit", "unknown")
+            if folder.finished() and (stretches := folder.stretches()):
+                made = str(stretches[-1].get("commit", "unknown"))
                 others[made] = others.get(made, 0) + (made != here)
             continue
-        if sources:
-            text = json.dumps(folder.spec()["identity"]["layers"])
+        if sources and (text := _layers_text(folder)):
             changed |= {
                 path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
             }
@@ -324,6 +325,13 @@ def _reuse_notes(store: Store, plan: Plan) -> list[str]:
         if count
     ]
     return notes
+
+
+def _layers_text(folder: RunDirectory) -> str:
+    try:
+        return json.dumps(folder.spec()["identity"]["layers"])
+    except UserError:
+        return ""
 
 
 def _plain(value: Any) -> Any:

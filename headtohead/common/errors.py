@@ -10,6 +10,10 @@ class UserError(Exception):
     """Something the user gave cannot be used; the message says what was given and what is allowed."""
 
 
+class DamagedFile(UserError):
+    """A file that was cut short, changed or never was what it should be; the message names it."""
+
+
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest allowed word, or an empty string."""
     matches = get_close_matches(given, list(allowed), n=1, cutoff=0.4)

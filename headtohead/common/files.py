@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile, UserError
+
+_MOST_BYTES = 256 * 2**20
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -56,13 +58,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in `path`; a missing or damaged file is named."""
+    """Return the JSON in `path`; a missing, damaged or absurdly large file is named."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise DamagedFile(f"damaged file {path}: {size:,} bytes")
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"damaged file {path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"damaged file {path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def canonical_json(value: Any) -> str:

@@ -19,9 +19,14 @@ from typing import Any
 
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
-from headtohead.study.perform import Conditions, perform
+from headtohead.study.claims import Claims
+from headtohead.study.perform import Conditions
 from headtohead.study.plan import Run
 from headtohead.study.store import RunDirectory, Store
+from headtohead.study.work import Job, work
+
+_DEADLY = 2
+"""After so many deaths of its worker a run has failed."""
 
 
 @dataclass
@@ -35,6 +40,7 @@ class Summary:
     stopped: bool = False
     """Whether it was asked to stop."""
     trouble: list[str] = field(default_factory=list)
+    """What was in the way, in words."""
 
 
 def execute(
@@ -47,7 +53,7 @@ def execute(
     seconds: float = math.inf,
 ) -> Summary:
     """Do every run that has no result; stop cleanly on Ctrl-C or after `seconds`."""
-    pending = [run for run in runs if store.run(run.id).result() is None]
+    pending = [run for run in runs if not store.run(run.id).finished()]
     display.begin(len(runs), len(runs) - len(pending), float(sum(run.training.tokens for run in pending)))
     summary = Summary()
     deadline = time.monotonic() + seconds
@@ -61,7 +67,7 @@ def execute(
                 _in_process(store, pending, conditions, display, stop, summary)
     finally:
         display.end()
-    summary.left = sum(store.run(run.id).result() is None for run in runs)
+    summary.left = sum(not store.run(run.id).finished() for run in pending)
     return summary
 
 
@@ -99,23 +105,12 @@ def _in_process(
     stop: Callable[[], bool],
     summary: Summary,
 ) -> None:
-    for run in runs:
-        if stop():
-            return
-        folder, record = store.run(run.id), run.record()
-        folder.open(record)
-        with folder.claimed() as mine:
-            if not mine or folder.result() is not None:
-                continue
-            _show(display, run, {"kind": "started", "run": run.id}, folder)
+    by_id = {run.id: run for run in runs}
 
-            def tell(event: dict[str, Any], run: Run = run, folder: RunDirectory = folder) -> None:
-                _show(display, run, event, folder)
+    def tell(event: dict[str, Any]) -> None:
+        _take(summary, display, store, by_id[event["run"]], event)
 
-            state = perform(folder, record, conditions, layers=list(run.layers), stop=stop, tell=tell)
-            if state != "stopped":
-                summary.done += 1
-                _show(display, run, {"kind": "ended", "run": run.id, "state": state}, folder)
+    work(store, [Job(run.record(), run.layers) for run in runs], conditions, stop, tell)
 
 
 def _in_workers(
@@ -128,34 +123,96 @@ def _in_workers(
     summary: Summary,
 ) -> None:
     by_id = {run.id: run for run in runs}
-    events: queue.Queue[dict[str, Any]] = queue.Queue()
-    order = {
-        "store": str(store.path.resolve()),
-        "conditions": dataclasses.asdict(conditions),
-        "records": [run.record() for run in runs],
-    }
     (store.path / "logs").mkdir(exist_ok=True)
-    crew = [_Worker(place, store, json.dumps(order), conditions.threads, events) for place in range(workers)]
+    crew = _Crew(store, runs, conditions, workers)
     try:
-        while any(worker.alive for worker in crew) or not events.empty():
+        while crew.busy:
             if stop():
-                for worker in crew:
-                    worker.ask_to_stop()
-            try:
-                event = events.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            if event["kind"] == "ended" and event["state"] != "stopped":
-                summary.done += 1
-            run = by_id[event["run"]]
-            _show(display, run, event, store.run(run.id))
+                crew.ask_to_stop()
+            event = crew.next_event()
+            if event is None:
+                for words in crew.bury(replace=not summary.stopped):
+                    summary.trouble.append(words)
+                    display.note(words)
+            elif event["kind"] != "waiting" or event["pid"] not in crew.pids:
+                _take(summary, display, store, by_id[event["run"]], event)
     finally:
-        for worker in crew:
+        crew.ask_to_stop()
+        crew.wait()
+
+
+class _Crew:
+    """The workers of one executor; one that dies is replaced, and a run that kills its worker twice has failed."""
+
+    def __init__(self, store: Store, runs: list[Run], conditions: Conditions, count: int) -> None:
+        self.store = store
+        self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
+        self.order = json.dumps(
+            {
+                "store": str(store.path.resolve()),
+                "conditions": dataclasses.asdict(conditions),
+                "records": [run.record() for run in runs],
+            }
+        )
+        self.threads = conditions.threads
+        self.deaths: dict[str, int] = {}
+        self.workers = [self._hire(place) for place in range(count)]
+
+    def _hire(self, place: int) -> _Worker:
+        return _Worker(place, self.store, self.order, self.threads, self.events)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker lives or something is still to be read."""
+        return bool(self.workers) or not self.events.empty()
+
+    @property
+    def pids(self) -> set[int]:
+        """The process numbers of the workers."""
+        return {worker.process.pid for worker in self.workers}
+
+    def next_event(self) -> dict[str, Any] | None:
+        """Return what a worker says next, or None after a short while without a word."""
+        try:
+            worker, event = self.events.get(timeout=0.2)
+        except queue.Empty:
+            return None
+        if event["kind"] in ("started", "ended"):
+            worker.run = event["run"] if event["kind"] == "started" else ""
+        return event
+
+    def bury(self, replace: bool) -> list[str]:
+        """Let go of workers that have ended; replace those that died, and say what happened."""
+        notes = []
+        for worker in [worker for worker in self.workers if not worker.alive]:
+            self.workers.remove(worker)
+            if not (how := worker.wait()):
+                continue
+            count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
+            notes.append(f"a worker {how} (see {worker.log})")
+            if worker.run and count == _DEADLY:
+                notes.append(self._record_death(worker, how))
+            if replace and (worker.run or count < _DEADLY):
+                self.workers.append(self._hire(worker.place))
+        return notes
+
+    def _record_death(self, worker: _Worker, how: str) -> str:
+        run = self.store.run(worker.run)
+        words = f"its process {how.partition(':')[0]} {_DEADLY} times"
+        with Claims().claim(run.path) as claim:
+            if claim is not None and not run.finished():
+                run.finish({"status": "failed", "error": words})
+        return f"run {run.id} is recorded as failed: {words}; --retry failed tries it again"
+
+    def ask_to_stop(self) -> None:
+        """Ask every worker to save and end."""
+        for worker in self.workers:
             worker.ask_to_stop()
-        for worker in crew:
-            if words := worker.wait():
-                summary.trouble.append(words)
-                display.note(words)
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for worker in self.workers:
+            worker.wait()
 
 
 def _worker_environment(threads: int) -> dict[str, str]:
@@ -175,9 +232,16 @@ class _Worker:
     """One worker process and the thread that listens to it."""
 
     def __init__(
-        self, place: int, store: Store, order: str, threads: int, events: queue.Queue[dict[str, Any]]
+        self,
+        place: int,
+        store: Store,
+        order: str,
+        threads: int,
+        events: queue.Queue[tuple[_Worker, dict[str, Any]]],
     ) -> None:
-        self.log = store.path / "logs" / f"worker-{place + 1}.log"
+        self.place, self.log = place, store.path / "logs" / f"worker-{place + 1}.log"
+        self.run = ""
+        """The run it is at."""
         self.asked = False
         with open(self.log, "wb") as stream:
             self.process = subprocess.Popen(
@@ -190,8 +254,9 @@ class _Worker:
                 env=os.environ | _worker_environment(threads),
             )
         assert self.process.stdin is not None
-        self.process.stdin.write(order + "\n")
-        self.process.stdin.flush()
+        with suppress(OSError):  # it died at once; its log says why
+            self.process.stdin.write(order + "\n")
+            self.process.stdin.flush()
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.listener.start()
 
@@ -208,7 +273,7 @@ class _Worker:
                 self.process.stdin.close()
 
     def wait(self) -> str:
-        """Wait for its end; return what went wrong in words, or nothing."""
+        """Wait for its end; return how it died in words, or nothing."""
         try:
             code = self.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
@@ -217,42 +282,50 @@ class _Worker:
         if code == 0:
             return ""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        how = f"was killed (signal {-code})" if code < 0 else f"ended with code {code}"
-        return f"a worker {how}: {lines[-1] if lines else 'no message'} (see {self.log})"
+        last = f": {lines[-1]}" if lines else ""
+        if code == -signal.SIGKILL:
+            return f"was killed (signal 9), as the system does when memory runs out{last}"
+        return (f"was killed (signal {-code})" if code < 0 else f"ended with code {code}") + last
 
-    def _listen(self, events: queue.Queue[dict[str, Any]]) -> None:
+    def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any]]]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
                 event = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:
                 continue
             if isinstance(event, dict) and "kind" in event and "run" in event:
-                events.put(event)
+                events.put((self, event))
 
 
-def _show(display: Display, run: Run, event: dict[str, Any], folder: RunDirectory) -> None:
-    kind = event["kind"]
+def _take(summary: Summary, display: Display, store: Store, run: Run, event: dict[str, Any]) -> None:
+    """Count and show what an executor tells of a run."""
+    kind, name = event["kind"], f"{run.arm.label}, seed {run.seed}"
     if kind == "started":
         steps = run.training.steps(run.size.context)
-        display.started(run.id, f"{run.arm.label}, seed {run.seed}", steps, float(run.training.tokens))
+        display.started(run.id, name, steps, float(run.training.tokens))
     elif kind == "step":
         display.stepped(run.id, event["step"], event["nats"], event["rate"])
     elif kind == "scoring":
         display.scoring(run.id, event["share"])
     elif kind == "warning":
-        display.note(f"{run.arm.label}, seed {run.seed}: {event['words']}")
-    elif kind == "ended" and event["state"] != "stopped":
-        display.ended(run.id, _outcome(folder))
+        display.note(f"{name}: {event['words']}")
+    elif kind == "obstacle":
+        if event["words"] not in summary.trouble:
+            summary.trouble.append(event["words"])
+            display.note(f"{name}: {event['words']}")
+    elif kind == "waiting":
+        display.note(f"waiting for {name}, which {event['owner']} works on")
+    elif kind == "ended" and event["state"] not in ("stopped", "hindered", "blocked"):
+        summary.done += 1
+        display.ended(run.id, _outcome(store.run(run.id)))
 
 
 def _outcome(folder: RunDirectory) -> str:
     result = folder.result() or {}
     if result.get("status") == "done":
-        rate = ""
-        if (folder.path / "cost.json").is_file():
-            cost = json.loads((folder.path / "cost.json").read_text())
-            rate = f", {short_count(cost['tokens_per_second'])} tokens/s"
+        speed = folder.costs().get("tokens_per_second")
+        rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
         return f"{result['test']['bits_per_byte']:.4f} bits per byte{rate}"
     if result.get("status") == "diverged":
         return f"diverged at step {result.get('diverged_at')}; recorded as a result"

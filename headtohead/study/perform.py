@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import resource
 import shutil
 import time
@@ -17,15 +18,16 @@ import torch
 from safetensors.torch import save
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import read_json, write_atomic, write_json
+from headtohead.common.files import digest_file, write_atomic, write_json
 from headtohead.data.shards import Prepared, prepare
 from headtohead.data.windows import Windows
 from headtohead.measure.loss import score_split
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
-from headtohead.model.sizes import Settings, Size
+from headtohead.model.sizes import Size
 from headtohead.study.environment import differences, environment
+from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Outcome, Trainer
@@ -47,15 +49,13 @@ class Conditions:
     """Sequences per pass; 0 chooses by memory."""
 
 
-def size_of(record: dict[str, Any]) -> Size:
-    """Return the size that a run's record holds."""
-    facts = dict(record["size"])
-    return Size(**{**facts, "settings": Settings(**facts["settings"])})
-
-
 def layers_of(record: dict[str, Any]) -> list[Composed]:
     """Return what stands in each layer of a run's record, read from its text."""
     return [parse_layout(text).pattern[0] for text in record["layers"]]
+
+
+class Obstacle(Exception):
+    """Something outside a run is in its way: its corpus, the disk. The run keeps its place and has no result."""
 
 
 def perform(
@@ -65,19 +65,41 @@ def perform(
     *,
     layers: list[Composed] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    lost: Callable[[], bool] = lambda: False,
     tell: Event = lambda event: None,
 ) -> str:
-    """Do a run, or go on with it; return its state afterwards: done, diverged, failed or stopped."""
+    """Do a run, or go on with it; return how it ended.
+
+    done, diverged, failed, out of memory: it has a result; what is wrong with the arm is its result. stopped: it was
+    asked to. hindered: its corpus is missing or changed, or another process took the run over. blocked: nothing can be
+    written. An obstacle from outside is told in words, and the run keeps its place for the next start.
+    """
     device = torch.device(conditions.device)
     if device.type == "cpu":
         torch.set_num_threads(conditions.threads)
-    run.open(record)
+
+    def held() -> bool:
+        if lost():
+            raise Obstacle(
+                f"run {run.id} was taken over by another process: this one had been silent too long"
+            )
+        return stop()
+
     try:
-        return _train_and_score(run, record, conditions, device, layers, stop, tell)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return _fail(run, "out of memory", error)
+        return _train_and_score(run, record, conditions, device, layers, held, tell)
+    except Obstacle as obstacle:
+        tell({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
+        return "hindered"
+    except OSError as error:
+        words = f"cannot write to {run.path}: {error.strerror or error}"
     except Exception as error:
-        return _fail(run, "failed", error)
+        status = "out of memory" if _out_of_memory(error) else "failed"
+        try:
+            return _fail(run, status, error)
+        except OSError as second:
+            words = f"cannot write to {run.path}: {second.strerror}"
+    tell({"kind": "obstacle", "run": run.id, "words": words})
+    return "blocked"
 
 
 def _train_and_score(
@@ -90,7 +112,7 @@ def _train_and_score(
     tell: Event,
 ) -> str:
     corpus = _corpus(record, conditions)
-    size, training = size_of(record), TrainSettings(**record["training"])
+    size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
     model = Decoder(size, layers if layers is not None else layers_of(record), int(record["seed"])).to(device)
     changes = _note_environment(run, environment(device, size, training.precision))
@@ -138,13 +160,16 @@ def _train_and_score(
         result["environment_changed"] = changes
     tokens = outcome.step * training.batch
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_bytes()
-    cost = {
+    cost: dict[str, Any] = {
         "train_seconds": round(trainer.seconds, 3),
         "score_seconds": round(time.monotonic() - began, 3),
         "tokens_per_second": round(tokens / max(1e-9, trainer.seconds), 1),
         "peak_bytes": memory,
         "micro_batch": trainer.micro,
     }
+    stop()  # the last moment to notice that another process has the run
+    if (run.path / "metrics.jsonl").is_file():
+        cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
     write_json(run.path / "cost.json", cost)
     run.keep_tokenizer(corpus.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
@@ -153,10 +178,14 @@ def _train_and_score(
 
 def _corpus(record: dict[str, Any], conditions: Conditions) -> Prepared:
     facts = record["corpus"]
-    corpus = prepare(facts["name"], facts["tokenizer"], data_dir=conditions.data_dir or None)
+    try:
+        corpus = prepare(facts["name"], facts["tokenizer"], data_dir=conditions.data_dir or None)
+    except UserError as error:
+        raise Obstacle(str(error)) from None
     if corpus.content != facts["content"]:
-        raise UserError(
-            f"corpus {facts['label']} has changed since this run was planned; start the study again to plan new runs"
+        raise Obstacle(
+            f"corpus {facts['name']} has changed since this run was planned: put the old text back, "
+            "or start the study again to plan new runs"
         )
     return corpus
 
@@ -190,17 +219,18 @@ def _result(
         score = score_split(
             model, corpus.splits[split], lengths, precision=training.precision, progress=shown
         )
+        if not math.isfinite(score.nats):
+            return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score.as_dict() if split == "test" else {**score.as_dict(), "blocks": []}
     return result
 
 
 def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:
-    """Keep the weights, drop the checkpoints, write the result last."""
+    """Keep the weights, write the result, then drop the checkpoints."""
     if keep_weights and result["status"] == "done":
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        run.checkpoints.mkdir(exist_ok=True)
-        write_atomic(run.weights, save(tensors))
-    write_json(run.path / "result.json", result)
+        run.keep_weights(save(tensors))
+    run.finish(result)
     for path in run.checkpoints.glob("step-*") if run.checkpoints.is_dir() else ():
         shutil.rmtree(path, ignore_errors=True)
 
@@ -209,25 +239,23 @@ def _fail(run: RunDirectory, status: str, error: BaseException) -> str:
     words = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {words[0] if words else 'no message'}"
     write_atomic(run.path / "failure.txt", "".join(traceback.format_exception(error)))
-    write_json(
-        run.path / "result.json",
-        {"status": status, "error": str(error) if isinstance(error, UserError) else message},
-    )
+    run.finish({"status": status, "error": str(error) if isinstance(error, UserError) else message})
     return status
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    # torch's allocator on CPU raises a plain RuntimeError
+    words = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words and "memory" in words
+    )
 
 
 def _note_environment(run: RunDirectory, now: dict[str, Any]) -> list[str]:
     """Add this stretch of work to environment.json; return what differs from the stretch before."""
-    path = run.path / "environment.json"
-    stretches: list[dict[str, Any]] = []
-    if path.is_file():
-        try:
-            stretches = list(read_json(path)["stretches"])
-        except (UserError, KeyError, TypeError):
-            stretches = []
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
-    stretches = [*stretches, now] if resumed else [now]
-    write_json(path, {"stretches": stretches})
+    stretches = [*run.stretches(), now] if resumed else [now]
+    write_json(run.path / "environment.json", {"stretches": stretches})
     return [words for before, after in pairwise(stretches) for words in differences(before, after)]
 
 

@@ -10,16 +10,17 @@ import tarfile
 from pathlib import Path
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json, digest, sync_directory, write_atomic
-from headtohead.study.store import RUN_ID, Store
+from headtohead.common.files import sync_directory, write_atomic
+from headtohead.study.records import wrong_with_result, wrong_with_spec
+from headtohead.study.store import RUN_ID, RunDirectory, Store
 
 FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
 _MOST_BYTES = 256 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
-    """Write every finished run of a study into one .tar.gz file; return how many."""
-    finished = [run for run in store.runs() if (run.path / "result.json").is_file()]
+    """Write every finished run of a study into one .tar.gz file; return how many. Damaged ones stay behind."""
+    finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
         raise UserError(f"{store.path} has no finished runs to export")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
@@ -27,7 +28,7 @@ def export_runs(store: Store, target: Path) -> int:
         with tarfile.open(temporary, "w:gz") as archive:
             for run in finished:
                 for name in FILES:
-                    if (run.path / name).is_file():
+                    if (run.path / name).is_file() and not (run.path / name).is_symlink():
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
         os.replace(temporary, target)
     except OSError as error:
@@ -35,6 +36,13 @@ def export_runs(store: Store, target: Path) -> int:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     sync_directory(target.parent.resolve())
     return len(finished)
+
+
+def _whole(run: RunDirectory) -> bool:
+    try:
+        return bool(run.spec() and run.result())
+    except UserError:
+        return False
 
 
 def import_runs(store: Store, source: Path) -> tuple[int, int]:
@@ -63,7 +71,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     for run_id, files in runs.items():
         _refuse_false(source, run_id, files)
         run = store.run(run_id)
-        if (run.path / "result.json").is_file():
+        if run.finished():
             known += 1
             continue
         run.path.mkdir(parents=True, exist_ok=True)
@@ -76,9 +84,8 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
 def _refuse_false(source: Path, run_id: str, files: dict[str, bytes]) -> None:
     try:
         spec, result = (json.loads(files[name]) for name in ("spec.json", "result.json"))
-        name = digest(canonical_json(spec["identity"]))[:16]
-        good = name == run_id and isinstance(result["status"], str)
-    except (KeyError, ValueError, TypeError):
-        good = False
-    if not good:
-        raise UserError(f"{source}: run {run_id} is damaged or is not what it says it is")
+        words = wrong_with_spec(spec, run_id) or wrong_with_result(result)
+    except (KeyError, ValueError, RecursionError) as error:
+        words = f"{type(error).__name__}: {error}"
+    if words:
+        raise UserError(f"{source}: run {run_id} is damaged or is not what it says it is: {words}")

@@ -13,15 +13,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from headtohead.study.perform import conditions_from, perform
+from headtohead.study.perform import conditions_from
 from headtohead.study.store import Store
+from headtohead.study.work import Job, work
 
 
 def main() -> None:
     """Do the work that standard input names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline())
-    store = Store(Path(order["store"]))
     conditions = conditions_from(json.dumps(order["conditions"]))
     stopped = threading.Event()
 
@@ -30,24 +30,8 @@ def main() -> None:
         stopped.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    work(store, order["records"], conditions, stopped)
-
-
-def work(store: Store, records: list[dict[str, Any]], conditions: Any, stopped: threading.Event) -> None:
-    """Go through the records until none is left that nobody else holds."""
-    for record in records:
-        if stopped.is_set():
-            return
-        run = store.run(record["id"])
-        if run.result() is not None:
-            continue
-        run.open(record)
-        with run.claimed() as mine:
-            if not mine or run.result() is not None:
-                continue
-            tell({"kind": "started", "run": run.id})
-            state = perform(run, record, conditions, stop=stopped.is_set, tell=tell)
-            tell({"kind": "ended", "run": run.id, "state": state})
+    jobs = [Job(record) for record in order["records"]]
+    work(Store(Path(order["store"])), jobs, conditions, stopped.is_set, tell)
 
 
 def tell(event: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def test_a_study_ends_with_verdicts_runs_and_a_page(finished: Path) -> None:
             "cost.json",
             "result.json",
         }
-        assert [path.name for path in run.checkpoints.iterdir()] == ["final.safetensors"]
+        assert {path.name for path in run.checkpoints.iterdir()} == {"final.safetensors", "final.sha256"}
         result = run.result()
         assert result is not None
         assert result["status"] == "done"

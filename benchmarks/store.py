@@ -1,0 +1,158 @@
+"""A store of many finished runs: how long `h2h runs`, `h2h report` and a restarted `h2h race` take, and their memory.
+
+    python benchmarks/store.py [--seeds 200] [--keep DIR]
+
+The runs are made up (25 arms x 2 sizes x seeds), with files of the shape and length that real ones have; nothing is
+trained. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from headtohead.api import Study
+from headtohead.common.files import canonical_json
+from headtohead.study.environment import provenance
+from headtohead.study.plan import Run, plan_study
+from headtohead.study.records import sealed
+from headtohead.study.store import Store
+
+ARMS = [
+    "standard",
+    *(f"standard:window={window}" for window in (8, 16, 24, 32, 48, 64, 96)),
+    "standard:qk_norm=true",
+    "standard:kv_heads=1",
+    "standard:kv_heads=2",
+    "diagonal",
+    "diagonal:init=signs",
+    *(f"sharing:tie=kv,rope={rope}" for rope in ("roundtrip", "score", "rotated", "none")),
+    *(f"sharing:tie=kv,kv_heads=1,rope={rope}" for rope in ("roundtrip", "score", "rotated", "none")),
+    "sharing:tie=qk",
+    "sharing:tie=qkv",
+    "sharing:value_mix=(1,-1)",
+    "sharing:value_mix=learnt",
+]
+BLOCKS, ROWS = 128, 200
+
+
+def pretend(store: Store, run: Run, draw: random.Random) -> None:
+    """Write the files of a finished run, its numbers drawn instead of measured."""
+    folder = store.run(run.id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    level = 2.5 + 0.05 * draw.gauss(0, 1)
+    blocks = [[level * 700 * draw.uniform(0.8, 1.2) * math.log(2), 700] for _ in range(BLOCKS)]
+    score = {
+        "nats": level * math.log(2),
+        "perplexity": math.exp(level * math.log(2)),
+        "bits_per_byte": level,
+        "tokens": 700 * BLOCKS,
+        "bytes": 700 * BLOCKS,
+        "blocks": blocks,
+    }
+    steps = run.training.steps(run.size.context)
+    result = {
+        "status": "done",
+        "step": steps,
+        "tokens": run.training.tokens,
+        "parameters": run.parameters,
+        "train_nats": level * math.log(2),
+        "unique_tokens": run.training.tokens,
+        "epochs": 0.5,
+        "valid": score | {"blocks": []},
+        "test": score,
+    }
+    rows = [
+        {
+            "step": step,
+            "tokens": step * run.training.batch,
+            "nats": 5.5 - 3.7 * (step / steps) ** 0.3 + 0.01 * draw.gauss(0, 1),
+            "lr": 0.003,
+            "grad_norm": draw.random(),
+            "grad_norm_max": 1 + draw.random(),
+            "seconds": round(0.1 * step, 3),
+        }
+        for step in range(steps // ROWS, steps + 1, steps // ROWS)
+    ]
+    files = {
+        "spec.json": json.dumps(run.record(), indent=1),
+        "environment.json": json.dumps({"stretches": [provenance() | {"device": "cpu", "threads": 1}]}),
+        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "cost.json": json.dumps({"train_seconds": 10.0, "tokens_per_second": 9e4, "peak_bytes": 10**9}),
+        "result.json": json.dumps(sealed(result), indent=1),
+    }
+    for name, content in files.items():
+        (folder.path / name).write_text(content, encoding="utf-8")
+
+
+def measure(words: list[str]) -> dict[str, float | int]:
+    """Return seconds, peak bytes and exit code of a command."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headtohead", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        print(output.decode()[-2000:])
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "code": code,
+    }
+
+
+def main() -> None:
+    """Make the store, time the three commands on it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--keep", help="a directory to make the store in and leave it")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(given.keep or temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        text, draw = place / "text.txt", random.Random(1)
+        if not text.is_file():
+            words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "kings"]
+            lines = (" ".join(draw.choices(words, k=9)) for _ in range(20_000))
+            text.write_text("\n".join(lines), encoding="utf-8")
+        settings = {
+            "arms": ARMS,
+            "corpus": f"file:{text}",
+            "size": ["nano", "1m"],
+            "tokens": 2048 * ROWS,
+            "batch": 2048,
+            "seeds": given.seeds,
+        }
+        study = place / "study.toml"
+        study.write_text("".join(f"{key} = {canonical_json(value)}\n" for key, value in settings.items()))
+        store = Store(place / "store")
+        runs = plan_study(Study(**settings).spec).distinct()
+        if len(store.runs()) != len(runs):
+            store.make()
+            for run in runs:
+                pretend(store, run, draw)
+        print(f"{len(runs):,} finished runs")
+        rows = {}
+        for name, command in {
+            "race": ["race", str(study), "--out", str(store.path), "--device", "cpu"],
+            "runs": ["runs", str(store.path)],
+            "report": ["report", str(store.path)],
+            "doctor": ["doctor", str(store.path), "--dry-run"],
+        }.items():
+            rows[name] = measure(command)
+            print(f"h2h {name}: {rows[name]['seconds']} s, {rows[name]['peak_bytes'] / 2**20:.0f} MiB")
+        print(json.dumps({"benchmark": "store", **provenance(), "runs": len(runs), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

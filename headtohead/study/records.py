@@ -1,0 +1,108 @@
+"""What a run's files must look like: a spec that is what its name says, a result whose numbers are numbers.
+
+Files come from disks that fail and from strangers. Everything downstream (verdicts, pages, exports) relies on what is
+checked here, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import canonical_json, digest
+from headtohead.model.sizes import Settings, Size
+from headtohead.training.settings import TrainSettings
+
+STATUSES = ("done", "diverged", "failed", "out of memory")
+_LONGEST_TEXT = 10_000
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """Return `value` with the checksum of its content."""
+    return value | {"checksum": _checksum(value)}
+
+
+def broken_seal(value: Mapping[str, Any]) -> bool:
+    """Whether `value` carries a checksum that is not its own; one without a checksum is taken as it is."""
+    return "checksum" in value and value["checksum"] != _checksum(value)
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    return digest(canonical_json({key: item for key, item in value.items() if key != "checksum"}))[:16]
+
+
+def size_of(record: Mapping[str, Any]) -> Size:
+    """Return the size that a run's record holds."""
+    facts = dict(record["size"])
+    return Size(**{**facts, "settings": Settings(**facts["settings"])})
+
+
+def training_of(record: Mapping[str, Any]) -> TrainSettings:
+    """Return the training settings that a run's record holds."""
+    return TrainSettings(**record["training"])
+
+
+def wrong_with_spec(record: Any, run_id: str) -> str:
+    """Return what is wrong with a spec in a few words, or nothing: the name is the hash of what the run is."""
+    try:
+        identity = record["identity"]
+        if digest(canonical_json(identity))[:16] != run_id or record["id"] != run_id:
+            return "the run's name is not the hash of what it says it is"
+        size = {key: value for key, value in record["size"].items() if key != "name"}
+        shown = (size, record["training"], record["seed"], record["corpus"]["content"], len(record["layers"]))
+        meant = (
+            identity["size"],
+            identity["training"],
+            identity["seed"],
+            identity["corpus"],
+            len(identity["layers"]),
+        )
+        if shown != meant:
+            return "what it shows is not what its hash covers"
+        size_of(record)
+        training_of(record)
+        texts = [record["arm"], record["label"], record["shape"], record["length"], record["size"]["name"]]
+        texts += [*record["layers"], *(record["corpus"][key] for key in ("name", "label", "tokenizer"))]
+        if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
+            return "a name is not a text"
+        counts = (record["parameters"], record["flops_per_token"], record["cache_bytes_per_token"] or 0)
+        if not all(_number(count) and count >= 0 for count in counts):
+            return "a count is not a number"
+    except (KeyError, TypeError, ValueError, AttributeError, UserError, RecursionError) as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def wrong_with_result(result: Any) -> str:
+    """Return what is wrong with a result in a few words, or nothing."""
+    if not isinstance(result, dict) or result.get("status") not in STATUSES:
+        return "no status"
+    if broken_seal(result):
+        return "its checksum is not its own"
+    if result["status"] in ("failed", "out of memory"):
+        return "" if isinstance(result.get("error", ""), str) else "its error is not a text"
+    if not all(_number(result.get(key)) for key in ("step", "tokens", "parameters", "epochs")):
+        return "a count is not a number"
+    if result["status"] == "diverged":
+        return ""
+    for split in ("valid", "test"):
+        score = result.get(split)
+        if not isinstance(score, dict):
+            return f"no score of the {split} split"
+        if not all(_number(score.get(key)) for key in ("nats", "perplexity", "bits_per_byte")):
+            return f"the score of the {split} split is not a number"
+        if not all(isinstance(score.get(key), int) and score[key] > 0 for key in ("tokens", "bytes")):
+            return f"the {split} split has no length"
+        blocks = score.get("blocks")
+        if not isinstance(blocks, list) or not all(
+            isinstance(block, list) and len(block) == 2 and _number(block[0]) and _number(block[1])
+            for block in blocks
+        ):
+            return f"the blocks of the {split} split are not pairs of numbers"
+    return ""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
