@@ -87,7 +87,7 @@ def pretend(store: Store, run: Run, draw: random.Random) -> None:
         "environment.json": json.dumps({"stretches": [provenance() | {"device": "cpu", "threads": 1}]}),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         "cost.json": json.dumps({"train_seconds": 10.0, "tokens_per_second": 9e4, "peak_bytes": 10**9}),
-        "result.json": json.dumps(sealed(result), indent=1),
+        "result.json": sealed(result),
     }
     for name, content in files.items():
         (folder.path / name).write_text(content, encoding="utf-8")

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import read_json, write_json
+from headtohead.common.files import digest, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, piece_of_work
+from headtohead.common.version import VERSION
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.measure.cost import arm_cost
 from headtohead.measure.loss import Score, score_split
@@ -30,12 +31,12 @@ from headtohead.model.sizes import find_size
 from headtohead.study.environment import choose_device, commit
 from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import planned_seeds
-from headtohead.study.outline import Outline, outline_from
+from headtohead.study.outline import Outline, read_outline
 from headtohead.study.perform import Conditions, layers_of
 from headtohead.study.plan import Plan, plan_study
 from headtohead.study.records import size_of
 from headtohead.study.spec import StudySpec, build_study, read_study
-from headtohead.study.store import RunDirectory, Store, find_run
+from headtohead.study.store import RunDirectory, Store, find_run, set_aside
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors
 
@@ -88,16 +89,17 @@ class Study:
         runs = plan.distinct()
         if retry_failed:
             _forget_failed(store, [run.id for run in runs])
-        for words in [*store.set_aside_damaged([run.id for run in runs]), *_reuse_notes(store, plan)]:
+        known, notes = _sound_results(store, [run.id for run in runs])
+        for words in [*notes, *_reuse_notes(store, plan)]:
             display.note(words)
-        started = any(store.run(run.id).finished() for run in runs)
-        added = planned_seeds(store.path, plan, started)
+        added = planned_seeds(store.path, plan, started=bool(known))
+        outline = plan.outline()
         record = {
-            "outline": plan.outline().as_dict(),
+            "outline": outline.as_dict(),
             "added_seeds": sorted(added),
             "settings": _plain(self.values),
         }
-        write_json(store.path / "study.json", record)
+        write_json(store.path / "study.json", record, indent=None)
         conditions = Conditions(
             device=str(chosen),
             threads=threads,
@@ -108,9 +110,9 @@ class Study:
         )
         count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
         summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
-        result = open_study(store.path)
+        result = _judged(store, outline, added, known)
         result.summary = summary
-        result.write(quiet=quiet)
+        result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
         return result
 
 
@@ -124,10 +126,23 @@ class StudyResult:
     summary: Summary = field(default_factory=Summary)
     report: Path | None = None
     """The page, when it was made."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """result.json of every finished run, by its name."""
+    damage: list[str] = field(default_factory=list)
+    """Files that could not be read, and are left out."""
 
-    def write(self, quiet: bool = False) -> None:
-        """Write verdicts.json and the page; without the chart library the page is skipped, and said to be."""
-        write_json(self.path / "verdicts.json", [row.as_dict() for row in self.verdicts])
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json and the page; without the chart library the page is skipped, and said to be.
+
+        `only_if_changed` leaves a page that shows these very results as it is.
+        """
+        rows = [row.as_dict() for row in self.verdicts]
+        write_json(self.path / "verdicts.json", rows)
+        page = self.path / "report.html"
+        stamp = _stamp(self.outline, rows, self.results)
+        if only_if_changed and _carries(page, stamp):
+            self.report = page
+            return
         try:
             from headtohead.report.page import write_report
         except ImportError as error:
@@ -136,7 +151,7 @@ class StudyResult:
                     f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
                 )
             return
-        self.report = write_report(self.path, self.outline, self.verdicts)
+        self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
@@ -161,11 +176,44 @@ def open_study(path: str | Path) -> StudyResult:
     folder = Path(path)
     if not (folder / "study.json").is_file():
         raise UserError(f"no study in {folder}: study.json is missing")
-    record = read_json(folder / "study.json")
-    outline = outline_from(record["outline"])
-    results = Store(folder).results(sorted({entry.run for entry in outline.entries}))
-    added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
-    return StudyResult(folder, outline, study_verdicts(outline, results, added))
+    outline, added = read_outline(folder / "study.json")
+    return _judged(Store(folder), outline, added, {})
+
+
+def _judged(
+    store: Store, outline: Outline, added: frozenset[int], known: dict[str, dict[str, Any]]
+) -> StudyResult:
+    """Return the verdicts of a study; results that are known already are not read again."""
+    damage: dict[str, str] = {}
+    others = sorted({entry.run for entry in outline.entries if entry.run not in known})
+    results = known | store.results(others, damage)
+    verdicts = study_verdicts(outline, results, added)
+    return StudyResult(store.path, outline, verdicts, results=results, damage=list(damage.values()))
+
+
+def _sound_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the results at hand, and a line about each damaged one: it is set aside and its run done again."""
+    damage: dict[str, str] = {}
+    known = store.results(ids, damage)
+    notes = []
+    for run_id, words in damage.items():
+        kept = set_aside(store.run(run_id).path / "result.json")
+        notes.append(f"{words}; kept as {kept.name}, and the run is done again")
+    return known, notes
+
+
+def _stamp(outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]) -> str:
+    """Return what tells one page's content from another's."""
+    seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals], sort_keys=True))[:32]
+
+
+def _carries(page: Path, stamp: str) -> bool:
+    try:
+        with open(page, encoding="utf-8") as stream:
+            return stamp in stream.read(1000)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:

@@ -121,7 +121,11 @@ def race(
             f"\nstopped with {result.summary.left} runs left; the same command continues where this one stopped"
         )
     elif result.summary.left:
-        print(f"\n{result.summary.left} runs have no result; the same command tries them again")
+        for words in result.summary.trouble:
+            print(words)
+        print(
+            f"\n{result.summary.left} runs have no result; see to the cause, and the same command goes on with them"
+        )
         return 1
     return 0
 
@@ -162,23 +166,24 @@ def runs(
         print(f"{export_runs(store, Path(export))} finished runs written to {export}")
         return 0
     rows = []
+    damage = []
     for run in store.runs():
-        spec, result = run.spec(), run.result() or {}
-        score = result.get("test", {}).get("bits_per_byte")
-        rows.append(
-            (
-                run.id,
-                spec["label"],
-                spec["seed"],
-                spec["corpus"]["label"],
-                spec["size"]["name"],
-                run.state(),
-                number(score, ".4f"),
-            )
-        )
+        try:
+            spec, result = run.spec(), run.result()
+        except UserError as error:
+            damage.append(str(error))
+            rows.append((run.id, "?", 0, "?", "?", "damaged", "–"))
+            continue
+        place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"])
+        score = (result or {}).get("test", {}).get("bits_per_byte")
+        rows.append((run.id, *place, run.state(result), number(score, ".4f")))
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
     columns = ("run", "arm", "seed", "corpus", "size", "state", "bits per byte")
     print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "bits per byte"))
+    for words in damage:
+        print(words)
+    if damage:
+        print(f"h2h doctor {folder} says what can be mended")
     return 0
 
 
@@ -217,7 +222,7 @@ def show_result(result: StudyResult) -> None:
         base = number(found[0].baseline_mean if found else None, ".4f")
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
-    for words in result.sentences():
+    for words in (*result.sentences(), *result.damage):
         print(words)
     print(f"\nverdicts: {result.path / 'verdicts.json'}")
     if result.report is not None:

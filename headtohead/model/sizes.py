@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.words import refuse_other_words
 from headtohead.mechanisms.base import Bias, Positions
 
 
@@ -34,15 +35,15 @@ class Settings:
     """added under the root of a norm."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            allowed, value = get_args(hints[field.name]), getattr(self, field.name)
-            if allowed and value not in allowed:
-                raise unknown(f"value for {field.name}", str(value), allowed)
+        refuse_other_words(self)
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"dropout={self.dropout} is not in 0 to 1")
         if self.init_std <= 0 or self.rope_theta <= 1 or self.norm_eps <= 0:
             raise UserError("init_std and norm_eps must be above 0, rope_theta above 1")
+
+
+_LARGEST = 2**24
+"""No dimension of a model is larger; a file that says so is not believed."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ class Size:
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "ffn", "vocabulary", "context"):
-            if getattr(self, name) < (0 if name == "ffn" else 1):
-                raise UserError(f"size {self.name}: {name}={getattr(self, name)} is too small")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UserError(f"size {self.name}: {name} takes a whole number, got {value!r}")
+            if value < (0 if name == "ffn" else 1):
+                raise UserError(f"size {self.name}: {name}={value} is too small")
+            if value > _LARGEST:
+                raise UserError(f"size {self.name}: {name}={value:,} is too large; at most {_LARGEST:,}")
         if self.width % self.heads:
             raise UserError(f"size {self.name}: width {self.width} is not divisible by {self.heads} heads")
 

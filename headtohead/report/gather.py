@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.files import read_json
+from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.store import Store
+from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
 _CURVE_POINTS = 80
+_ROWS_READ = 100_000
+"""Logged rows read for one contest; of more runs than give that many, each so-many-th row is read."""
 
 
 @dataclass
@@ -23,39 +26,45 @@ class ArmFacts:
 
     label: str
     text: str
-    records: list[Row]
-    """spec.json of each of its runs, by seed."""
+    record: Row
+    """spec.json of one of its runs, or nothing."""
+    planned: int
     results: dict[int, Row]
     costs: list[Row]
     curves: dict[int, list[Row]]
 
-    @property
-    def record(self) -> Row:
-        """The spec of its first run, or nothing."""
-        return self.records[0] if self.records else {}
-
     def mean_cost(self, key: str) -> float | None:
         """Return the mean of a measured cost over its runs."""
-        values = [float(cost[key]) for cost in self.costs if key in cost]
+        values = [float(cost[key]) for cost in self.costs if isinstance(cost.get(key), int | float)]
         return statistics.fmean(values) if values else None
 
 
-def gather(path: Path, outline: Outline, contest: Contest) -> list[ArmFacts]:
-    """Return the arms of a contest with everything their runs left behind."""
+def gather(
+    path: Path, outline: Outline, contest: Contest, results: dict[str, Row], damage: list[str]
+) -> list[ArmFacts]:
+    """Return the arms of a contest with everything their runs left behind; `damage` takes what cannot be read."""
     store = Store(path)
     arms = []
+    runs = sum(len(outline.runs(contest, label)) for _, label in outline.arms)
+    every = max(1, runs * LOGGED_POINTS // _ROWS_READ)
     for text, label in outline.arms:
-        facts = ArmFacts(label, text, [], {}, [], {})
-        for seed, run_id in outline.runs(contest, label).items():
+        planned = outline.runs(contest, label)
+        facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
+        for seed, run_id in planned.items():
             run = store.run(run_id)
-            if not (run.path / "spec.json").is_file():
-                continue
-            facts.records.append(run.spec())
-            if (result := run.result()) is not None:
-                facts.results[seed] = result
-            if (run.path / "cost.json").is_file():
-                facts.costs.append(_json(run.path / "cost.json"))
-            facts.curves[seed] = run.metrics()
+            if not facts.record and (run.path / "spec.json").is_file():
+                try:
+                    facts.record = run.spec()
+                except UserError as error:
+                    damage.append(str(error))
+            if run_id in results:
+                facts.results[seed] = results[run_id]
+            if cost := run.costs():
+                facts.costs.append(cost)
+            if curve := [_point(row) for row in run.metrics(every) if isinstance(row.get("nats"), float)]:
+                facts.curves[seed] = curve
+        if not facts.record:
+            facts.curves = {}
         arms.append(facts)
     return arms
 
@@ -71,11 +80,8 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
         tokens = {row["step"]: row.get("tokens") for curve in arm.curves.values() for row in curve}
         for seed, curve in arm.curves.items():
             for row in curve:
-                if isinstance(row.get("nats"), float):
-                    place = -(-row["step"] // width)
-                    binned.setdefault(place, {}).setdefault(seed, []).append(
-                        row["nats"] / math.log(2) * per_byte
-                    )
+                place = -(-row["step"] // width)
+                binned.setdefault(place, {}).setdefault(seed, []).append(row["nats"] / math.log(2) * per_byte)
         for place, seeds in sorted(binned.items()):
             means = [statistics.fmean(values) for values in seeds.values()]
             step = min(place * width, last)
@@ -115,7 +121,7 @@ def arm_rows(arms: list[ArmFacts]) -> list[Row]:
             {
                 "label": arm.label,
                 "text": arm.text,
-                "runs": f"{len(done)}/{len(arm.records)}",
+                "runs": f"{len(done)}/{arm.planned}",
                 "bits_per_byte": statistics.fmean(row["bits_per_byte"] for row in done) if done else None,
                 "nats": statistics.fmean(row["nats"] for row in done) if done else None,
                 "perplexity": statistics.fmean(row["perplexity"] for row in done) if done else None,
@@ -134,7 +140,7 @@ def arm_rows(arms: list[ArmFacts]) -> list[Row]:
 
 def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row]]:
     """Return what is equal for all arms as (name, value), and what differs as one row per setting."""
-    tables = {arm.label: _settings(arm.record) for arm in arms if arm.records}
+    tables = {arm.label: _settings(arm.record) for arm in arms if arm.record}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     equal, different = [], []
     for name in names:
@@ -151,10 +157,7 @@ def environments(path: Path, outline: Outline) -> list[Row]:
     store = Store(path)
     counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
     for run_id in sorted({entry.run for entry in outline.entries}):
-        file = store.run(run_id).path / "environment.json"
-        if not file.is_file():
-            continue
-        for stretch in _json(file).get("stretches", []):
+        for stretch in store.run(run_id).stretches():
             key = tuple(
                 (name, str(stretch.get(name, "unknown")))
                 for name in ("commit", "headtohead", "python", "torch", "device", "threads", "attention")
@@ -185,14 +188,13 @@ def _settings(record: Row) -> dict[str, str]:
     return flat
 
 
+def _point(row: Row) -> Row:
+    return {"step": row["step"], "tokens": row.get("tokens"), "nats": row["nats"]}
+
+
 def _tokens_per_byte(arm: ArmFacts) -> float:
     """Return tokens over bytes on the test split: what turns bits per token into bits per byte."""
     for result in arm.results.values():
         if result.get("status") == "done":
             return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
     return 1.0
-
-
-def _json(path: Path) -> Row:
-    value = read_json(path)
-    return value if isinstance(value, dict) else {}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import vl_convert
+from altair.utils.schemapi import debug_mode
 
-from headtohead.common.files import write_atomic
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest, read_json, write_atomic, write_json
 from headtohead.common.version import VERSION
+from headtohead.data.shards import cache_dir
 from headtohead.report import charts
 from headtohead.report.gather import (
     ArmFacts,
@@ -27,11 +31,21 @@ from headtohead.study.outline import Contest, Outline
 from headtohead.study.verdict import Verdict, sentence
 
 
-def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
-    """Write the page of a study into its directory; return where it is."""
-    contests = []
+def write_report(
+    path: Path,
+    outline: Outline,
+    verdicts: list[Verdict],
+    results: dict[str, Any],
+    damage: list[str],
+    stamp: str,
+) -> Path:
+    """Write the page of a study into its directory; return where it is.
+
+    `damage` names files left out; `stamp` stands in the page's head and tells its content from another's.
+    """
+    contests, damage = [], list(damage)
     for contest in outline.contests():
-        arms = gather(path, outline, contest)
+        arms = gather(path, outline, contest, results, damage)
         rows = [row for row in verdicts if _in(row, contest)]
         contests.append(_contest(outline, contest, arms, rows))
     page = (
@@ -42,10 +56,11 @@ def write_report(path: Path, outline: Outline, verdicts: list[Verdict]) -> Path:
             contests=contests,
             verdicts=verdicts,
             environments=environments(path, outline),
-            warnings=_warnings(verdicts, contests),
+            warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
             bundle=_bundle(),
             style=style(),
             version=VERSION,
+            stamp=stamp,
         )
     )
     target = path / "report.html"
@@ -65,12 +80,15 @@ def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: lis
     equal, different = configuration(arms)
     curves, seeds = curve_rows(arms), seed_rows(arms)
     pictures = {}
-    if any(row.difference is not None for row in rows):
-        pictures["forest"] = _definition(charts.forest(rows))
-    if curves:
-        pictures["curves"] = _definition(charts.learning_curves(curves, references, scale))
-    if seeds:
-        pictures["seeds"] = _definition(charts.seed_values(seeds, labels, scale))
+    with debug_mode(
+        False
+    ):  # the tests validate the charts; ten thousand rows of data would take seconds here
+        if any(row.difference is not None for row in rows):
+            pictures["forest"] = _definition(charts.forest(rows))
+        if curves:
+            pictures["curves"] = _definition(charts.learning_curves(curves, references, scale))
+        if seeds:
+            pictures["seeds"] = _definition(charts.seed_values(seeds, labels, scale))
     return {
         "contest": contest,
         "verdicts": rows,
@@ -106,13 +124,23 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
 
 def _definition(chart: alt.TopLevelMixin) -> str:
     """Return a chart as JSON that is safe inside a script tag."""
-    text = json.dumps(chart.to_dict(), ensure_ascii=False)
+    text = json.dumps(chart.to_dict(validate=False), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 @cache
 def _bundle() -> str:
-    """Return the chart library as one script."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace(
-        "</script", "<\\/script"
-    )
+    """Return the chart library as one script; made once per version of it, which takes a second and 100 MB."""
+    kept = cache_dir() / "pages" / f"charts-{vl_convert.__version__}.json"
+    try:
+        found = read_json(kept)
+        if digest(found["script"]) == found["sha256"]:
+            return str(found["script"])
+    except (UserError, KeyError, TypeError, AttributeError):
+        pass
+    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+    script = script.replace("</script", "<\\/script")
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"sha256": digest(script), "script": script})
+    return script

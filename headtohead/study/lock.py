@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from headtohead.common.errors import DamagedFile
 from headtohead.common.files import canonical_json, digest, read_json, write_json
 from headtohead.study.plan import Plan
 
@@ -17,7 +18,7 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
     `started` says whether a run of this plan has a result already.
     """
     path = folder / NAME
-    lock: dict[str, Any] = read_json(path) if path.is_file() else {"plans": {}}
+    lock = read_lock(path) if path.is_file() else {"plans": {}}
     key = digest(canonical_json(_comparison(plan)))[:16]
     entry = lock["plans"].setdefault(
         key, {"seeds": list(plan.spec.seeds), "added": [], "solved": _solved(plan)}
@@ -31,9 +32,26 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
     return frozenset(entry["added"])
 
 
+def read_lock(path: Path) -> dict[str, Any]:
+    """Return the lock; a damaged one is refused, since it says which seeds were planned before looking."""
+    lock = read_json(path)
+    try:
+        good = all(
+            all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))
+            for entry in lock["plans"].values()
+        )
+    except (KeyError, TypeError, AttributeError):
+        good = False
+    if not good:
+        raise DamagedFile(
+            f"damaged file {path}: no plans; h2h doctor {path.parent} makes it again from study.json"
+        )
+    return dict(lock)
+
+
 def _comparison(plan: Plan) -> list[Any]:
     """What the study compares, seeds aside."""
-    rows = {canonical_json({**run.identity(), "seed": None}) for run in plan.runs}
+    rows = {canonical_json({**run.identity, "seed": None}) for run in plan.runs}
     return sorted(rows)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile
+from headtohead.common.files import read_json
 
 
 @dataclass(frozen=True)
@@ -55,33 +59,85 @@ class Outline:
 
     def runs(self, contest: Contest, label: str) -> dict[int, str]:
         """Return run names by seed."""
-        return {
-            entry.seed: entry.run
-            for entry in self.entries
-            if entry.contest == contest and entry.label == label
-        }
+        return self._places.get((contest, label), {})
+
+    @cached_property
+    def _places(self) -> dict[tuple[Contest, str], dict[int, str]]:
+        places: dict[tuple[Contest, str], dict[int, str]] = {}
+        for entry in self.entries:
+            places.setdefault((entry.contest, entry.label), {})[entry.seed] = entry.run
+        return places
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outline, JSON-ready."""
-        return asdict(self)
+        entries = [
+            {
+                "run": entry.run,
+                "label": entry.label,
+                "seed": entry.seed,
+                "contest": dict(vars(entry.contest)),
+            }
+            for entry in self.entries
+        ]
+        return {
+            "name": self.name,
+            "arms": [list(arm) for arm in self.arms],
+            "baseline": self.baseline,
+            "primary": self.primary,
+            "margin": self.margin,
+            "seeds": list(self.seeds),
+            "entries": entries,
+            "references": self.references,
+        }
+
+
+def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
+    """Return the outline in a study.json and the seeds added after looking; a damaged file is refused by name."""
+    record = read_json(path)
+    try:
+        added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
+        return outline_from(record["outline"]), added
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        remedy = "the study's own command writes it again"
+        raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
 
 def outline_from(record: dict[str, Any]) -> Outline:
-    """Return the outline that `as_dict` gave; a damaged one is refused."""
-    try:
-        entries = tuple(
-            Entry(str(row["run"]), str(row["label"]), int(row["seed"]), Contest(**row["contest"]))
-            for row in record["entries"]
-        )
-        return Outline(
-            name=str(record["name"]),
-            arms=tuple((str(text), str(label)) for text, label in record["arms"]),
-            baseline=str(record["baseline"]),
-            primary=record["primary"],
-            margin=float(record["margin"]),
-            seeds=tuple(int(seed) for seed in record["seeds"]),
-            entries=entries,
-            references={str(key): dict(lines) for key, lines in record["references"].items()},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"damaged study outline: {type(error).__name__}: {error}") from None
+    """Return the outline that `as_dict` gave; anything that is not one raises."""
+    entries = tuple(
+        Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
+        for row in record["entries"]
+    )
+    arms = tuple((_text(text), _text(label)) for text, label in record["arms"])
+    outline = Outline(
+        name=_text(record["name"]),
+        arms=arms,
+        baseline=_text(record["baseline"]),
+        primary=None if record["primary"] is None else _text(record["primary"]),
+        margin=_number(record["margin"]),
+        seeds=tuple(int(seed) for seed in record["seeds"]),
+        entries=entries,
+        references={
+            _text(key): {_text(name): _number(value) for name, value in lines.items()}
+            for key, lines in record["references"].items()
+        },
+    )
+    if outline.baseline not in {label for _, label in arms}:
+        raise ValueError(f"the baseline {outline.baseline!r} is no arm")
+    return outline
+
+
+def _contest(row: dict[str, Any]) -> Contest:
+    return Contest(**{key: _text(value) for key, value in row.items()})
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.training.settings import TrainSettings
+
+# Hundreds of runs share a size, a layout and their training: each is written out once.
+
+
+@cache
+def _plain_size(size: Size) -> dict[str, Any]:
+    return size.as_dict()
+
+
+@cache
+def _plain_training(training: TrainSettings) -> dict[str, Any]:
+    return dataclasses.asdict(training)
+
+
+@cache
+def _plain_layers(layers: tuple[Composed, ...]) -> list[Any]:
+    return [composed.as_dict() for composed in layers]
 
 
 @dataclass(frozen=True)
@@ -41,22 +59,23 @@ class Run:
     cache: int | None
     """Cache bytes per token in bf16, or None where a layer keeps no cache."""
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """Return everything that can change the result, and nothing that cannot."""
+        """Everything that can change the result, and nothing that cannot."""
         return {
             "numerics": NUMERICS,
-            "layers": [composed.as_dict() for composed in self.layers],
-            "size": self.size.as_dict(),
+            "layers": _plain_layers(self.layers),
+            "size": _plain_size(self.size),
             "corpus": self.corpus["content"],
-            "training": dataclasses.asdict(self.training),
+            "training": _plain_training(self.training),
             "seed": self.seed,
             "stacked": False,
         }
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The run's name: the hash of its identity."""
-        return digest(canonical_json(self.identity()))[:16]
+        return digest(canonical_json(self.identity))[:16]
 
     def record(self) -> dict[str, Any]:
         """Return what spec.json holds: the identity, and what is needed to build the run and to show it."""
@@ -66,15 +85,15 @@ class Run:
             "label": self.arm.label,
             "layers": [composed.text for composed in self.layers],
             "corpus": self.corpus,
-            "size": {"name": self.size.name} | self.size.as_dict(),
-            "training": dataclasses.asdict(self.training),
+            "size": {"name": self.size.name} | _plain_size(self.size),
+            "training": _plain_training(self.training),
             "seed": self.seed,
             "shape": self.contest.shape,
             "length": self.contest.length,
             "parameters": self.parameters,
             "flops_per_token": self.flops,
             "cache_bytes_per_token": self.cache,
-            "identity": self.identity(),
+            "identity": self.identity,
         }
 
 
@@ -102,7 +121,8 @@ class Plan:
 
     def distinct(self) -> list[Run]:
         """Return each run once, seed by seed, so that a study stopped early is balanced."""
-        ordered = sorted(self.runs, key=lambda run: self.spec.seeds.index(run.seed))
+        place = {seed: index for index, seed in enumerate(self.spec.seeds)}
+        ordered = sorted(self.runs, key=lambda run: place[run.seed])
         return list({run.id: run for run in ordered}.values())
 
 

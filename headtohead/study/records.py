@@ -6,12 +6,16 @@ checked here, and on nothing else.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json, digest
+from headtohead.common.files import canonical_json, digest, finite
 from headtohead.model.sizes import Settings, Size
 from headtohead.training.settings import TrainSettings
 
@@ -19,18 +23,29 @@ STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
 
 
-def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """Return `value` with the checksum of its content."""
-    return value | {"checksum": _checksum(value)}
+def sealed(value: dict[str, Any]) -> str:
+    """Return `value` as JSON text whose last member is the checksum of all before it."""
+    body = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)[: -len("\n}")]
+    return f'{body},\n "checksum": "{digest(body)[:16]}"\n}}\n'
 
 
-def broken_seal(value: Mapping[str, Any]) -> bool:
-    """Whether `value` carries a checksum that is not its own; one without a checksum is taken as it is."""
-    return "checksum" in value and value["checksum"] != _checksum(value)
+_SEAL = re.compile(rb',\n "checksum": "([0-9a-f]{16})"\n}\n')
+_SEAL_LENGTH = len(',\n "checksum": ""\n}\n') + 16
 
 
-def _checksum(value: Mapping[str, Any]) -> str:
-    return digest(canonical_json({key: item for key, item in value.items() if key != "checksum"}))[:16]
+def unsealed(content: bytes) -> Any:
+    """Return the value of a sealed text; one whose checksum is not its own raises ValueError.
+
+    A text without a checksum is taken as it is.
+    """
+    value = json.loads(content)
+    seal = _SEAL.fullmatch(content[-_SEAL_LENGTH:])
+    if seal:
+        if digest(content[:-_SEAL_LENGTH])[:16].encode() != seal[1]:
+            raise ValueError("its checksum is not its own")
+    elif isinstance(value, dict) and "checksum" in value:
+        raise ValueError("its checksum is not where it was written")
+    return value
 
 
 def size_of(record: Mapping[str, Any]) -> Size:
@@ -79,8 +94,6 @@ def wrong_with_result(result: Any) -> str:
     """Return what is wrong with a result in a few words, or nothing."""
     if not isinstance(result, dict) or result.get("status") not in STATUSES:
         return "no status"
-    if broken_seal(result):
-        return "its checksum is not its own"
     if result["status"] in ("failed", "out of memory"):
         return "" if isinstance(result.get("error", ""), str) else "its error is not a text"
     if not all(_number(result.get(key)) for key in ("step", "tokens", "parameters", "epochs")):
@@ -95,11 +108,11 @@ def wrong_with_result(result: Any) -> str:
             return f"the score of the {split} split is not a number"
         if not all(isinstance(score.get(key), int) and score[key] > 0 for key in ("tokens", "bytes")):
             return f"the {split} split has no length"
-        blocks = score.get("blocks")
-        if not isinstance(blocks, list) or not all(
-            isinstance(block, list) and len(block) == 2 and _number(block[0]) and _number(block[1])
-            for block in blocks
-        ):
+        try:
+            blocks = np.array(score.get("blocks"), dtype=np.float64)
+        except (TypeError, ValueError):
+            return f"the blocks of the {split} split are not numbers"
+        if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not np.isfinite(blocks).all()):
             return f"the blocks of the {split} split are not pairs of numbers"
     return ""
 

@@ -24,11 +24,12 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.claims import Owner, owner_of
-from headtohead.study.records import sealed, wrong_with_result, wrong_with_spec
+from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 DAMAGED = ".damaged"
 _LONGEST_METRICS = 64 * 2**20
+_ROW_TYPES = {int, float, dict, type(None)}
 
 
 class RunDirectory:
@@ -83,14 +84,14 @@ class RunDirectory:
         path = self.path / "result.json"
         if not path.is_file():
             return None
-        result = read_json(path)
+        result = read_json(path, unsealed)
         if words := wrong_with_result(result):
             raise DamagedFile(f"damaged file {path}: {words}")
         return dict(result)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result, sealed with its checksum: the run is done."""
-        write_json(self.path / "result.json", sealed(finite(result)))
+        write_atomic(self.path / "result.json", sealed(result))
 
     def owner(self) -> Owner | None:
         """Return who works on the run, or None; an owner that is certainly dead is none."""
@@ -124,12 +125,17 @@ class RunDirectory:
             raise UserError(f"run {self.id} was trained with {name}, and {path} is missing")
         return BytePairs(name, path.read_text(encoding="utf-8"))
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the logged rows; a line that was cut short by a crash, or is no row, is passed over."""
+    def metrics(self, every: int = 1) -> list[dict[str, Any]]:
+        """Return the logged rows, or each so-many-th of them and the last.
+
+        A line that was cut short by a crash, or is no row, is passed over.
+        """
         path = self.path / "metrics.jsonl"
         if not path.is_file() or path.stat().st_size > _LONGEST_METRICS:
             return []
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if every > 1:
+            lines = lines[::-every][::-1]
         try:  # one call for the whole file is three times faster than one per line
             found = json.loads(f"[{','.join(lines)}]")
         except (ValueError, RecursionError):
@@ -191,9 +197,9 @@ def _row(line: str) -> Any:
 
 
 def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] < 0:
+    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return False
-    return all(value is None or isinstance(value, float | int | dict) for value in row.values())
+    return _ROW_TYPES.issuperset(map(type, row.values()))
 
 
 def set_aside(path: Path) -> Path:
@@ -236,7 +242,7 @@ class Store:
             return []
         return [RunDirectory(path) for path in sorted(folder.iterdir()) if RUN_ID.fullmatch(path.name)]
 
-    def results(self, ids: list[str], damage: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the results at hand by run id; `damage` takes a line about each that cannot be read.
 
         The blocks of a score become arrays: ten thousand results then fit into a small part of the memory.
@@ -247,7 +253,7 @@ class Store:
                 result = self.run(run_id).result()
             except DamagedFile as error:
                 if damage is not None:
-                    damage.append(str(error))
+                    damage[run_id] = str(error)
                 continue
             if result is not None:
                 for split in ("valid", "test"):
@@ -255,18 +261,6 @@ class Store:
                         result[split]["blocks"] = np.array(result[split]["blocks"], dtype=np.float64)
                 found[run_id] = result
         return found
-
-    def set_aside_damaged(self, ids: list[str]) -> list[str]:
-        """Put damaged results of these runs out of the way, so that they are done again; say so in words."""
-        notes = []
-        for run_id in ids:
-            run = self.run(run_id)
-            try:
-                run.result()
-            except DamagedFile as error:
-                kept = set_aside(run.path / "result.json")
-                notes.append(f"{error}; kept as {kept.name}, and the run is done again")
-        return notes
 
 
 def find_run(given: str | Path) -> RunDirectory:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import sync_directory, write_atomic
-from headtohead.study.records import wrong_with_result, wrong_with_spec
+from headtohead.study.records import unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RUN_ID, RunDirectory, Store
 
 FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
@@ -83,7 +83,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
 
 def _refuse_false(source: Path, run_id: str, files: dict[str, bytes]) -> None:
     try:
-        spec, result = (json.loads(files[name]) for name in ("spec.json", "result.json"))
+        spec, result = json.loads(files["spec.json"]), unsealed(files["result.json"])
         words = wrong_with_spec(spec, run_id) or wrong_with_result(result)
     except (KeyError, ValueError, RecursionError) as error:
         words = f"{type(error).__name__}: {error}"

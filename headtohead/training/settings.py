@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
+from headtohead.common.words import refuse_other_words
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,7 @@ class TrainSettings:
     """how often the valid split is scored on the way; the end is always scored."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value, allowed = getattr(self, field.name), get_args(hints[field.name])
-            if allowed and value not in allowed:
-                raise unknown(f"value for {field.name}", str(value), allowed)
+        refuse_other_words(self)
         for name in ("tokens", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; at least 1 is allowed")

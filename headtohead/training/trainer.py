@@ -21,7 +21,7 @@ from headtohead.training.settings import TrainSettings
 
 # A loss this many times that of a uniform guess is not coming back.
 _LOST = 2.0
-_LOGGED_POINTS = 200
+LOGGED_POINTS = 200
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Trainer:
         self.device = model.readout.device
         self.folder, self.save_every = folder, save_every
         self.optimiser = make_optimiser(model, settings)
-        self.log_every = max(1, self.steps // _LOGGED_POINTS)
+        self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.step = 0
         self.seconds = 0.0
         self.train_nats = float("nan")

@@ -1,0 +1,22 @@
+"""Settings that take one of a few words."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from headtohead.common.errors import unknown
+
+
+@cache
+def allowed_words(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return the fields of a dataclass that are typed as a choice, with what each may be."""
+    return {name: words for name, hint in get_type_hints(kind).items() if (words := get_args(hint))}
+
+
+def refuse_other_words(settings: Any) -> None:
+    """Refuse a dataclass that holds a word its type does not list."""
+    for name, words in allowed_words(settings.__class__).items():
+        value = getattr(settings, name)
+        if value not in words:
+            raise unknown(f"value for {name}", str(value), [str(word) for word in words])
