@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headtohead.api import check as check
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
+    from headtohead.api import examine_study as examine_study
     from headtohead.api import generate_text as generate_text
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
@@ -35,7 +36,17 @@ if TYPE_CHECKING:
 # Names are fetched when first used: `import headtohead` costs next to nothing beside torch.
 _HOME = {
     **dict.fromkeys(
-        ("Study", "StudyResult", "check", "cost", "evaluate", "generate_text", "load", "open_study"),
+        (
+            "Study",
+            "StudyResult",
+            "check",
+            "cost",
+            "evaluate",
+            "examine_study",
+            "generate_text",
+            "load",
+            "open_study",
+        ),
         "headtohead.api",
     ),
     **dict.fromkeys(

@@ -28,6 +28,8 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
+from headtohead.study import doctor
+from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device, commit
 from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import planned_seeds
@@ -38,7 +40,7 @@ from headtohead.study.records import size_of
 from headtohead.study.spec import StudySpec, build_study, read_study
 from headtohead.study.store import RunDirectory, Store, find_run, set_aside
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
-from headtohead.training.checkpoint import read_tensors
+from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 
 class Study:
@@ -90,7 +92,7 @@ class Study:
         if retry_failed:
             _forget_failed(store, [run.id for run in runs])
         known, notes = _sound_results(store, [run.id for run in runs])
-        for words in [*notes, *_reuse_notes(store, plan)]:
+        for words in [*notes, *_reuse_notes(store, plan, known)]:
             display.note(words)
         added = planned_seeds(store.path, plan, started=bool(known))
         outline = plan.outline()
@@ -216,6 +218,15 @@ def _carries(page: Path, stamp: str) -> bool:
         return False
 
 
+def examine_study(path: str | Path, *, mend: bool = False, quiet: bool = False) -> list[Finding]:
+    """Return what is damaged in a study's directory; with `mend`, what is safe to mend has been mended."""
+    with piece_of_work("examining", quiet) as progress:
+        findings = doctor.examine(Path(path), progress)
+    if mend:
+        doctor.mend(findings)
+    return findings
+
+
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
     """Return the trained model of a run, and its tokenizer.
 
@@ -224,13 +235,24 @@ def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> 
     folder = find_run(run)
     record = folder.spec()
     _refuse_unfinished(folder)
-    model = Decoder(size_of(record), _trusted_layers(record, trust_files), seed=None)
-    try:
-        model.load_state_dict(read_tensors(folder.weights))
-    except RuntimeError as error:
-        raise UserError(
-            f"{folder.weights} does not fit the run's model: {str(error).splitlines()[-1].strip()}"
-        ) from None
+    folder.refuse_changed_weights()
+    size = size_of(record)
+    shapes = tensor_shapes(folder.weights)
+    if size.layers > len(shapes):
+        raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
+    layers = _trusted_layers(record, trust_files)
+    # The outline takes no memory: only a model that the file can fill is built.
+    wanted = {
+        name: tuple(tensor.shape) for name, tensor in Decoder.outline(size, layers).state_dict().items()
+    }
+    for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
+        if wanted.get(name) != shapes.get(name):
+            found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))
+            raise UserError(
+                f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
+            )
+    model = Decoder(size, layers, seed=None)
+    model.load_state_dict(read_tensors(folder.weights))
     return model.to(choose_device(device)).eval(), folder.tokenizer()
 
 
@@ -342,7 +364,7 @@ def _forget_failed(store: Store, ids: list[str]) -> None:
             run.forget()
 
 
-def _reuse_notes(store: Store, plan: Plan) -> list[str]:
+def _reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> list[str]:
     """Say why runs are new or taken over: a mechanism's file that changed, results of another commit."""
     notes = []
     sources = {
@@ -358,7 +380,7 @@ def _reuse_notes(store: Store, plan: Plan) -> list[str]:
     changed: set[str] = set()
     for folder in store.runs():
         if folder.id in planned:
-            if folder.finished() and (stretches := folder.stretches()):
+            if folder.id in known and (stretches := folder.stretches()):
                 made = str(stretches[-1].get("commit", "unknown"))
                 others[made] = others.get(made, 0) + (made != here)
             continue

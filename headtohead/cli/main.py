@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
     "report": ("race", "report", "judge a study again and rebuild its page"),
     "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
+    "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
     "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
     "check": ("look", "check", "run the conformance suite on mechanisms"),
@@ -41,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
+    except OSError as error:
+        if debug:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"h2h: {place}{error.strerror or error}; nothing finished is lost", file=sys.stderr)
+        code = 2
     sys.exit(code)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from headtohead.api import Study, StudyResult, open_study
+from headtohead.api import Study, StudyResult, examine_study, open_study
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
@@ -185,6 +185,31 @@ def runs(
     if damage:
         print(f"h2h doctor {folder} says what can be mended")
     return 0
+
+
+def doctor(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    dry_run: Annotated[bool, flag()] = False,
+) -> int:
+    """Look through a study's directory: checksums, whole files, locks without an owner, disk left; mend what is safe.
+
+    Damaged files are renamed, never deleted; every mending is listed. Exit code 1 when something is left to do.
+
+    Args:
+        folder: the study's directory.
+        dry_run: say what would be mended, and change nothing.
+    """
+    findings = examine_study(folder, mend=not dry_run)
+    for finding in findings:
+        print(finding)
+    left = sum(not finding.mended for finding in findings)
+    count = len(Store(Path(folder)).runs())
+    print(f"{count} runs examined: {len(findings)} findings, {len(findings) - left} mended, {left} left")
+    if any(finding.mend and not finding.mended for finding in findings):
+        print(f"h2h doctor {folder} mends what can be mended")
+    return 1 if left else 0
 
 
 def show_result(result: StudyResult) -> None:

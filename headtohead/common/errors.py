@@ -10,6 +10,10 @@ class UserError(Exception):
     """Something the user gave cannot be used; the message says what was given and what is allowed."""
 
 
+class MissingFile(UserError):
+    """A file that is not there; the message names it."""
+
+
 class DamagedFile(UserError):
     """A file that was cut short, changed or never was what it should be; the message names it."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.errors import DamagedFile, MissingFile, UserError
 
 _MOST_BYTES = 256 * 2**20
 
@@ -60,12 +60,13 @@ def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
 def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
     """Return the JSON in `path`; a missing, damaged or absurdly large file is named."""
     try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise DamagedFile(f"damaged file {path}: {size:,} bytes")
-        return parse(path.read_bytes())
+        with open(path, "rb", buffering=0) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise DamagedFile(f"damaged file {path}: {size:,} bytes")
+            return parse(stream.readall())
     except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
+        raise MissingFile(f"no such file: {path}") from None
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"damaged file {path}: {error}") from None
     except OSError as error:

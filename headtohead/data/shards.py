@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest, digest_file, read_json, sync_directory, write_json
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 
 
 def cache_dir(given: str | Path | None = None) -> Path:
@@ -74,37 +74,64 @@ def prepare(
     folder = (
         root / "corpora" / digest(f"{FORMAT}/{fingerprint}/{tokenizer}/{_tokenizer_file(tokenizer)}")[:20]
     )
-    if not (folder / "meta.json").is_file():
-        _make(corpus, fingerprint, tokenizer, root, folder, progress)
+    if (folder / "meta.json").is_file():
+        try:
+            return load(folder, corpus, progress)
+        except DamagedFile as error:
+            # Shards are made from the corpus alone, whose hash names the folder: making them again is always safe.
+            progress(f"{error}; making it again", 0.0)
+            _set_aside(folder)
+    _make(corpus, fingerprint, tokenizer, root, folder, progress)
     return load(folder, corpus, progress)
 
 
 def load(folder: Path, corpus: Corpus, progress: Progress = _silent) -> Prepared:
     """Return a prepared corpus; a shard that is missing or changed is named."""
     meta = read_json(folder / "meta.json")
+    try:
+        return _load(folder, meta, corpus)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise DamagedFile(f"damaged shards {folder}: {type(error).__name__}: {error}") from None
+
+
+def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
     tokenizer: Tokenizer = Bytes()
     if meta["tokenizer"] != "bytes":
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f"missing tokenizer {path}; delete {folder} and prepare the corpus again")
-        tokenizer = BytePairs(meta["tokenizer"], path.read_text(encoding="utf-8"))
+            raise DamagedFile(f"missing tokenizer {path}")
+        content = path.read_text(encoding="utf-8")
+        if digest(content) != meta["tokenizer_digest"]:
+            raise DamagedFile(f"changed tokenizer {path}: its checksum is not the one it was made with")
+        tokenizer = BytePairs(meta["tokenizer"], content)
     splits = {}
     for split in SPLITS:
         facts = meta["splits"][split]
         path = folder / f"{split}.bin"
-        remedy = f"delete {folder} and prepare the corpus again"
         if not path.is_file():
-            raise UserError(f"missing shard {path}; {remedy}")
+            raise DamagedFile(f"missing shard {path}")
         if path.stat().st_size != facts["size"] or digest_file(path) != facts["sha256"]:
-            raise UserError(f"changed shard {path}: its checksum is not the one it was made with; {remedy}")
+            raise DamagedFile(f"changed shard {path}: its checksum is not the one it was made with")
         tokens = (
             np.memmap(path, dtype=np.dtype(meta["dtype"]), mode="r")
             if facts["size"]
             else np.empty(0, meta["dtype"])
         )
         documents = np.fromfile(folder / f"{split}.documents", dtype=np.uint64)
+        if digest(documents.tobytes()) != facts["documents_sha256"]:
+            raise DamagedFile(f"changed shard {folder / split}.documents: its checksum is not its own")
         splits[split] = Split(tokens, documents, facts["bytes"])
     return Prepared(corpus.name, meta["label"], meta["fingerprint"], tokenizer, splits, folder, meta["notes"])
+
+
+def _set_aside(folder: Path) -> None:
+    """Take a damaged folder out of the way; a process that reads it goes on with the files it has open."""
+    away = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        os.rename(folder, away)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(away, ignore_errors=True)
 
 
 def _tokenizer_file(given: str) -> str:
@@ -150,6 +177,7 @@ def _make(
                 "label": corpus.label,
                 "fingerprint": fingerprint,
                 "tokenizer": tokenizer.name,
+                "tokenizer_digest": tokenizer.digest,
                 "vocabulary": tokenizer.vocabulary,
                 "dtype": np.dtype(dtype).name,
                 "splits": splits,
@@ -209,13 +237,15 @@ def _write_split(
             text_bytes += length + 1
         stream.flush()
         os.fsync(stream.fileno())
-    np.array(starts, dtype=np.uint64).tofile(folder / f"{split}.documents")
+    places = np.array(starts, dtype=np.uint64)
+    places.tofile(folder / f"{split}.documents")
     return {
         "tokens": count,
         "bytes": text_bytes,
         "documents": len(starts),
         "size": count * np.dtype(dtype).itemsize,
         "sha256": checksum.hexdigest(),
+        "documents_sha256": digest(places.tobytes()),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, write_atomic
+from headtohead.common.files import digest, digest_file, write_atomic
 from headtohead.common.numbers import parse_count
 
 SEPARATOR = "<|end|>"
@@ -75,6 +75,8 @@ class BytePairs:
         self.name = name
         self.content = content
         self.vocabulary = self._library.get_vocab_size()
+        if sorted(self._library.get_vocab().values()) != list(range(self.vocabulary)):
+            raise UserError(f"tokenizer {name}: its tokens are not numbered from 0 without gaps")
         self.digest = digest(content)
         separator = self._library.token_to_id(SEPARATOR)
         if separator is None:
@@ -179,9 +181,12 @@ def make_tokenizer(
         return BytePairs(given, path.read_text(encoding="utf-8"))
     key = digest(f"bpe-1/{value}/{fingerprint}")[:16]
     path = cache / "tokenizers" / f"{key}.json"
-    if not path.is_file():
+    seal = path.with_suffix(".sha256")
+    if not path.is_file() or not seal.is_file() or seal.read_text().strip() != digest_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, _train(int(value), train(), progress))
+        content = _train(int(value), train(), progress)
+        write_atomic(path, content)
+        write_atomic(seal, digest(content) + "\n")
     return BytePairs(given, path.read_text(encoding="utf-8"))
 
 

@@ -91,12 +91,17 @@ def parse_layout(given: str | type) -> Layout:
     return _Parser(given).whole()
 
 
+_MOST_LAYERS = 10_000
+_DEEPEST = 20
+
+
 class _Parser:
     """Reads one arm from left to right; every refusal points at the place."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.place = 0
+        self.depth = 0
 
     def whole(self) -> Layout:
         if not self.text.strip():
@@ -127,14 +132,18 @@ class _Parser:
         count = self.match(r"[0-9]+", "a count after '*'")
         if part.named:
             raise self.error(f"{part.named}(...) fills the model by itself and takes no count")
-        if not 1 <= int(count) <= 10_000:
-            raise self.error(f"count {count} is not between 1 and 10,000")
+        if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MOST_LAYERS:
+            raise self.error(f"count {count[:8]} does not give between 1 and {_MOST_LAYERS:,} layers")
         return Layout(self.text, part.pattern * int(count), counted=True)
 
     def unit(self) -> Layout:
         self.spaces()
         if self.take("("):
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                raise self.error("parentheses nest too deep")
             inner = self.layout()
+            self.depth -= 1
             if inner.named:
                 raise self.error(f"{inner.named}(...) fills the model by itself and cannot stand in a group")
             self.expect(")")

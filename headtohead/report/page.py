@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import altair as alt
-import vl_convert
 from altair.utils.schemapi import debug_mode
 
 from headtohead.common.errors import UserError
@@ -128,18 +130,24 @@ def _definition(chart: alt.TopLevelMixin) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+_MAKE_BUNDLE = """
+import sys, vl_convert
+sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
+"""
+
+
 @cache
 def _bundle() -> str:
-    """Return the chart library as one script; made once per version of it, which takes a second and 100 MB."""
-    kept = cache_dir() / "pages" / f"charts-{vl_convert.__version__}.json"
+    """Return the chart library as one script; made once per version, in a process of its own: it takes 100 MB."""
+    kept = cache_dir() / "pages" / f"charts-{version('vl-convert-python')}.json"
     try:
         found = read_json(kept)
         if digest(found["script"]) == found["sha256"]:
             return str(found["script"])
     except (UserError, KeyError, TypeError, AttributeError):
         pass
-    script = str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
-    script = script.replace("</script", "<\\/script")
+    made = subprocess.run([sys.executable, "-c", _MAKE_BUNDLE], capture_output=True, check=True)
+    script = made.stdout.decode().replace("</script", "<\\/script")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"sha256": digest(script), "script": script})

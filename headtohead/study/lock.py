@@ -20,9 +20,9 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
     path = folder / NAME
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     key = digest(canonical_json(_comparison(plan)))[:16]
-    entry = lock["plans"].setdefault(
-        key, {"seeds": list(plan.spec.seeds), "added": [], "solved": _solved(plan)}
-    )
+    known = lock.get("recovered", plan.spec.seeds)
+    planned = [seed for seed in plan.spec.seeds if seed in known]
+    entry = lock["plans"].setdefault(key, {"seeds": planned, "added": [], "solved": _solved(plan)})
     new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
     if new and started:
         entry["added"] += new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -67,8 +68,12 @@ def detectable_difference(sd: float, n: int, power: float = POWER) -> float | No
     """Return the smallest true difference that a two-sided 5 % test would find with that power."""
     if n < 2 or not math.isfinite(sd):
         return None
-    if sd == 0:
-        return 0.0
+    return _detectable_shift(n, power) * sd / math.sqrt(n)
+
+
+@cache
+def _detectable_shift(n: int, power: float) -> float:
+    """Return the detectable difference in standard errors: it depends on the number of pairs alone."""
     from scipy import optimize, special, stats
 
     df = n - 1
@@ -81,7 +86,7 @@ def detectable_difference(sd: float, n: int, power: float = POWER) -> float | No
         found = special.ndtr(shift - critical * spreads) + special.ndtr(-shift - critical * spreads)
         return float(found.mean()) - power
 
-    return float(optimize.brentq(shortfall, 0.0, 10 * critical + 10)) * sd / math.sqrt(n)
+    return float(optimize.brentq(shortfall, 0.0, 10 * critical + 10))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

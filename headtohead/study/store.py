@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.claims import Owner, owner_of
@@ -82,9 +82,10 @@ class RunDirectory:
     def result(self) -> dict[str, Any] | None:
         """Return the result of a finished run, or None; a damaged one is named."""
         path = self.path / "result.json"
-        if not path.is_file():
+        try:
+            result = read_json(path, unsealed)
+        except MissingFile:
             return None
-        result = read_json(path, unsealed)
         if words := wrong_with_result(result):
             raise DamagedFile(f"damaged file {path}: {words}")
         return dict(result)
@@ -158,7 +159,7 @@ class RunDirectory:
         """Drop everything but the spec, so that the run starts anew."""
         for path in self.path.iterdir():
             if path.name not in ("spec.json", "lock"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def costs(self) -> dict[str, Any]:
         """Return what the run cost, or nothing where that is missing or damaged."""

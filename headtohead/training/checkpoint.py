@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import digest_file, sync_directory
+from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.files import canonical_json, digest, digest_file, read_json, sync_directory
 
 _NAME = re.compile(r"step-(\d{10})")
 KEPT = 2
@@ -33,15 +33,21 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> Path:
     """Write a checkpoint under a temporary name, make it durable, rename it; then drop the oldest ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{checkpoint.step:010d}"
+    final = folder / _name(checkpoint.step)
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         _write(temporary / "tensors.safetensors", save(tensors))
-        facts = {"step": checkpoint.step, "sha256": digest_file(temporary / "tensors.safetensors")}
-        _write(temporary / "state.json", json.dumps(facts | {"state": checkpoint.state}).encode())
+        facts = {
+            "step": checkpoint.step,
+            "sha256": digest_file(temporary / "tensors.safetensors"),
+            "state": checkpoint.state,
+        }
+        _write(
+            temporary / "state.json", json.dumps(facts | {"checksum": digest(canonical_json(facts))}).encode()
+        )
         sync_directory(temporary)
         if final.exists():
             shutil.rmtree(final)
@@ -50,7 +56,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> P
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(folder)
-    for old in _found(folder)[:-kept]:
+    for old in checkpoint_paths(folder)[:-kept]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -58,7 +64,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> P
 def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest whole checkpoint, or None, and a line about each damaged one that was passed over."""
     warnings: list[str] = []
-    for path in reversed(_found(folder)):
+    for path in reversed(checkpoint_paths(folder)):
         try:
             return read_checkpoint(path), warnings
         except UserError as error:
@@ -69,16 +75,30 @@ def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in `path`, refusing it by name when anything does not match its checksum."""
     try:
-        facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        facts = read_json(path / "state.json")
+        checksum = facts.pop("checksum")
+        if checksum != digest(canonical_json(facts)):
+            raise ValueError("it does not match its checksum")
         step, wanted, state = int(facts["step"]), str(facts["sha256"]), dict(facts["state"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"damaged checkpoint {path}: state.json: {error}") from None
+        if path.name != _name(step):
+            raise ValueError(f"it is of step {step}")
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"damaged checkpoint {path}: state.json: {error}") from None
     try:
         if digest_file(path / "tensors.safetensors") != wanted:
-            raise UserError(f"damaged checkpoint {path}: tensors.safetensors does not match its checksum")
+            raise DamagedFile(f"damaged checkpoint {path}: tensors.safetensors does not match its checksum")
         return Checkpoint(step, read_tensors(path / "tensors.safetensors"), state)
     except OSError as error:
-        raise UserError(f"damaged checkpoint {path}: {error}") from None
+        raise DamagedFile(f"damaged checkpoint {path}: {error}") from None
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a safetensors file holds, from its header alone; no tensor is read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedFile(f"damaged file {path}: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -87,10 +107,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"damaged file {path}: {error}") from None
+        raise DamagedFile(f"damaged file {path}: {error}") from None
 
 
-def _found(folder: Path) -> list[Path]:
+def _name(step: int) -> str:
+    return f"step-{step:010d}"
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return where the checkpoints in `folder` stand, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
