@@ -114,7 +114,11 @@ class Study:
         summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
         result = _judged(store, outline, added, known)
         result.summary = summary
-        result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
+        try:
+            result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
+        except OSError as error:  # the runs are what counts; h2h report writes the rest when there is room
+            summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
+            display.note(summary.trouble[-1])
         return result
 
 

@@ -135,6 +135,7 @@ def _train_and_score(
         folder=run.checkpoints,
         save_every=conditions.save_every,
         compile=conditions.compile,
+        name=run.id,
         hooks=Hooks(
             log=run.log,
             progress=progress,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,23 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> P
     return final
 
 
-def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint, or None, and a line about each damaged one that was passed over."""
+def latest_checkpoint(
+    folder: Path, misfit: Callable[[Checkpoint], str] = lambda checkpoint: ""
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest whole checkpoint, or None, and a line about each that was passed over.
+
+    `misfit` says what keeps a whole checkpoint from being this run's, or nothing.
+    """
     warnings: list[str] = []
     for path in reversed(checkpoint_paths(folder)):
         try:
-            return read_checkpoint(path), warnings
+            checkpoint = read_checkpoint(path)
         except UserError as error:
             warnings.append(f"{error}; using the one before")
+            continue
+        if not (words := misfit(checkpoint)):
+            return checkpoint, warnings
+        warnings.append(f"checkpoint {path} is not of this run: {words}; using the one before")
     return None, warnings
 
 

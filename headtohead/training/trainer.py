@@ -66,6 +66,7 @@ class Trainer:
         save_every: float = 60.0,
         hooks: Hooks = Hooks(),  # noqa: B008  a frozen value
         compile: bool = False,
+        name: str = "",
     ) -> None:
         self.model, self.windows, self.settings, self.hooks = model, windows, settings, hooks
         self.context = model.size.context
@@ -73,7 +74,7 @@ class Trainer:
         self.sequences = settings.batch // self.context
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
-        self.folder, self.save_every = folder, save_every
+        self.folder, self.save_every, self.name = folder, save_every, name
         self.optimiser = make_optimiser(model, settings)
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.step = 0
@@ -125,13 +126,14 @@ class Trainer:
         for place, rows in enumerate(zip(*self._pending, strict=True)):
             tensors[f"pending/{place}"] = torch.stack(rows)
         facts = {
+            "run": self.name,
             "seconds": self.seconds,
             "train_nats": None if math.isnan(self.train_nats) else self.train_nats,
         }
         save_checkpoint(self.folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}))
 
     def _resume(self) -> None:
-        checkpoint, warnings = latest_checkpoint(self.folder) if self.folder else (None, [])
+        checkpoint, warnings = latest_checkpoint(self.folder, self._misfit) if self.folder else (None, [])
         for words in warnings:
             self.hooks.warn(words)
         self.hooks.rewind(checkpoint.step if checkpoint else 0)
@@ -154,6 +156,29 @@ class Trainer:
         self.micro = int(checkpoint.state["micro"])
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)
+
+    def _misfit(self, checkpoint: Checkpoint) -> str:
+        """Say what keeps a checkpoint from being one of this run, or nothing; names and shapes decide."""
+        state = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+        if checkpoint.step >= self.steps:
+            return f"it is of step {checkpoint.step}, the run has {self.steps}"
+        if missing := sorted({*state, "random/cpu"} - shapes.keys()):
+            return f"{missing[0]} is missing"
+        if missing := sorted({"run", "seconds", "micro", "train_nats"} - checkpoint.state.keys()):
+            return f"{missing[0]} is missing"
+        if checkpoint.state["run"] != self.name:
+            return f"it is of run {checkpoint.state['run']}"
+        parameters = dict(self.model.named_parameters())
+        for name, shape in shapes.items():
+            group, _, key = name.partition("/")
+            if group == "model" and (name not in state or state[name].shape != shape):
+                return f"{name} is {tuple(shape)}"
+            if group == "optimiser":
+                owner = parameters.get(key.rpartition("/")[0])
+                if owner is None or (len(shape) and owner.shape != shape):
+                    return f"{name} is {tuple(shape)}"
+        return ""
 
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""

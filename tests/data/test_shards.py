@@ -42,17 +42,28 @@ def test_prepared_data_goes_to_the_cache_alone(story: Path) -> None:
     assert sorted(story.parent.iterdir()) == before
 
 
-def test_a_missing_or_changed_shard_is_named_with_the_remedy(story: Path, tmp_path: Path) -> None:
-    folder = prepare(f"file:{story}", cache=tmp_path).folder
-    shard = folder / "train.bin"
-    content = bytearray(shard.read_bytes())
-    content[100] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(UserError, match=r"changed shard .*train\.bin.*prepare the corpus again"):
-        prepare(f"file:{story}", cache=tmp_path)
-    shard.unlink()
-    with pytest.raises(UserError, match=r"missing shard .*train\.bin"):
-        prepare(f"file:{story}", cache=tmp_path)
+@pytest.mark.parametrize("name", ["train.bin", "test.bin", "valid.documents", "tokenizer.json", "meta.json"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "cut"])
+def test_a_missing_or_changed_shard_is_named_and_made_again(
+    story: Path, tmp_path: Path, name: str, damage: str
+) -> None:
+    folder = prepare(f"file:{story}", "bpe:300", cache=tmp_path).folder
+    path = folder / name
+    good = path.read_bytes()
+    if damage == "flipped":
+        path.write_bytes(good[:1] + bytes([good[1] ^ 1]) + good[2:])
+    elif damage == "cut":
+        path.write_bytes(good[:-1] if name != "meta.json" else good[:-3])
+    else:
+        path.unlink()
+    said: list[str] = []
+    again = prepare(
+        f"file:{story}", "bpe:300", cache=tmp_path, progress=lambda words, share: said.append(words)
+    )
+    assert path.read_bytes() == good
+    assert again.folder == folder
+    if (name, damage) != ("meta.json", "missing"):
+        assert any(str(folder) in words and "making it again" in words for words in said)
 
 
 def test_a_document_in_two_splits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

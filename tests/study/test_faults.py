@@ -1,0 +1,476 @@
+"""What happens to a study when processes die, disks fill up, files change and clocks go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study
+from headtohead.study import claims as claims_module
+from headtohead.study.claims import Claims, owner_of
+from headtohead.study.store import Store
+
+SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "seeds": 2, "lr": 5e-3}
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Return result.json of every run, as text: bit for bit."""
+    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
+
+
+def study(story: Path, **values: Any) -> Study:
+    return Study(**(SMALL | {"corpus": f"file:{story}", "tokens": 2560} | values))
+
+
+def run_script(text: str, *arguments: object, timeout: float = 300) -> str:
+    """Run Python source in a process of its own; return what it printed."""
+    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+KILLED_AGAIN_AND_AGAIN = """
+    import os, random, signal, sys
+    from headtohead import Study
+    import headtohead.training.checkpoint as checkpoint
+
+    story, folder, tokens, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    choose = random.Random(seed)
+
+    def arm_the_trap():
+        # Half of the deaths come at a random moment, half before, inside or after a write, a sync or a rename.
+        if choose.random() < 0.5:
+            signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.05, 1.0))
+            return
+        left = choose.randrange(1, 90)
+
+        def deadly(real):
+            def call(*arguments, **options):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    if real is write:
+                        with open(arguments[0], "wb") as stream:
+                            stream.write(arguments[1][: len(arguments[1]) // 2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **options)
+            return call
+
+        write = checkpoint._write
+        checkpoint._write = deadly(write)
+        os.rename, os.replace, os.fsync = deadly(os.rename), deadly(os.replace), deadly(os.fsync)
+
+    deaths, starts = 0, 0
+    while True:
+        choose.random()
+        starts += 1
+        child = os.fork()
+        if child == 0:
+            choose.seed(seed * 1000 + starts)
+            if starts < 200:
+                arm_the_trap()
+            left = Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=tokens, batch=256,
+                         seeds=2, lr=5e-3).run(folder, workers=1, save_every=0.0, quiet=True).summary.left
+            os._exit(3 if left else 0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            deaths += 1
+        elif os.WEXITSTATUS(status) == 0:
+            break
+        else:
+            sys.exit(f"ended with {os.WEXITSTATUS(status)}")
+    print(deaths)
+"""
+
+
+def same_after_deaths(story: Path, folder: Path, tokens: int, seed: int) -> int:
+    study(story, tokens=tokens).run(folder / "whole", workers=1, quiet=True)
+    deaths = int(run_script(KILLED_AGAIN_AND_AGAIN, story, folder / "killed", tokens, seed, timeout=900))
+    assert results(folder / "killed") == results(folder / "whole")
+    assert not list((folder / "killed").glob("runs/*/lock"))
+    return deaths
+
+
+def test_killed_at_any_moment_a_study_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
+    assert same_after_deaths(story, tmp_path, 2560, seed=1) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_killed_twenty_times_a_study_ends_with_the_same_results(
+    story: Path, tmp_path: Path, seed: int
+) -> None:
+    assert same_after_deaths(story, tmp_path, 12_800, seed) >= 20
+
+
+EXECUTORS = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from headtohead import Study
+    from headtohead.study.store import RunDirectory, Store
+
+    story, folder, count, victim = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    finish = RunDirectory.finish
+
+    def recorded(run, result):
+        with open(folder.with_suffix(".log"), "a") as stream:
+            stream.write(f"{run.id}\\n")
+        finish(run, result)
+
+    RunDirectory.finish = recorded
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            left = Study(arms=["standard", "sharing:tie=kv", "diagonal"], corpus="file:" + story, tokens=5120,
+                         batch=256, seeds=4, lr=5e-3).run(folder, workers=1, save_every=0.2, quiet=True).summary.left
+            os._exit(7 if left else 0)
+        children.append(child)
+    killed = False
+    deadline = time.monotonic() + 120
+    while victim >= 0 and not killed and time.monotonic() < deadline:
+        for run in Store(folder).runs():
+            owner = run.owner()
+            if owner is not None and owner.pid == children[victim]:
+                os.kill(children[victim], signal.SIGKILL)
+                os.waitpid(children[victim], 0)
+                killed = True
+                break
+        time.sleep(0.01)
+    for number, child in enumerate(children):
+        if number != victim or not killed:
+            _, status = os.waitpid(child, 0)
+            if status != 0:
+                sys.exit(f"executor {number} ended with {status}")
+    print(killed)
+"""
+
+
+def executors(story: Path, folder: Path, count: int, victim: int) -> None:
+    printed = run_script(EXECUTORS, story, folder, count, victim, timeout=600)
+    assert printed.split() == ["True" if victim >= 0 else "False"]
+    done = folder.with_suffix(".log").read_text().split()
+    assert len(done) == 12
+    assert len(set(done)) == 12, "a run was done twice"
+    assert len(results(folder)) == 12
+    assert not list(folder.glob("runs/*/lock"))
+
+
+def test_two_executors_one_of_them_killed_do_every_run_once(story: Path, tmp_path: Path) -> None:
+    executors(story, tmp_path / "study", 2, victim=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [-1, 0, 5])
+def test_eight_executors_do_every_run_once(story: Path, tmp_path: Path, victim: int) -> None:
+    executors(story, tmp_path / "study", 8, victim)
+
+
+def foreign_lock(folder: Path) -> Path:
+    """Leave the lock of a living owner on another host."""
+    folder.mkdir(exist_ok=True)
+    with Claims().claim(folder) as claim:
+        assert claim is not None
+        owner = owner_of(folder / "lock")
+        assert owner is not None
+        text = (folder / "lock").read_text()
+    assert owner.host in text
+    (folder / "lock").write_text(text.replace(owner.host, "elsewhere"))
+    return folder / "lock"
+
+
+def taken(claims: Claims, folder: Path) -> bool:
+    with claims.claim(folder) as claim:
+        return claim is not None
+
+
+def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "LEASE_SECONDS", 0.9)
+    folder = tmp_path / "run"
+    lock = foreign_lock(folder)
+    claims = Claims()
+    beats = time.monotonic() + 2.5
+    while time.monotonic() < beats:
+        os.utime(lock)
+        assert not taken(claims, folder)
+        time.sleep(0.05)
+    stopped = time.monotonic()
+    while not taken(claims, folder):
+        time.sleep(0.02)
+    assert 0.8 < time.monotonic() - stopped < 5.0
+
+
+@pytest.mark.parametrize("shift", [-86_400, 86_400])
+def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    monkeypatch.setattr(claims_module, "LEASE_SECONDS", 0.9)
+    folder = tmp_path / "run"
+    lock = foreign_lock(folder)
+    before = time.time() + shift
+    os.utime(lock, (before, before))
+    claims = Claims()
+    assert not taken(claims, folder)
+    time.sleep(0.4)
+    assert not taken(claims, folder)
+    assert not taken(Claims(), folder), "whoever looks for the first time has to watch first"
+
+
+def test_a_study_does_not_mind_a_clock_that_goes_back(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study(story, seeds=1).run(tmp_path / "usual", workers=1, quiet=True)
+    real, began = time.time, time.time()
+    monkeypatch.setattr(time, "time", lambda: began - 50 * (real() - began))
+    study(story, seeds=1).run(tmp_path / "back", workers=1, quiet=True)
+    assert results(tmp_path / "back") == results(tmp_path / "usual")
+    for run in Store(tmp_path / "back").runs():
+        assert run.costs()["train_seconds"] > 0
+
+
+def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = """
+        import os, signal, sys
+        from pathlib import Path
+        from headtohead.study.claims import Claims
+        with Claims().claim(Path(sys.argv[1])) as claim:
+            assert claim is not None
+            if os.fork() == 0:
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text), str(folder)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    owner = owner_of(folder / "lock")
+    assert owner is not None
+    assert owner.dead
+    began = time.monotonic()
+    assert taken(Claims(), folder)
+    assert time.monotonic() - began < 1.0
+
+
+FILE = """
+import os, signal
+import torch
+from torch import nn
+
+class {name}(nn.Module):
+    def __init__(self, shape, options):
+        super().__init__()
+        self.v = nn.Linear(shape.width, shape.width)
+        self.calls = 0
+
+    def forward(self, x, frame):
+        self.calls += x.device.type != "meta"
+        if self.calls > 5:
+            {deed}
+        return self.v(x)
+"""
+
+
+def arm(folder: Path, name: str, deed: str) -> str:
+    path = folder / f"{name.lower()}.py"
+    path.write_text(FILE.format(name=name, deed=deed))
+    return f"{path}:{name}"
+
+
+def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_goes_on(story: Path, tmp_path: Path) -> None:
+    greedy = arm(tmp_path, "Greedy", "torch.empty(2**50)")
+    done = study(story, arms=["standard", greedy], seeds=1).run(tmp_path / "out", workers=1, quiet=True)
+    assert done.summary.left == 0
+    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    assert states == {"standard": "done", "Greedy": "out of memory"}
+
+
+def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_goes_on(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deadly = arm(tmp_path, "Deadly", "os.kill(os.getpid(), signal.SIGKILL)")
+    arms = ["standard", deadly, "diagonal"]
+    done = study(story, arms=arms, seeds=1).run(tmp_path / "out", workers=2)
+    assert done.summary.left == 0
+    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    assert states == {"standard": "done", "Deadly": "failed", "diagonal": "done"}
+    printed = capsys.readouterr().out
+    assert printed.count("was killed (signal 9), as the system does when memory runs out") >= 2
+    assert "is recorded as failed" in printed
+
+
+def test_a_corpus_that_changes_between_runs_is_named_and_nothing_is_recorded(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    shutil.copy(story, text)
+    switch = f"from pathlib import Path; Path({str(text)!r}).open('a').write('and a new line')"
+    tamper = arm(tmp_path, "Tamper", f"{switch} if self.calls == 6 else None")
+    arms = [tamper, "standard"]
+    first = Study(**(SMALL | {"arms": arms, "corpus": f"file:{text}", "tokens": 2560, "seeds": 1}))
+    done = first.run(tmp_path / "out", workers=1)
+    assert done.summary.left == 1
+    assert f"corpus file:{text} has changed since this run was planned" in capsys.readouterr().out
+    assert {run.state() for run in Store(tmp_path / "out").runs()} == {"done", "waiting"}
+    shutil.copy(story, text)
+    again = first.run(tmp_path / "out", workers=1, quiet=True)
+    assert (again.summary.done, again.summary.left) == (1, 0)
+
+
+def test_a_corpus_that_was_changed_gives_new_runs(story: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    shutil.copy(story, text)
+    settings = SMALL | {"corpus": f"file:{text}", "tokens": 2560, "seeds": 1}
+    assert Study(**settings).run(tmp_path / "out", workers=1, quiet=True).summary.done == 2
+    text.write_text(text.read_text() + "the end.\n")
+    assert Study(**settings).run(tmp_path / "out", workers=1, quiet=True).summary.done == 2
+    assert len(Store(tmp_path / "out").runs()) == 4
+
+
+FULL = """
+    import subprocess, sys
+    from pathlib import Path
+    from headtohead import Study
+    from headtohead.study.store import Store
+
+    story, folder = sys.argv[1], Path(sys.argv[2])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)], check=True)
+    study = lambda: Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=25600, batch=256,
+                          seeds=1, lr=5e-3).run(folder / "out", workers=1, save_every=0.0, quiet=True)
+    ballast = folder / "ballast"
+    ballast.write_bytes(bytes(2_800_000))
+    first = study()
+    print(first.summary.left, [words.partition(": ")[2] for words in first.summary.trouble])
+    print({run.state() for run in Store(folder / "out").runs()})
+    ballast.unlink()
+    print(study().summary.left)
+    for run in Store(folder / "out").runs():
+        print(run.id, repr((run.path / "result.json").read_text()))
+"""
+
+
+def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
+    try:
+        subprocess.run(["unshare", "-rm", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets no user mount a small tmpfs (unshare -rm)")
+    (tmp_path / "disk").mkdir()
+    command = [
+        "unshare",
+        "-rm",
+        sys.executable,
+        "-c",
+        textwrap.dedent(FULL),
+        str(story),
+        str(tmp_path / "disk"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if "mount" in done.stderr and done.returncode:
+        pytest.skip("this machine lets no user mount a small tmpfs (mount)")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 ['No space left on device', 'No space left on device']"
+    assert "failed" not in lines[1]
+    assert lines[2] == "0"
+    study(story, tokens=25600, seeds=1).run(tmp_path / "whole", workers=1, quiet=True)
+    whole = {f"{name} {text!r}" for name, text in results(tmp_path / "whole").items()}
+    assert set(lines[3:]) == whole
+
+
+def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
+    text = """
+        import resource, signal, sys
+        from headtohead import Study
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        study = Study(arms=["standard", "diagonal"], corpus="file:" + sys.argv[1], tokens=5120, batch=256, seeds=1)
+        from headtohead.study.plan import plan_study
+        plan_study(study.spec)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        done = study.run(sys.argv[2], workers=1, save_every=0.0, quiet=True)
+        print(done.summary.left, done.summary.trouble)
+    """
+    (tmp_path / "out").mkdir()
+    try:
+        printed = run_script(text, story, tmp_path / "out")
+    except AssertionError as error:  # the page is larger than a file may be, too
+        assert "File too large" in str(error)
+    else:
+        assert printed.startswith("2 ")
+        assert "File too large" in printed
+    assert not list((tmp_path / "out").glob("runs/*/result.json"))
+    again = Study(arms=["standard", "diagonal"], corpus=f"file:{story}", tokens=5120, batch=256, seeds=1)
+    assert again.run(tmp_path / "out", workers=1, quiet=True).summary.left == 0
+
+
+def test_a_directory_that_cannot_be_written_is_named(story: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o500)
+    if os.access(locked, os.W_OK):
+        # root may write anywhere; a read-only file system stops root too
+        command = "mount -t tmpfs -o ro tmpfs {0} && exec {1} -m headtohead race --arms standard diagonal --corpus file:{2} --tokens 2560 --batch 256 --seeds 1 --out {0}/out"
+        command = command.format(locked, sys.executable, story)
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
+        )
+        if "unshare" in done.stderr or "mount" in done.stderr:
+            pytest.skip("this user may write anywhere and mount nothing")
+    else:
+        words = [
+            "race",
+            "--arms",
+            "standard",
+            "diagonal",
+            "--corpus",
+            f"file:{story}",
+            "--out",
+            f"{locked}/out",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "headtohead", *words], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"h2h: cannot write to {locked}/out: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_result_is_kept_aside_and_its_run_done_again(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(story).run(tmp_path, workers=1, quiet=True)
+    before = results(tmp_path)
+    first, second = Store(tmp_path).runs()[:2]
+    (first.path / "result.json").write_text(before[first.id][:100])
+    changed = before[second.id].replace('"status": "done"', '"status":  "done"')
+    (second.path / "result.json").write_text(changed)
+    assert {first.state(), second.state()} == {"damaged"}
+    done = study(story).run(tmp_path, workers=1)
+    assert done.summary.done == 2
+    printed = capsys.readouterr().out
+    assert f"damaged file {first.path / 'result.json'}" in printed
+    assert "its checksum is not its own" in printed
+    assert results(tmp_path) == before
+    assert (second.path / "result.json.damaged").read_text() == changed
+
+
+def test_a_damaged_spec_is_written_again(story: Path, tmp_path: Path) -> None:
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    run = Store(tmp_path).runs()[0]
+    spec = (run.path / "spec.json").read_text()
+    (run.path / "spec.json").write_text(spec.replace('"seed": 1', '"seed": 2'))
+    (run.path / "result.json").unlink()
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    assert json.loads((run.path / "spec.json").read_text()) == json.loads(spec)
+    assert (run.path / "spec.json.damaged").is_file()
