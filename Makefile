@@ -4,6 +4,8 @@ VENV := .venv
 STAMP := $(VENV)/.set-up
 BIN := $(VENV)/bin
 
+FUZZ ?= 40
+
 .PHONY: race test test-slow lint format setup clean
 
 race: setup
@@ -13,7 +15,8 @@ test: lint
 	$(BIN)/python -m pytest -q -rs -n 2 -m "not slow" tests
 
 test-slow: setup
-	$(BIN)/python -m pytest -q -rs -m slow tests
+	$(BIN)/python -m pytest -q -rs -n 2 -m slow tests
+	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n 2 -m fuzz tests
 
 lint: setup
 	$(BIN)/ruff check headtohead tests benchmarks examples

@@ -50,7 +50,8 @@ class Study:
     """
 
     def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
-        self.values: dict[str, Any] = dict(settings) | ({"arms": list(arms)} if arms is not None else {})
+        given = [arms] if isinstance(arms, str) else arms
+        self.values: dict[str, Any] = dict(settings) | ({} if given is None else {"arms": list(given)})
         self.spec: StudySpec = build_study(self.values)
 
     @classmethod

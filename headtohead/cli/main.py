@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         if debug:
             raise
-        print(f"h2h: {error}", file=sys.stderr)
+        print(f"h2h: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nh2h: interrupted; finished runs are kept, and the same command continues", file=sys.stderr)
@@ -71,8 +71,21 @@ def dispatch(words: list[str]) -> int:
 
     module, function, _ = COMMANDS[name]
     command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
-    code = tyro.cli(command, prog=f"h2h {name}", args=rest)
+    code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest))
     return int(code or 0)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Return the words with `--set a --set b` written as `--set a b`: no value given is dropped in silence."""
+    groups: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2 and "=" not in word:
+            flag = word
+            groups.setdefault(flag, [])
+        else:
+            groups.setdefault(flag, []).append(word)
+    return [part for flag, values in groups.items() for part in ([flag] if flag else []) + values]
 
 
 def overview(group: str = "") -> str:

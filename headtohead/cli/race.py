@@ -85,16 +85,16 @@ def race(
         "arms": list(arms) or None,
         "corpus": list(corpus) or None,
         "size": list(size) or None,
-        "tokens": None if tokens is None else parse_count(tokens),
+        "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
         "seeds": None if seeds is None else _seeds(seeds),
         "baseline": baseline,
         "primary": primary,
         "shape": list(shape) or None,
         "length": list(length) or None,
         "margin": margin,
-        "batch": None if batch is None else parse_count(batch),
+        "batch": None if batch is None else parse_count(batch, "--batch"),
         "lr": lr,
-        "context": None if context is None else parse_count(context),
+        "context": None if context is None else parse_count(context, "--context"),
         "tokenizer": tokenizer,
         "precision": precision,
     }
@@ -255,7 +255,11 @@ def show_result(result: StudyResult) -> None:
 
 
 def _seeds(text: str) -> Any:
-    return [parse_count(part) for part in text.split(",")] if "," in text else parse_count(text)
+    return (
+        [parse_count(part, "--seeds") for part in text.split(",")]
+        if "," in text
+        else parse_count(text, "--seeds")
+    )
 
 
 def _set(changes: dict[str, Any], text: str) -> None:

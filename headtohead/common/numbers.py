@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from headtohead.common.errors import UserError
@@ -12,19 +13,20 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_count(text: str | int | float) -> int:
-    """Return the whole number written as 120000, 120k, 65M or 1.5B."""
+def parse_count(text: str | int | float, name: str = "") -> int:
+    """Return the whole number written as 120000, 120k, 65M or 1.5B; `name` says in an error what it is of."""
+    expected = f"{name}: expected" if name else "expected"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise UserError(f"expected a count such as 120000, 120k or 65M, got {text!r}")
+        raise UserError(f"{expected} a count such as 120000, 120k or 65M, got {text!r}")
     if not isinstance(text, str):
         value = float(text)
     else:
         match = _COUNT.fullmatch(text.strip())
         if not match:
-            raise UserError(f"expected a count such as 120000, 120k or 65M, got '{text}'")
+            raise UserError(f"{expected} a count such as 120000, 120k or 65M, got '{text[:40]}'")
         value = float(match[1].replace(",", "").replace("_", "")) * _SCALE[match[2].lower()]
-    if value != int(value) or value < 0:
-        raise UserError(f"expected a whole number, zero or more, got '{text}'")
+    if not math.isfinite(value) or value != int(value) or value < 0 or value > 2**62:
+        raise UserError(f"{expected} a whole number, zero or more, got '{str(text)[:40]}'")
     return int(value)
 
 

@@ -128,7 +128,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         primary=_word(values.get("primary", ""), "primary"),
         margin=_margin(values.get("margin", 0.005)),
         tokenizer=_word(values.get("tokenizer", ""), "tokenizer"),
-        context=parse_count(values.get("context", 0)),
+        context=parse_count(values.get("context", 0), "context"),
         model=model,
         training=training,
     )
@@ -229,13 +229,19 @@ def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     return _words(value, name)
 
 
+_MOST_SEEDS = 10_000
+
+
 def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, list | tuple):
-        seeds = tuple(parse_count(seed) for seed in value)
+        seeds = tuple(parse_count(seed, "seeds") for seed in value)
         if len(set(seeds)) != len(seeds):
             raise UserError(f"seeds {list(seeds)} hold one twice")
     else:
-        seeds = tuple(range(1, parse_count(value) + 1))
+        count = parse_count(value, "seeds")
+        if count > _MOST_SEEDS:
+            raise UserError(f"seeds={count:,} is too many; at most {_MOST_SEEDS:,}")
+        seeds = tuple(range(1, count + 1))
     if not seeds:
         raise UserError("seeds=0 gives no runs; at least 1 is needed, and 2 for an interval")
     return seeds

@@ -65,7 +65,8 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
                 stream = archive.extractfile(member)
                 runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{source} cannot be read as an export of runs: {error}") from None
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{source} cannot be read as an export of runs: {cause}") from None
     store.make()
     known = 0
     for run_id, files in runs.items():

@@ -87,7 +87,7 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
             raise unknown("training setting", name, fields)
         default = fields[name].default
         if name in _COUNTS:
-            values[name] = parse_count(value)
+            values[name] = parse_count(value, name)
         elif isinstance(default, float):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{name} takes a number, got {value!r}")

@@ -75,6 +75,7 @@ def test_a_study_file_and_flags_that_override_it(
         "2",
         "--set",
         "warmup=0.5",
+        "--set",
         "model.init_std=0.05",
         "--out",
         str(tmp_path / "out"),
@@ -177,6 +178,12 @@ MISTAKES = [
     (["race", "--arms", "standrd"], "did you mean 'standard'"),
     (["race", "--arms", "sharing:tie=kw"], "unknown value for tie 'kw'"),
     (["race", "--arms", "even(standard"], "is missing"),
+    (["race", "--arms", "evn(standard)"], "unknown layout 'evn'; did you mean 'even'"),
+    (["race", "--arms", "standard:windw=4"], "did you mean 'window'"),
+    (["race", "--arms", "standard:window=-4"], "window"),
+    (["race", "--arms", "standard:window=wide"], "window"),
+    (["race", "--arms", "standard", "standard:kv_heads=3"], "4 heads cannot share kv_heads=3 evenly"),
+    (["race", "--arms", "standard*7"], "gives 7 layers; this size has 2"),
     (["race", "--arms", "standard", "--size", "nanno"], "did you mean 'nano'"),
     (["race", "--arms", "standard", "--corpus", "stdlb"], "did you mean 'stdlib'"),
     (["race", "--arms", "standard", "--tokens", "-5"], "expected a count"),
@@ -213,6 +220,63 @@ def test_a_typing_mistake_is_one_clear_line_and_exit_code_2(
     assert message in error
     assert error.startswith("h2h: ")
     assert error.count("\n") == 1
+    assert "Traceback" not in error
+
+
+FILES = {
+    "malformed.toml": 'arms = ["standard",',
+    "unknown.toml": 'arms = ["standard", "diagonal"]\ntokenz = 5\n',
+    "type.toml": 'arms = ["standard", "diagonal"]\nlr = "fast"\n',
+    "arms.toml": 'arms = "standard"\nseeds = 3.5\n',
+    "model.toml": 'arms = ["standard", "diagonal"]\n[model]\npositions = "roppe"\n',
+    "empty.txt": "",
+    "short.txt": "a few words, and no more",
+    "binary.bin": "\x00\x01\x02\xff" * 4000,
+    "bare.py": "x = 1\n",
+    "syntax.py": "class Mine(:\n",
+    "raising.py": "raise RuntimeError('at import')\n",
+    "noclass.py": "Mine = 3\n",
+    "noforward.py": "class Mine:\n    pass\n",
+}
+BAD_FILES = [
+    (["race", "malformed.toml"], "malformed.toml"),
+    (["race", "unknown.toml"], "unknown study setting 'tokenz'; did you mean 'tokens'"),
+    (["race", "type.toml"], "lr takes a number, got 'fast'"),
+    (["race", "arms.toml"], "seeds"),
+    (["race", "model.toml"], "did you mean 'rope'"),
+    (["race", "--arms", "standard", "diagonal", "--corpus", "file:empty.txt"], "empty"),
+    (["race", "--arms", "standard", "diagonal", "--corpus", "file:short.txt"], "short.txt"),
+    (["race", "--arms", "standard", "diagonal", "--corpus", "file:binary.bin"], "binary.bin"),
+    (["race", "--arms", "standard", "./bare.py:Mine"], "unknown class in ./bare.py 'Mine'"),
+    (["race", "--arms", "standard", "./syntax.py:Mine"], "syntax.py"),
+    (["race", "--arms", "standard", "./raising.py:Mine"], "raising.py"),
+    (["race", "--arms", "standard", "./noclass.py:Mine"], "noclass.py"),
+    (["race", "--arms", "standard", "./noforward.py:Mine"], "noforward.py"),
+    (["race", "--arms", "standard", "./bare.py"], "needs the class in it"),
+    (["race", "--arms", "standard", "diagonal", "--out", "short.txt/out"], "cannot write to short.txt/out"),
+    (["doctor", "nowhere"], "no study in nowhere"),
+    (["doctor", "short.txt"], "no study in short.txt"),
+    (["report", "short.txt"], "no study in short.txt"),
+    (["runs", ".", "--import", "binary.bin"], "cannot be read as an export of runs"),
+    (["generate", ".", "--prompt", "x"], "no run at '.'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_FILES, ids=lambda value: str(value)[:60])
+def test_a_bad_file_is_one_clear_line_and_exit_code_2(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
+    run(*words, *(["--tokens", "2560", "--batch", "256"] if words[:2] == ["race", "--arms"] else []), code=2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.splitlines()[-1].startswith("h2h: ")
     assert "Traceback" not in error
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headtohead.common.errors import UserError
 from headtohead.model.layout import NAMED_LAYOUTS, Layout, parse_layout
+from tests.fuzz import fuzz
 
 KV = "sharing:tie=kv"
 
@@ -116,7 +117,7 @@ def layouts(draw: st.DrawFn, depth: int = 2) -> str:
 
 
 @given(layouts())
-@settings(max_examples=60, deadline=None)
+@fuzz(60)
 def test_any_valid_layout_fills_a_multiple_of_itself(text: str) -> None:
     layout = parse_layout(text)
     count = len(layout.pattern)
@@ -127,9 +128,38 @@ def test_any_valid_layout_fills_a_multiple_of_itself(text: str) -> None:
 
 
 @given(st.text(alphabet="standrdshig:=(),*+ev0123456789. \n'\"<>", max_size=40))
-@settings(max_examples=300, deadline=None)
+@fuzz(300)
 def test_any_text_is_a_layout_or_a_clear_error(text: str) -> None:
     try:
         assert isinstance(parse_layout(text), Layout)
     except UserError as error:
         assert str(error)
+
+
+VALID = [
+    "sharing:tie=kv,kv_heads=2",
+    "(sharing:value_mix=(1,-1) standard)*3",
+    "even(standard:window=4)",
+    "standard*6",
+]
+
+
+@given(st.sampled_from(VALID), st.data())
+@fuzz(200)
+def test_any_misspelt_arm_is_a_layout_or_a_clear_error(text: str, data: st.DataObject) -> None:
+    letters = list(text)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(letters)))
+        letters[place : place + data.draw(st.integers(0, 2))] = data.draw(st.text(max_size=2))
+    try:
+        assert isinstance(parse_layout("".join(letters)), Layout)
+    except UserError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 5000 + "standard" + ")" * 5000, "((standard*9999)*9999)*9999", "standard*99999999999"]
+)
+def test_a_layout_that_would_fill_the_memory_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"nest too deep|does not give between"):
+        parse_layout(text)

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headtohead.common.errors import UserError
 from headtohead.study.spec import build_study, read_study
+from tests.fuzz import damaged, fuzz
 
 ARMS = ["standard", "sharing:tie=kv"]
 
@@ -126,7 +127,7 @@ KEYS = st.sampled_from(
 
 
 @given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5), st.booleans())
-@settings(max_examples=300, deadline=None)
+@fuzz(300)
 def test_any_values_are_a_study_or_a_clear_error(values: dict[str, Any], with_arms: bool) -> None:
     if with_arms:
         values["arms"] = ARMS
@@ -134,3 +135,32 @@ def test_any_values_are_a_study_or_a_clear_error(values: dict[str, Any], with_ar
         build_study(values)
     except UserError as error:
         assert str(error)
+
+
+TOML = """
+name = "mine"
+arms = ["standard", {arm = "sharing:tie=kv", name = "shared"}]
+corpus = "stdlib"
+size = ["nano", "1m"]
+tokens = "500k"
+seeds = [1, 2, 3]
+shape = "params"
+lr = 2e-3
+[model]
+positions = "rope"
+"""
+
+
+@given(damaged(TOML.encode()) | st.text(max_size=80).map(str.encode))
+@fuzz(200)
+def test_any_text_is_a_study_file_or_a_clear_error(place: Path, content: bytes) -> None:
+    (place / "study.toml").write_bytes(content)
+    try:
+        build_study(read_study(place / "study.toml"))
+    except UserError as error:
+        assert str(error)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toml")

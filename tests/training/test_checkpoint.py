@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headtohead.common.errors import UserError
 from headtohead.training.checkpoint import (
@@ -14,7 +16,9 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     read_tensors,
     save_checkpoint,
+    tensor_shapes,
 )
+from tests.fuzz import damaged, fuzz, mutated
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -107,3 +111,48 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
         read_tensors(tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="damaged checkpoint"):
         read_checkpoint(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(folder, checkpoint(7))
+    return folder
+
+
+@given(data=st.data(), name=st.sampled_from(["state.json", "tensors.safetensors"]))
+@fuzz(200)
+def test_any_bytes_are_the_checkpoint_or_a_clear_error(place: Path, data: st.DataObject, name: str) -> None:
+    path = place / "step-0000000007" / name
+    good = path.read_bytes()
+    path.write_bytes(data.draw(damaged(good)))
+    try:
+        found = read_checkpoint(path.parent)
+        assert (found.step, found.state) == (7, {"seconds": 1.5})
+        assert torch.equal(found.tensors["w"], torch.full((3,), 7.0))
+    except UserError as error:
+        assert str(path.parent) in str(error)
+    finally:
+        path.write_bytes(good)
+
+
+@given(data=st.data())
+@fuzz(200)
+def test_any_header_is_tensors_or_a_clear_error(place: Path, data: st.DataObject) -> None:
+    good = (place / "step-0000000007" / "tensors.safetensors").read_bytes()
+    path = place / "x.safetensors"
+    length = int.from_bytes(good[:8], "little")
+    header = json.dumps(data.draw(mutated(json.loads(good[8 : 8 + length])))).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + length :])
+    for read in (read_tensors, tensor_shapes):
+        try:
+            assert isinstance(read(path), dict)
+        except UserError as error:
+            assert "damaged file" in str(error)
+
+
+def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, checkpoint(7)).rename(tmp_path / "step-0000000009")
+    found, warnings = latest_checkpoint(tmp_path)
+    assert found is None
+    assert "it is of step 7" in warnings[0]

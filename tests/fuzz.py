@@ -1,0 +1,77 @@
+"""How long property tests run: seconds in `make test`, minutes where H2H_FUZZ multiplies their examples."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+FACTOR = int(os.environ.get("H2H_FUZZ", "1"))
+Test = Callable[..., None]
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def fuzz(examples: int) -> Callable[[Test], Test]:
+    """Run a property test on so many examples, times H2H_FUZZ; `pytest -m fuzz` chooses these tests."""
+    chosen = settings(max_examples=examples * FACTOR, deadline=None, suppress_health_check=list(HealthCheck))
+
+    def decorate(test: Test) -> Test:
+        marked: Test = pytest.mark.fuzz(chosen(test))
+        return marked
+
+    return decorate
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every member inside a JSON value."""
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found += places(inner, (*path, key))
+    return found
+
+
+@st.composite
+def mutated(draw: st.DrawFn, value: Any) -> Any:
+    """A JSON value with one to three of its members replaced or taken away."""
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 3))):
+        all_places = places(value)
+        if not all_places:
+            break
+        *path, last = draw(st.sampled_from(all_places))
+        holder = value
+        for key in path:
+            holder = holder[key]
+        if draw(st.booleans()):
+            holder[last] = draw(JSON)
+        else:
+            del holder[last]
+    return value
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """A file with bytes flipped, cut off, or put in."""
+    spoilt = bytearray(content)
+    kind = draw(st.sampled_from(["flip", "cut", "insert", "head"]))
+    if kind == "cut":
+        return bytes(spoilt[: draw(st.integers(0, len(spoilt)))])
+    if kind == "insert":
+        place = draw(st.integers(0, len(spoilt)))
+        return bytes(spoilt[:place]) + draw(st.binary(max_size=20)) + bytes(spoilt[place:])
+    # The first bytes of a file hold lengths and headers: hit them as often as all the rest.
+    most = min(len(spoilt), 200) if kind == "head" else len(spoilt)
+    for _ in range(draw(st.integers(1, 4))):
+        spoilt[draw(st.integers(0, most - 1))] = draw(st.integers(0, 255))
+    return bytes(spoilt)
