@@ -38,8 +38,10 @@ class Settings:
         refuse_other_words(self)
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"dropout={self.dropout} is not in 0 to 1")
-        if self.init_std <= 0 or self.rope_theta <= 1 or self.norm_eps <= 0:
-            raise UserError("init_std and norm_eps must be above 0, rope_theta above 1")
+        if not (0 < self.init_std < 1e6 and 1 < self.rope_theta < 1e30 and 0 < self.norm_eps < 1):
+            raise UserError(
+                "init_std and norm_eps must be above 0, rope_theta above 1, and all within reason"
+            )
 
 
 _LARGEST = 2**24

@@ -7,7 +7,6 @@ checked here, and on nothing else.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,8 @@ from headtohead.training.settings import TrainSettings
 
 STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
+_LARGEST = 1e15
+"""No count or score is larger; a file that says so is not believed (nor is one that holds NaN)."""
 
 
 def sealed(value: dict[str, Any]) -> str:
@@ -104,18 +105,23 @@ def wrong_with_result(result: Any) -> str:
         score = result.get(split)
         if not isinstance(score, dict):
             return f"no score of the {split} split"
-        if not all(_number(score.get(key)) for key in ("nats", "perplexity", "bits_per_byte")):
+        if not all(_number(score.get(key)) for key in ("nats", "bits_per_byte")):
             return f"the score of the {split} split is not a number"
-        if not all(isinstance(score.get(key), int) and score[key] > 0 for key in ("tokens", "bytes")):
+        perplexity = score.get("perplexity")
+        if not isinstance(perplexity, int | float) or not 0 < perplexity < 1e305:
+            return f"the perplexity of the {split} split is not a number"
+        if not all(_number(score.get(key)) and score[key] > 0 for key in ("tokens", "bytes")):
             return f"the {split} split has no length"
         try:
             blocks = np.array(score.get("blocks"), dtype=np.float64)
         except (TypeError, ValueError):
             return f"the blocks of the {split} split are not numbers"
-        if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not np.isfinite(blocks).all()):
+        if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not (abs(blocks) < _LARGEST).all()):
             return f"the blocks of the {split} split are not pairs of numbers"
+        if blocks.size and blocks[:, 1].min() <= 0:
+            return f"a block of the {split} split has no length"
     return ""
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

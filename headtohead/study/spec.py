@@ -248,6 +248,6 @@ def _seeds(value: Any) -> tuple[int, ...]:
 
 
 def _margin(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
         raise UserError(f"margin takes a number of bits per byte, 0 or more, got {value!r}")
     return float(value)

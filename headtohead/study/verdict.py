@@ -51,6 +51,8 @@ class Verdict:
     failed: int = 0
     missing: int = 0
     added_seeds: list[int] = field(default_factory=list)
+    moved: int = 0
+    """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,7 +144,13 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(added_seeds.intersection(seeds)),
+        moved=_moved(ours) + _moved(theirs),
     )
+
+
+def _moved(results: dict[int, Result | None]) -> int:
+    """Return how many of these runs went on under another torch, device or number of threads."""
+    return sum(bool(result and result.get("environment_changed")) for result in results.values())
 
 
 def _blocks(results: dict[int, Result | None], seeds: list[int]) -> list[list[list[float]]]:
@@ -171,6 +179,8 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"{row.failed} of its runs failed")
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
+    if row.moved:
+        row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:
         row.notes.append(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
     low, high = row.documents_low, row.documents_high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,8 +61,8 @@ class TrainSettings:
             if not 0 <= getattr(self, name) <= top:
                 raise UserError(f"{name}={getattr(self, name):g} is not between 0 and {top:g}")
         for name in ("lr", "weight_decay", "clip", "evaluations"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name}={getattr(self, name):g} is negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name}={getattr(self, name):g} is negative or no number")
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
             raise UserError("warmup and decay_share together are more than the whole run")
 

@@ -36,7 +36,8 @@ def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
     return ArmFacts(
         label,
         label,
-        [record] * len(seeds),
+        record,
+        len(seeds),
         results,
         [{"tokens_per_second": 1e5, "train_seconds": 2.0}],
         curves,
@@ -70,6 +71,18 @@ def test_every_seed_is_shown_and_averages_are_means() -> None:
 
 
 def test_an_arm_without_runs_is_a_row_of_dashes() -> None:
-    row = arm_rows([ArmFacts("a", "a", [], {}, [], {})])[0]
+    row = arm_rows([ArmFacts("a", "a", {}, 0, {}, [], {})])[0]
     assert row["bits_per_byte"] is None
     assert row["parameters"] is None
+
+
+def test_charts_are_valid_vega_lite() -> None:
+    import pytest
+
+    pytest.importorskip("altair")
+    from headtohead.report import charts
+
+    arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
+    scale = charts.colours(["a", "b"], "a")
+    assert charts.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
+    assert charts.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)

@@ -245,6 +245,7 @@ def test_a_run_resumed_elsewhere_says_so(story: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     longer(story).run(folder, workers=1, quiet=True)
     assert any("torch 1.0 ->" in words for words in (run.result() or {})["environment_changed"])
+    assert any("went on under another torch" in note for note in h2h.open_study(folder).verdicts[0].notes)
     others = [other.result() or {} for other in Store(folder).runs() if other.id != run.id]
     assert not any("environment_changed" in result for result in others)
 
