@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ def dispatch(words: list[str]) -> int:
 
     module, function, _ = COMMANDS[name]
     command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
+    gc.freeze()  # what torch brought in stays: looking through it again and again costs a tenth of a long listing
     code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest))
     return int(code or 0)
 

@@ -129,7 +129,7 @@ class Sharing(Projected):
         if options.query_depth == 2:
             self.r = nn.Linear(width, width, bias=False)
         if options.value_mix == "learnt":
-            self.mix_weights = nn.Parameter(torch.tensor([[0.0], [1.0]]).repeat(1, self.kv_heads))
+            self.mix_weights = nn.Parameter(torch.tensor([[0.0], [1.0]]).expand(2, self.kv_heads).clone())
         self.o = self.linear(width, width, output=True)
 
     def initialise(self, draw: Draw) -> None:

@@ -51,8 +51,8 @@ def read_lock(path: Path) -> dict[str, Any]:
 
 def _comparison(plan: Plan) -> list[Any]:
     """What the study compares, seeds aside."""
-    rows = {canonical_json({**run.identity, "seed": None}) for run in plan.runs}
-    return sorted(rows)
+    distinct = {(run.layers, run.size, run.training, run.corpus["content"]): run for run in plan.runs}
+    return sorted({canonical_json({**run.identity, "seed": None}) for run in distinct.values()})
 
 
 def _solved(plan: Plan) -> list[dict[str, Any]]:

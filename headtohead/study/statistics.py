@@ -40,13 +40,13 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     mean = float(differences.mean())
     if n == 1:
         return Paired(1, mean, None, None, None, None, None, None, None)
-    from scipy import stats
+    from scipy import special  # scipy.stats has the same laws, and takes half a second more to import
 
     sd = float(differences.std(ddof=1))
     error = sd / math.sqrt(n)
-    wide, narrow = (float(stats.t.ppf(1 - share / 2, n - 1)) * error for share in (ALPHA, 2 * ALPHA))
+    wide, narrow = (float(special.stdtrit(n - 1, 1 - share / 2)) * error for share in (ALPHA, 2 * ALPHA))
     if error > 0:
-        p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+        p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
     else:
         p = 1.0 if mean == 0 else 0.0
     spread = float(a.std()) * float(b.std())
@@ -74,13 +74,13 @@ def detectable_difference(sd: float, n: int, power: float = POWER) -> float | No
 @cache
 def _detectable_shift(n: int, power: float) -> float:
     """Return the detectable difference in standard errors: it depends on the number of pairs alone."""
-    from scipy import optimize, special, stats
+    from scipy import optimize, special
 
     df = n - 1
-    critical = float(stats.t.ppf(1 - ALPHA / 2, df))
+    critical = float(special.stdtrit(df, 1 - ALPHA / 2))
     # The power is an average over the estimated spread; its quantiles in even steps of probability stand for it.
     # (scipy's noncentral t loses its footing at one degree of freedom.)
-    spreads = np.sqrt(stats.chi2.ppf((np.arange(4000) + 0.5) / 4000, df) / df)
+    spreads = np.sqrt(2 * special.gammaincinv(df / 2, (np.arange(4000) + 0.5) / 4000) / df)
 
     def shortfall(shift: float) -> float:
         found = special.ndtr(shift - critical * spreads) + special.ndtr(-shift - critical * spreads)
@@ -143,7 +143,7 @@ def document_interval(
     shapes = {np.shape(blocks) for blocks in (*arm, *baseline)}
     if len(shapes) != 1 or len(arm[0]) < 3:
         return None
-    from scipy import stats
+    from scipy import special
 
     ours, theirs = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     bits = (ours[..., 0] - theirs[..., 0]).mean(0) / math.log(2)
@@ -152,5 +152,5 @@ def document_interval(
     ratio = bits.sum() / size.sum()
     residual = bits - ratio * size
     error = math.sqrt(count / (count - 1) * float((residual**2).sum())) / float(size.sum())
-    reach = float(stats.t.ppf(1 - ALPHA / 2, count - 1)) * error
+    reach = float(special.stdtrit(count - 1, 1 - ALPHA / 2)) * error
     return float(ratio - reach), float(ratio + reach)

@@ -18,8 +18,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
@@ -79,14 +77,14 @@ class RunDirectory:
         """Whether there is a result; whether it is whole is known when it is read."""
         return (self.path / "result.json").is_file()
 
-    def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished run, or None; a damaged one is named."""
+    def result(self, arrays: bool = False) -> dict[str, Any] | None:
+        """Return the result of a finished run, or None; a damaged one is named. `arrays`: its blocks as arrays."""
         path = self.path / "result.json"
         try:
             result = read_json(path, unsealed)
         except MissingFile:
             return None
-        if words := wrong_with_result(result):
+        if words := wrong_with_result(result, arrays):
             raise DamagedFile(f"damaged file {path}: {words}")
         return dict(result)
 
@@ -246,20 +244,17 @@ class Store:
     def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the results at hand by run id; `damage` takes a line about each that cannot be read.
 
-        The blocks of a score become arrays: ten thousand results then fit into a small part of the memory.
+        Blocks of scores are arrays: ten thousand results then fit into a small part of the memory.
         """
         found = {}
         for run_id in ids:
             try:
-                result = self.run(run_id).result()
+                result = self.run(run_id).result(arrays=True)
             except DamagedFile as error:
                 if damage is not None:
                     damage[run_id] = str(error)
                 continue
             if result is not None:
-                for split in ("valid", "test"):
-                    if split in result:
-                        result[split]["blocks"] = np.array(result[split]["blocks"], dtype=np.float64)
                 found[run_id] = result
         return found
 
