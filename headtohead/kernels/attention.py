@@ -35,7 +35,7 @@ def attend(
 
     The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
     how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
-    it sees nothing else.
+    it sees nothing else. Values of another width than the keys' give outputs of theirs.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     if causal and window and queries == 1 and keys > window:
@@ -48,10 +48,42 @@ def attend(
     whole = causal and mask is None and queries > 1
     if is_plain():
         return attend_plain(q, k, v, causal=whole, mask=mask, scale=scale)
+    if queries == 1 and q.shape[1] != k.shape[1]:
+        # One query a head: the heads that share a key are its queries, and no key is repeated for them.
+        q = q.squeeze(2).unflatten(1, (k.shape[1], -1))
+        return _fused(q, k, v, mask, False, scale).flatten(1, 2).unsqueeze(2)
+    return _fused(q, k, v, mask, whole, scale)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Return the library's attention; values of another width than the keys' are made to fit its kernels."""
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        q, k, v = _fitted(q, k, v)
     with _backends(q):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+    return mixed[..., :width]
+
+
+def _fitted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k, v filled up with zeros: on CPU to one width, the only one its kernel takes; else to eights.
+
+    On CPU a few queries on many keys stay as they are: their map is small, and filling up would copy a whole cache.
+    """
+    if q.is_cuda:
+        keys, values = (-(-tensor.shape[-1] // 8) * 8 for tensor in (q, v))
+    elif q.shape[-2] < k.shape[-2]:
+        return q, k, v
+    else:
+        keys = values = max(q.shape[-1], v.shape[-1])
+    return _filled(q, keys), _filled(k, keys), _filled(v, values)
+
+
+def _filled(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def attend_plain(
