@@ -72,11 +72,17 @@ ARMS = [
 ]
 
 
+def takes(arm: str, positions: str) -> bool:
+    """Whether the arm takes these positions; one with an option about rotary positions needs them."""
+    base = parse_layout(arm).pattern[0].base
+    return positions in base.kind.supports.positions and (positions == "rope" or "rope_dim" not in arm)
+
+
 CASES = [
     (arm, positions, bias)
     for arm in ARMS
     for positions, bias in (("rope", "none"), ("none", "all"))
-    if positions in parse_layout(arm).pattern[0].base.kind.supports.positions
+    if takes(arm, positions)
 ]
 
 
