@@ -174,6 +174,8 @@ class Entry:
     kind: Literal["token", "sequence", "shared"] = "token"
     dtype: torch.dtype | None = None
     """None: the dtype the cache is made with."""
+    wide: bool = False
+    """Kept in float32 where that dtype is narrower: a state that sums over time would lose what it adds."""
 
     def allocation(self, batch: int, capacity: int) -> tuple[int, ...]:
         """Return the shape to allocate; the time axis of a `token` entry stands before its last axis."""
@@ -185,7 +187,13 @@ class Entry:
 
     def bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int:
         """Return the bytes this entry takes."""
-        return math.prod(self.allocation(batch, capacity)) * (self.dtype or dtype).itemsize
+        return math.prod(self.allocation(batch, capacity)) * self.kept(dtype).itemsize
+
+    def kept(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype this entry is kept in, in a cache made with `dtype`."""
+        if self.wide and dtype.itemsize < torch.float32.itemsize:
+            return torch.float32
+        return self.dtype or dtype
 
 
 class Cache:
@@ -197,9 +205,7 @@ class Cache:
         self.capacity = capacity
         self.length = 0
         self.tensors = {
-            entry.name: torch.zeros(
-                entry.allocation(batch, capacity), dtype=entry.dtype or dtype, device=device
-            )
+            entry.name: torch.zeros(entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device)
             for entry in spec
         }
         self.folded: dict[str, Tensor] = {}
