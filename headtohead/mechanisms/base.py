@@ -153,10 +153,12 @@ class Frame:
         window: int = 0,
         strict: bool = False,
         scale: float | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention (batch, heads, time, dim) under this frame's view."""
+        causal, padding = self.causal, self.padding
         return attend(
-            q, k, v, causal=self.causal, padding=self.padding, window=window, strict=strict, scale=scale
+            q, k, v, causal=causal, padding=padding, window=window, strict=strict, scale=scale, bias=bias
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
