@@ -282,6 +282,8 @@ class Mechanism(nn.Module):
     signed: ClassVar[bool] = False
     """Whether the attention map can be negative: indicators then use renormalised absolute values."""
     supports: ClassVar[Supports] = Supports()
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a paper counts though they cancel: their gradient may vanish."""
 
     shape: Shape
     options: Any
