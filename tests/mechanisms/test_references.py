@@ -45,21 +45,7 @@ def expected(arm: str, mechanism, x: Tensor, p: dict[str, Tensor], positions: st
             "eps": 1e-6,
         }
         return torch.stack([reference.standard(row, p, **facts) for row in x])
-    if name == "diagonal":
-        return torch.stack([reference.diagonal(row, p, heads=HEADS, rope=score) for row in x])
-    rope = options.rope
-    if rope == "auto":
-        rope = "roundtrip" if options.tie in ("kv", "qkv") else "score"
-    facts = {
-        "heads": HEADS,
-        "kv_heads": options.kv_heads or HEADS,
-        "tie": options.tie,
-        "rope": rope if positions == "rope" else "none",
-        "mix": options.value_mix,
-        "unit": options.value_mix_norm == "unit",
-        "mask_self": options.mask_self,
-    }
-    return torch.stack([reference.sharing(row, p, **facts) for row in x])
+    return torch.stack([reference.diagonal(row, p, heads=HEADS, rope=score) for row in x])
 
 
 ARMS = [
