@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from headtohead.mechanisms.base import Frame
+from headtohead.mechanisms.base import Draw, Frame
 
 T5_BUCKETS = 32
 T5_FAR = 128  # from here on all distances fall into the last bucket
@@ -25,7 +26,7 @@ def distances(frame: Frame, device: torch.device) -> Tensor:
 def t5_bias(table: Tensor, frame: Frame) -> Tensor:
     """Return the learned bias (heads, time, keys), with a batch in front where padded, of a table (buckets, heads)."""
     buckets = t5_buckets(distances(frame, table.device), frame.causal)
-    return torch.nn.functional.embedding(buckets, table).movedim(-1, -3)
+    return F.embedding(buckets, table).movedim(-1, -3)
 
 
 def t5_buckets(distance: Tensor, causal: bool) -> Tensor:
@@ -46,6 +47,41 @@ def alibi_bias(heads: int, frame: Frame, device: torch.device, dtype: torch.dtyp
     """Return -2^(-8 h / heads) |i - j| for heads h = 1, 2, ..., (heads, time, keys), a batch in front where padded."""
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device, dtype=dtype) / heads)
     return -slopes[:, None, None] * distances(frame, device).abs().unsqueeze(-3).to(dtype)
+
+
+class Term2d(nn.Module):
+    """The 2D term of (X)+: scores S become sum_c w_c (S + P_c) + b, P_c sines and cosines of both indices.
+
+    What depends on the query alone cancels in the softmax, so that is S times sum(w), plus a bias by the key's index.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.rows, _ = channels_2d(channels)
+        self.weights = nn.Parameter(torch.zeros(channels))
+        self.offset = nn.Parameter(torch.zeros(1))
+
+    @torch.no_grad()
+    def initialise(self, draw: Draw, identity: bool) -> None:
+        """Start as no term at all, or with Xavier's uniform weights."""
+        self.offset.zero_()
+        if identity:
+            # Sum 1 over the query's channels, which cancel, and 0 on the key's.
+            self.weights.zero_()[: self.rows] = 1 / self.rows
+        else:
+            count = len(self.weights)
+            normal = draw("pos2d.weights", (count,), 1.0)
+            self.weights.copy_(torch.erf(normal / math.sqrt(2)) * math.sqrt(6 / (count + 1)))
+
+    def forward(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, float]:
+        """Return q, k and the scale of their scores; one more coordinate, 1 in q, carries the bias in k."""
+        positions = frame.positions(q.device, keys=True)
+        channels = key_channels(positions, len(self.weights), self.weights.dtype)
+        by_key = ((channels * self.weights[self.rows :]).sum(-1) + self.offset).to(k.dtype)
+        column = by_key.unsqueeze(-1) if by_key.ndim == 1 else by_key[:, None, :, None]
+        scaled = q * (self.weights.sum() * q.shape[-1] ** -0.5)
+        q = torch.cat((scaled, torch.ones_like(q[..., :1])), -1)
+        return q, torch.cat((k, column.expand(*k.shape[:-1], 1)), -1), 1.0
 
 
 def channels_2d(count: int) -> tuple[int, int]:

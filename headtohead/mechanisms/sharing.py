@@ -1,8 +1,5 @@
 """Projections shared between queries, keys and values: (Q, K=V), (Q=K, V), (Q=K=V), V = aQ + bK, depth-2 queries.
 
-With pos2d, (X)+: scores S become sum_c w_c (S + P_c) + b, P_c the fixed sines and cosines of the query's and the key's
-index. What depends on the query alone cancels in the softmax, so that is S times sum(w), plus a bias per key position.
-
 Kayyam, Madan Gopal, Lewis, "Do Transformers Need Three Projections?", arXiv 2606.04032.
 """
 
@@ -20,7 +17,7 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
 from headtohead.mechanisms.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.options import Options, option, value_text
-from headtohead.mechanisms.positional import T5_BUCKETS, alibi_bias, channels_2d, key_channels, t5_bias
+from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
 from headtohead.mechanisms.projected import Projected, Stage, joined_linear
 
 
@@ -161,7 +158,7 @@ class Sharing(Projected):
 
     name: ClassVar[str] = "sharing"
     Options: ClassVar[type] = SharingOptions
-    idle: ClassVar[tuple[str, ...]] = ("pos2d_offset",)  # the same for every key, so the softmax drops it
+    idle: ClassVar[tuple[str, ...]] = ("pos2d.offset",)  # the same for every key, so the softmax drops it
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, strict=options.mask_self)
@@ -197,8 +194,7 @@ class Sharing(Projected):
             paired = self.rope in ("roundtrip", "rotated")
             self.k_gain = nn.Parameter(torch.ones(self.dim // 2 if paired else self.carried))
         if options.pos2d:
-            self.pos2d_weights = nn.Parameter(torch.zeros(options.pos2d_m))
-            self.pos2d_offset = nn.Parameter(torch.zeros(1))
+            self.pos2d = Term2d(options.pos2d_m)
         if options.score_bias == "t5":
             self.t5 = nn.Parameter(torch.empty(T5_BUCKETS, self.heads))
         self.o = self.linear(self.heads * self.carried, width, output=True)
@@ -227,19 +223,8 @@ class Sharing(Projected):
                 self.r.weight.copy_(draw("r.weight", self.r.weight.shape, self.shape.width**-0.5))
             if self.options.value_mix == "learnt":
                 self.mix_weights.copy_(torch.tensor([[0.0], [1.0]]))
-            if self.options.pos2d:
-                self._initialise_pos2d(draw)
-
-    def _initialise_pos2d(self, draw: Draw) -> None:
-        count = self.options.pos2d_m
-        self.pos2d_offset.zero_()
-        if self.options.pos2d_init == "paper":
-            normal = draw("pos2d_weights", (count,), 1.0)
-            self.pos2d_weights.copy_(torch.erf(normal / math.sqrt(2)) * math.sqrt(6 / (count + 1)))
-            return
-        # Sum 1 over the query's channels, which cancel in the softmax, and 0 on the key's: no term at all.
-        rows, _ = channels_2d(count)
-        self.pos2d_weights.zero_()[:rows] = 1 / rows
+        if self.options.pos2d:
+            self.pos2d.initialise(draw, self.options.pos2d_init == "identity")
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and the value's own projection; where v comes from q or k, k stands in for it."""
@@ -340,17 +325,8 @@ class Sharing(Projected):
         return cache.append("size", self._size(v[..., cache.length :, :]))
 
     def _with_term(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, float | None]:
-        """Return q, k and the scale of their scores; with pos2d one more coordinate carries the bias by key."""
-        if not self.options.pos2d:
-            return q, k, None
-        weights, count = self.pos2d_weights, self.options.pos2d_m
-        channels = key_channels(frame.positions(q.device, keys=True), count, weights.dtype)
-        rows, _ = channels_2d(count)
-        by_key = (channels * weights[rows:]).sum(-1) + self.pos2d_offset
-        column = by_key.unsqueeze(-1) if by_key.ndim == 1 else by_key[:, None, :, None]
-        scaled = q * (weights.sum() * q.shape[-1] ** -0.5)
-        q = torch.cat((scaled, torch.ones_like(q[..., :1])), -1)
-        return q, torch.cat((k, column.to(k.dtype).expand(*k.shape[:-1], 1)), -1), 1.0
+        """Return q, k and the scale of their scores, None for the usual one."""
+        return self.pos2d(q, k, frame) if self.options.pos2d else (q, k, None)
 
     def _bias(self, q: Tensor, frame: Frame) -> Tensor | None:
         if self.options.score_bias == "t5":
@@ -413,7 +389,9 @@ class Sharing(Projected):
 
     def circuits(self) -> list[Circuit]:
         """The learnt mix and the terms of the score are the layer's own, undecayed; the terms follow the scores."""
-        terms = [name for name in ("pos2d_weights", "pos2d_offset", "t5") if hasattr(self, name)]
+        terms = [
+            name for name in ("pos2d.weights", "pos2d.offset", "t5") if hasattr(self, name.split(".")[0])
+        ]
         mixes = ["mix_weights"] if hasattr(self, "mix_weights") else []
         own = [
             Circuit("own", tuple(names), False, follows)
@@ -441,13 +419,14 @@ class Sharing(Projected):
     def label(cls, options: Any) -> str:
         """Return the tuple that names the form: (Q, K=V), (Q=K, V), (Q=K=V), V = Q - K."""
         forms = {"none": "QKV", "kv": "(Q, K=V)", "qk": "(Q=K, V)", "qkv": "(Q=K=V)"}
-        label = forms[options.tie] + ("+" if options.pos2d else "")
+        label = forms[options.tie]
         if options.value_mix == (1.0, -1.0):
             label = "V = Q - K"
         elif options.value_mix == "learnt":
             label = "V = aQ + bK"
         elif options.value_mix != "off":
             label = f"V = mix{value_text(options.value_mix)}"
+        label += "+" if options.pos2d and options.value_mix == "off" else ""
         plural = "" if options.kv_heads == 1 else "s"
         extras = [f"{options.kv_heads} kv head{plural}"] if options.kv_heads else []
         extras += ["unit"] if options.value_mix_norm == "unit" else []
@@ -455,6 +434,7 @@ class Sharing(Projected):
         extras += [f"rope {options.rope}"] if options.rope != "auto" else []
         extras += ["shared rotary key"] if options.rotary_key == "shared" else []
         if options.pos2d:
+            extras += ["2D term"] if options.value_mix != "off" else []
             extras += [f"{options.pos2d_m} channels"] if options.pos2d_m != 10 else []
             extras += ["paper init"] if options.pos2d_init == "paper" else []
         extras += [f"{options.score_bias} bias"] if options.score_bias != "none" else []

@@ -80,3 +80,12 @@ def test_scores_and_their_gradients() -> None:
     since = log_decay.detach().cumsum(-2).requires_grad_()
     assert torch.allclose(decayed_scores(q, k, since), decayed_scores_plain(q, k, since), rtol=1e-12)
     assert gradcheck(decayed_scores, (q[:1, :1], k[:1, :1], since[:1, :1]))
+
+
+@pytest.mark.parametrize("time", [1, 40])
+def test_autocast_does_not_reach_into_the_state(time: int) -> None:
+    inputs = drawn(time, dtype=torch.float32)
+    wanted = gated_scan(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gated_scan(*inputs)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))

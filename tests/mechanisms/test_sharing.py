@@ -133,13 +133,13 @@ def test_3_the_2d_term_as_a_1x1_map_equals_the_closed_form(causal: bool, count: 
     """sum_c w_c (S + P_c) + b over a (time, time, m) table, against a temperature and a bias by key."""
     plus = build(f"sharing:tie=qk,pos2d=true,pos2d_m={count},pos2d_init=paper", "none")
     with torch.no_grad():
-        plus.pos2d_offset.fill_(0.7)
+        plus.pos2d.offset.fill_(0.7)
     frame = Frame(time=TIME, causal=causal)
     q, k, _ = plus.project(inputs(), None)
     scores = q @ k.transpose(-2, -1) / plus.dim**0.5
     rows = [[planes(i, j, count) for j in range(TIME)] for i in range(TIME)]
     table = torch.tensor(rows, dtype=torch.float64)
-    mapped = (plus.pos2d_weights * (scores.unsqueeze(-1) + table)).sum(-1) + plus.pos2d_offset
+    mapped = (plus.pos2d.weights * (scores.unsqueeze(-1) + table)).sum(-1) + plus.pos2d.offset
     mapped = mapped.masked_fill(~frame.mask(mapped.device), float("-inf"))
     assert torch.allclose(plus.attention_map(inputs(), frame), mapped.softmax(-1), rtol=1e-10)
 

@@ -52,7 +52,7 @@ def expected(x: Tensor, p: dict[str, Tensor], options: Any, *, heads: int, posit
                     if rope in ("roundtrip", "rotated"):
                         value = turn(value, j)
                 if options.pos2d:
-                    score = term_2d(score, i, j, p["pos2d_weights"], p["pos2d_offset"])
+                    score = term_2d(score, i, j, p["pos2d.weights"], p["pos2d.offset"])
                 if options.score_bias == "t5":
                     score = score + p["t5"][bucket(i - j), h]
                 if options.score_bias == "alibi":
