@@ -6,12 +6,15 @@ from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import plain
 from headtohead.kernels.projection import project
+from headtohead.kernels.recurrence import decayed_scores, gated_scan
 from headtohead.kernels.rotary import rotary_table, rotate
 
 __all__ = [
     "attend",
     "attention_weights",
     "backend_name",
+    "decayed_scores",
+    "gated_scan",
     "linear_cross_entropy",
     "plain",
     "project",

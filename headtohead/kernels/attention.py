@@ -30,42 +30,108 @@ def attend(
     window: int = 0,
     strict: bool = False,
     scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
     The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
     how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
-    it sees nothing else.
+    it sees nothing else. Values of another width than the keys' give outputs of theirs. `bias`
+    (heads, queries, keys), or (batch, heads, queries, keys), is added to the scaled scores.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     if causal and window and queries == 1 and keys > window:
         k, v = k[..., -window:, :], v[..., -window:, :]
         padding = None if padding is None else padding[:, -window:]
+        bias = None if bias is None else bias[..., -window:]
         keys = window
     mask = None
-    if padding is not None or window or strict or (causal and 1 < queries < keys):
+    biased = bias is not None and queries > 1
+    if padding is not None or window or strict or (causal and (biased or 1 < queries < keys)):
         mask = view_mask(queries, keys, q.device, causal, padding, window, strict)
     whole = causal and mask is None and queries > 1
     if is_plain():
-        return attend_plain(q, k, v, causal=whole, mask=mask, scale=scale)
+        return attend_plain(q, k, v, causal=whole, mask=mask, scale=scale, bias=bias)
+    if bias is not None:
+        return _biased(q, k, v, mask, bias, scale)
+    if queries == 1 and q.shape[1] != k.shape[1]:
+        # One query a head: the heads that share a key are its queries, and no key is repeated for them.
+        q = q.squeeze(2).unflatten(1, (k.shape[1], -1))
+        return _fused(q, k, v, mask, False, scale).flatten(1, 2).unsqueeze(2)
+    return _fused(q, k, v, mask, whole, scale)
+
+
+def _biased(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor, scale: float | None
+) -> Tensor:
+    """Return attention with scores added; on a GPU a trained bias goes sequence by sequence.
+
+    Its gradient is as large as the map, and the library forms it for the whole batch it is given.
+    """
+    joined = bias.to(q.dtype) if bias.ndim == 4 else bias.to(q.dtype).unsqueeze(0)
+    if mask is not None:
+        joined = joined.masked_fill(~mask, float("-inf"))
+    if not (q.is_cuda and bias.requires_grad):
+        return _fused(q, k, v, joined, False, scale)
+    own = joined.expand(len(q), -1, -1, -1).split(1)
+    parts = zip(q.split(1), k.split(1), v.split(1), own, strict=True)
+    return torch.cat([_fused(*part, False, scale) for part in parts])
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Return the library's attention; values of another width than the keys' are made to fit its kernels."""
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        q, k, v = _fitted(q, k, v)
     with _backends(q):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+    return mixed[..., :width]
+
+
+def _fitted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k, v filled up with zeros: on CPU to one width, the only one its kernel takes; else to eights.
+
+    On CPU a few queries on many keys stay as they are: their map is small, and filling up would copy a whole cache.
+    """
+    if q.is_cuda:
+        keys, values = (-(-tensor.shape[-1] // 8) * 8 for tensor in (q, v))
+    elif q.shape[-2] < k.shape[-2]:
+        return q, k, v
+    else:
+        keys = values = max(q.shape[-1], v.shape[-1])
+    return _filled(q, keys), _filled(k, keys), _filled(v, values)
+
+
+def _filled(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def attend_plain(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The definition, with the whole map formed."""
     if causal:
         mask = view_mask(q.shape[-2], k.shape[-2], q.device, True)
-    return attention_weights(q, k, mask, scale) @ _per_query_head(v, q)
+    return attention_weights(q, k, mask, scale, bias) @ _per_query_head(v, q)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
     """Return the map (batch, heads, queries, keys) of softmax attention."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _per_query_head(k, q).transpose(-2, -1)
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return torch.softmax(scores, -1)

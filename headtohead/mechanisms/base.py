@@ -153,10 +153,12 @@ class Frame:
         window: int = 0,
         strict: bool = False,
         scale: float | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention (batch, heads, time, dim) under this frame's view."""
+        causal, padding = self.causal, self.padding
         return attend(
-            q, k, v, causal=self.causal, padding=self.padding, window=window, strict=strict, scale=scale
+            q, k, v, causal=causal, padding=padding, window=window, strict=strict, scale=scale, bias=bias
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
@@ -174,6 +176,8 @@ class Entry:
     kind: Literal["token", "sequence", "shared"] = "token"
     dtype: torch.dtype | None = None
     """None: the dtype the cache is made with."""
+    wide: bool = False
+    """Kept in float32 where that dtype is narrower: a state that sums over time would lose what it adds."""
 
     def allocation(self, batch: int, capacity: int) -> tuple[int, ...]:
         """Return the shape to allocate; the time axis of a `token` entry stands before its last axis."""
@@ -185,7 +189,13 @@ class Entry:
 
     def bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int:
         """Return the bytes this entry takes."""
-        return math.prod(self.allocation(batch, capacity)) * (self.dtype or dtype).itemsize
+        return math.prod(self.allocation(batch, capacity)) * self.kept(dtype).itemsize
+
+    def kept(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype this entry is kept in, in a cache made with `dtype`."""
+        if self.wide and dtype.itemsize < torch.float32.itemsize:
+            return torch.float32
+        return self.dtype or dtype
 
 
 class Cache:
@@ -197,9 +207,7 @@ class Cache:
         self.capacity = capacity
         self.length = 0
         self.tensors = {
-            entry.name: torch.zeros(
-                entry.allocation(batch, capacity), dtype=entry.dtype or dtype, device=device
-            )
+            entry.name: torch.zeros(entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device)
             for entry in spec
         }
         self.folded: dict[str, Tensor] = {}
@@ -274,6 +282,8 @@ class Mechanism(nn.Module):
     signed: ClassVar[bool] = False
     """Whether the attention map can be negative: indicators then use renormalised absolute values."""
     supports: ClassVar[Supports] = Supports()
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a paper counts though they cancel: their gradient may vanish."""
 
     shape: Shape
     options: Any

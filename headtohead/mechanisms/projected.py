@@ -157,10 +157,14 @@ class Projected(Mechanism):
         weights = [child.weight for child in self.children() if isinstance(child, nn.Linear)]
         return 2.0 * sum(weight.numel() for weight in weights)
 
+    def key_flops(self, mode: Mode) -> float:
+        """Return the FLOPs of one query for each key it sees, all heads: score and mix."""
+        return 4.0 * self.heads * self.dim
+
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + score and mix over the keys seen (causal) or all keys (full)."""
         linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
-        per_key = 4.0 * self.heads * self.dim
+        per_key = self.key_flops(mode)
         if mode == "decode":
             seen = min(context, self.window) if self.window else context
             return Flops(linear + per_key * seen, linear + per_key * seen)

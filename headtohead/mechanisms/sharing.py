@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Mode, Shape
+from headtohead.kernels import attention_weights
+from headtohead.mechanisms.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.options import Options, option, value_text
-from headtohead.mechanisms.projected import Projected, joined_linear
+from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
+from headtohead.mechanisms.projected import Projected, Stage, joined_linear
 
 
 def _parse_mix(text: str) -> str | tuple[float, float]:
@@ -51,8 +53,31 @@ class SharingOptions(Options):
     rope: str = option(
         "auto",
         "what rotary positions turn when K=V: none, the score alone, score and value with the way back "
-        "(roundtrip), or the value too (rotated); auto: roundtrip when K=V, else score",
-        choices=("auto", "none", "score", "roundtrip", "rotated"),
+        "(roundtrip), the value too (rotated), or a part of the key that is no value (decoupled); "
+        "auto: roundtrip when K=V, else score",
+        choices=("auto", "none", "score", "roundtrip", "rotated", "decoupled"),
+    )
+    rotary_key: str = option(
+        "split",
+        "under rope=decoupled, the part that turns: half of each head, or one more key shared by all heads",
+        choices=("split", "shared"),
+    )
+    pos2d: bool = option(False, "(X)+: a learned temperature and a learned bias by the key's position")
+    pos2d_m: int = option(10, "channels of pos2d", low=3)
+    pos2d_init: str = option(
+        "identity",
+        "identity: pos2d starts as no term at all; paper: its weights start uniform (Xavier)",
+        choices=("identity", "paper"),
+    )
+    score_bias: str = option(
+        "none",
+        "added to the scores: t5 learns a bias by bucket of distance, alibi falls off with distance",
+        choices=("none", "t5", "alibi"),
+    )
+    kv_norm: str = option(
+        "off",
+        "norm the key of a shared K=V in the score, its value stays as it is; gain: with a learned gain",
+        choices=("off", "scale_free", "gain"),
     )
     mask_self: bool = option(False, "a token does not see itself unless it is the first")
 
@@ -72,10 +97,25 @@ class SharingOptions(Options):
             raise UserError(f"value_mix needs tie=none: with tie={self.tie} {why}")
         elif self.value_mix == (0.0, 0.0):
             raise UserError("value_mix=(0,0) leaves no value")
-        if self.rope in ("roundtrip", "rotated") and self.tie not in ("kv", "qkv"):
-            raise UserError(
-                f"rope={self.rope} says how a shared K=V is turned; tie={self.tie} does not share them"
-            )
+        if self.tie not in ("kv", "qkv"):
+            if self.rope in ("roundtrip", "rotated", "decoupled"):
+                raise UserError(
+                    f"rope={self.rope} says how a shared K=V is turned; tie={self.tie} does not share them"
+                )
+            if self.kv_norm != "off":
+                raise UserError(
+                    f"kv_norm norms the key of a shared K=V; tie={self.tie} does not share them "
+                    "(standard:qk_norm=true norms queries and keys)"
+                )
+        if self.rotary_key == "shared":
+            if self.rope != "decoupled":
+                raise UserError(
+                    f"rotary_key=shared needs rope=decoupled; rope={self.rope} has no part that turns"
+                )
+            if self.tie == "qkv":
+                raise UserError("rotary_key=shared gives queries a part of their own; tie=qkv has no queries")
+        if not self.pos2d and (self.pos2d_m, self.pos2d_init) != (10, "identity"):
+            raise UserError("pos2d_m and pos2d_init need pos2d=true")
 
     @classmethod
     def examples(cls) -> list[Options]:
@@ -98,6 +138,18 @@ class SharingOptions(Options):
             cls(value_mix=(1.0, -1.0), value_mix_norm="unit", kv_heads=2),
             cls(value_mix="learnt", kv_heads=2),
             cls(value_mix="learnt", value_mix_norm="unit"),
+            cls(tie="kv", rope="decoupled"),
+            cls(tie="kv", rope="decoupled", kv_heads=2, kv_norm="gain"),
+            cls(tie="kv", rope="decoupled", rotary_key="shared", kv_heads=2, query_depth=2),
+            cls(tie="qkv", rope="decoupled", kv_norm="scale_free"),
+            cls(tie="qk", pos2d=True),
+            cls(tie="qkv", pos2d=True, pos2d_m=7, pos2d_init="paper", rope="score"),
+            cls(tie="qk", score_bias="t5"),
+            cls(tie="kv", kv_heads=2, score_bias="alibi", mask_self=True),
+            cls(tie="kv", kv_norm="scale_free"),
+            cls(tie="kv", kv_norm="gain", kv_heads=2),
+            cls(tie="kv", kv_norm="gain", rope="score"),
+            cls(tie="kv", kv_heads=1, kv_norm="gain", rope="none", pos2d=True, score_bias="t5"),
         ]
 
 
@@ -106,6 +158,7 @@ class Sharing(Projected):
 
     name: ClassVar[str] = "sharing"
     Options: ClassVar[type] = SharingOptions
+    idle: ClassVar[tuple[str, ...]] = ("pos2d.offset",)  # the same for every key, so the softmax drops it
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, strict=options.mask_self)
@@ -121,6 +174,9 @@ class Sharing(Projected):
             self.rope = "roundtrip" if self.one_tensor else "score"
         if shape.positions != "rope":
             self.rope = "none"
+        self.turned = self._turned()
+        self.shared_key = self.rope == "decoupled" and options.rotary_key == "shared"
+        self.carried = self.dim if self.shared_key else self.dim - self.turned
         if options.tie not in ("qk", "qkv"):
             self.q = self.linear(width, width)
         self.k = self.linear(width, narrow)
@@ -130,7 +186,34 @@ class Sharing(Projected):
             self.r = nn.Linear(width, width, bias=False)
         if options.value_mix == "learnt":
             self.mix_weights = nn.Parameter(torch.tensor([[0.0], [1.0]]).expand(2, self.kv_heads).clone())
-        self.o = self.linear(width, width, output=True)
+        if self.shared_key:
+            self.q_rope = self.linear(width, self.heads * self.turned)
+            self.k_rope = self.linear(width, self.turned)
+        if options.kv_norm == "gain":
+            # Turned keys are cached; a gain equal within rotary pairs is the same before and after the turn.
+            paired = self.rope in ("roundtrip", "rotated")
+            self.k_gain = nn.Parameter(torch.ones(self.dim // 2 if paired else self.carried))
+        if options.pos2d:
+            self.pos2d = Term2d(options.pos2d_m)
+        if options.score_bias == "t5":
+            self.t5 = nn.Parameter(torch.empty(T5_BUCKETS, self.heads))
+        self.o = self.linear(self.heads * self.carried, width, output=True)
+
+    def _turned(self) -> int:
+        """Return how many coordinates of a key turn without being a value: half of a head, in pairs."""
+        if self.rope != "decoupled":
+            return 0
+        if self.dim < 4:
+            raise UserError(
+                f"sharing: rope=decoupled turns half of each head; a head of {self.dim} has no half of pairs"
+            )
+        return 2 * (self.dim // 4)
+
+    def add_stage(self, stage: Stage) -> None:
+        """Refuse a stage where keys have a part that no head owns."""
+        if self.shared_key:
+            raise UserError(f"rotary_key=shared leaves no one query per key for {stage.name}")
+        super().add_stage(stage)
 
     def initialise(self, draw: Draw) -> None:
         """Set start values; the second query matrix keeps the scale of the first, and the mix starts as (Q, K=V)."""
@@ -140,6 +223,8 @@ class Sharing(Projected):
                 self.r.weight.copy_(draw("r.weight", self.r.weight.shape, self.shape.width**-0.5))
             if self.options.value_mix == "learnt":
                 self.mix_weights.copy_(torch.tensor([[0.0], [1.0]]))
+        if self.options.pos2d:
+            self.pos2d.initialise(draw, self.options.pos2d_init == "identity")
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and the value's own projection; where v comes from q or k, k stands in for it."""
@@ -153,11 +238,15 @@ class Sharing(Projected):
         if self.options.tie in ("qk", "qkv"):
             outputs.insert(0, outputs[0])
         q, k, v = (*outputs, outputs[-1])[:3]
-        return (
+        q, k, v = (
             self.split_heads(q, self.heads),
             self.split_heads(k, self.kv_heads),
             self.split_heads(v, self.kv_heads),
         )
+        if self.shared_key:
+            turning = self.split_heads(self.q_rope(x), self.heads)
+            q, k = torch.cat((q, turning), -1), self._beside(k, self.k_rope(x).unsqueeze(1))
+        return q, k, v
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v; a shared value is the evolved key before it is turned, as is a mixed one."""
@@ -165,30 +254,104 @@ class Sharing(Projected):
             v = self._mixed_value(q, k)
         elif self.one_tensor:
             v = k
-        if self.rope == "none":
-            return q, k, v
-        turned = frame.rotate(k)
-        if self.rope in ("roundtrip", "rotated"):
-            v = turned
-        return frame.rotate(q), turned, v
+        if self.rope == "decoupled":
+            return self._position_decoupled(q, k, frame)
+        if self.rope != "none":
+            turned = frame.rotate(k)
+            if self.rope in ("roundtrip", "rotated"):
+                v = turned
+            q, k = frame.rotate(q), turned
+        if self.options.kv_norm != "off":
+            k = self._key(v, self._size(v), frame)
+        return q, k, v
+
+    def _position_decoupled(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k with their last part turned, and the rest of k as v."""
+        (q, q_turning), (v, k_turning) = (x.split((self.carried, self.turned), -1) for x in (q, k))
+        q = torch.cat((q, frame.rotate(q_turning)), -1)
+        # A shared part stands once for each head: it is turned once.
+        k_turning = frame.rotate(k_turning[:, :1] if self.shared_key else k_turning)
+        content = v if self.options.kv_norm == "off" else self._key(v, self._size(v), frame)
+        return q, self._beside(content, k_turning), v
+
+    def _beside(self, k: Tensor, turning: Tensor) -> Tensor:
+        """Return keys with the part that turns behind them; one part serves all heads."""
+        return torch.cat((k, turning.expand(-1, self.kv_heads, -1, -1)), -1)
+
+    def _size(self, v: Tensor) -> Tensor:
+        """Return the root mean square (batch, heads, time, 1) of shared keys; turning them leaves it alone."""
+        return (v.square().mean(-1, keepdim=True) + self.shape.norm_eps).sqrt()
+
+    def _key(self, v: Tensor, size: Tensor, frame: Frame) -> Tensor:
+        """Return the normed keys of values as they are kept, and turn them where values are kept unturned."""
+        k = v / size
+        if self.options.kv_norm == "gain":
+            paired = len(self.k_gain) != v.shape[-1]
+            k = k * (self.k_gain.repeat_interleave(2) if paired else self.k_gain)
+        return frame.rotate(k, keys=k.shape[-2] != frame.time) if self.rope == "score" else k
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values; with K=V the cache holds one tensor and both sides read it."""
-        if cache is not None and self.one_tensor:
-            # rope=score scores turned keys and carries unturned ones: the unturned are kept, and turned at each step.
-            v = cache.append("kv", v)
-            k = frame.rotate(v, keys=True) if self.rope == "score" else v
-        elif cache is not None:
-            k, v = cache.append("k", k), cache.append("v", v)
-        mixed = frame.attend(q, k, v, strict=self.strict)
+        if cache is not None:
+            k, v = self._cached(k, v, frame, cache)
+        q, k, scale = self._with_term(q, k, frame)
+        mixed = frame.attend(q, k, v, strict=self.strict, scale=scale, bias=self._bias(q, frame))
         # Turned back at the query's place: sum_j a_ij R_(j-i) k_j, which depends on distances alone.
         return frame.rotate(mixed, inverse=True) if self.rope == "roundtrip" else mixed
 
+    def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Keep what the new tokens leave; return all keys and values so far."""
+        if not self.one_tensor:
+            return cache.append("k", k), cache.append("v", v)
+        if self.rope == "decoupled":
+            turning = k[..., self.carried :]
+            if self.shared_key:
+                v, turning = cache.append("kv", v), cache.append("turned", turning[:, :1])
+            else:
+                both = cache.append("kv", torch.cat((v, turning), -1))
+                v, turning = both.split((self.carried, self.turned), -1)
+                if self.options.kv_norm == "off":
+                    return both, v
+            content = v if self.options.kv_norm == "off" else self._key(v, self._sizes(v, cache), frame)
+            return self._beside(content, turning), v
+        v = cache.append("kv", v)
+        if self.options.kv_norm != "off":
+            return self._key(v, self._sizes(v, cache), frame), v
+        # rope=score scores turned keys and carries unturned ones: the unturned are kept, and turned at each step.
+        return frame.rotate(v, keys=True) if self.rope == "score" else v, v
+
+    def _sizes(self, v: Tensor, cache: Cache) -> Tensor:
+        """Return the sizes of all kept keys; those of the new ones are taken once, and kept."""
+        return cache.append("size", self._size(v[..., cache.length :, :]))
+
+    def _with_term(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, float | None]:
+        """Return q, k and the scale of their scores, None for the usual one."""
+        return self.pos2d(q, k, frame) if self.options.pos2d else (q, k, None)
+
+    def _bias(self, q: Tensor, frame: Frame) -> Tensor | None:
+        if self.options.score_bias == "t5":
+            return t5_bias(self.t5, frame)
+        if self.options.score_bias == "alibi":
+            return alibi_bias(self.heads, frame, q.device, q.dtype)
+        return None
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the softmax map (batch, heads, time, time)."""
+        q, k, v = self.project(x, None)
+        q, k = self.evolve(q, k, frame)
+        q, k, _ = self.position(q, k, v, frame)
+        q, k, scale = self._with_term(q, k, frame)
+        mask = frame.mask(x.device, strict=self.strict)
+        return attention_weights(q, k, mask, scale, self._bias(q, frame))
+
     def cache_spec(self) -> tuple[Entry, ...]:
-        """One tensor when K=V, else keys and values."""
-        if self.one_tensor:
-            return (Entry("kv", (self.kv_heads, self.dim)),)
-        return super().cache_spec()
+        """One tensor when K=V, else keys and values; the keys' sizes and a shared turned part beside it."""
+        if not self.one_tensor:
+            return super().cache_spec()
+        entries = [Entry("kv", (self.kv_heads, self.dim))]
+        entries += [Entry("turned", (1, self.turned))] if self.shared_key else []
+        entries += [Entry("size", (self.kv_heads, 1))] if self.options.kv_norm != "off" else []
+        return tuple(entries)
 
     def new_cache(
         self,
@@ -210,14 +373,33 @@ class Sharing(Projected):
         folded = 2.0 * self.r.weight.numel() if self.options.query_depth == 2 and mode != "train" else 0.0
         return super().projection_flops(mode) - folded
 
+    def key_flops(self, mode: Mode) -> float:
+        """Return score and mix per key: a decoupled part is scored and not mixed, pos2d scores one more."""
+        scored = self.carried + self.turned + (1 if self.options.pos2d else 0)
+        return 2.0 * self.heads * (scored + self.carried)
+
     def circuit_tags(self) -> dict[str, str]:
-        """A projection that serves both jobs is `both`; the learnt mix is its own."""
-        tags = super().circuit_tags() | {"r": "qk"}
+        """A projection that serves both jobs is `both`."""
+        tags = super().circuit_tags() | dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
         if self.one_tensor:
             tags["k"] = "both"
         elif self.options.value_mix != "off":
             tags |= {"q": "both", "k": "both", "r": "both"}
         return tags
+
+    def circuits(self) -> list[Circuit]:
+        """The learnt mix and the terms of the score are the layer's own, undecayed; the terms follow the scores."""
+        terms = [
+            name for name in ("pos2d.weights", "pos2d.offset", "t5") if hasattr(self, name.split(".")[0])
+        ]
+        mixes = ["mix_weights"] if hasattr(self, "mix_weights") else []
+        own = [
+            Circuit("own", tuple(names), False, follows)
+            for names, follows in ((mixes, None), (terms, "qk"))
+            if names
+        ]
+        named = {*mixes, *terms}
+        return [circuit for circuit in super().circuits() if not named & {*circuit.parameters}] + own
 
     def _inputs(self) -> list[nn.Linear]:
         return [getattr(self, name) for name in ("q", "k", "v") if hasattr(self, name)]
@@ -244,10 +426,19 @@ class Sharing(Projected):
             label = "V = aQ + bK"
         elif options.value_mix != "off":
             label = f"V = mix{value_text(options.value_mix)}"
+        label += "+" if options.pos2d and options.value_mix == "off" else ""
         plural = "" if options.kv_heads == 1 else "s"
         extras = [f"{options.kv_heads} kv head{plural}"] if options.kv_heads else []
         extras += ["unit"] if options.value_mix_norm == "unit" else []
         extras += ["depth-2 query"] if options.query_depth == 2 else []
         extras += [f"rope {options.rope}"] if options.rope != "auto" else []
+        extras += ["shared rotary key"] if options.rotary_key == "shared" else []
+        if options.pos2d:
+            extras += ["2D term"] if options.value_mix != "off" else []
+            extras += [f"{options.pos2d_m} channels"] if options.pos2d_m != 10 else []
+            extras += ["paper init"] if options.pos2d_init == "paper" else []
+        extras += [f"{options.score_bias} bias"] if options.score_bias != "none" else []
+        norms = {"off": [], "scale_free": ["keys normed"], "gain": ["keys normed with gain"]}
+        extras += norms[options.kv_norm]
         extras += ["self masked"] if options.mask_self else []
         return ", ".join([label, *extras])

@@ -173,6 +173,48 @@ def test_attention_is_its_plain_twin(view: str, kv_heads: int, queries: int) -> 
     agree(lambda *tensors: attend(*tensors, **VIEWS[view]), plain, inputs, 1e-12)
 
 
+@pytest.mark.parametrize("queries", [7, 3, 1])
+@pytest.mark.parametrize(("keys_wide", "values_wide"), [(4, 10), (10, 4)])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_values_of_another_width_than_the_keys(
+    keys_wide: int, values_wide: int, kv_heads: int, queries: int
+) -> None:
+    inputs = (
+        draw(2, 4, queries, keys_wide),
+        draw(2, kv_heads, 7, keys_wide),
+        draw(2, kv_heads, 7, values_wide),
+    )
+
+    def plain(*tensors: Tensor) -> Tensor:
+        with kernels.plain():
+            return attend(*tensors)
+
+    assert attend(*inputs).shape == (2, 4, queries, values_wide)
+    agree(attend, plain, inputs, 1e-12)
+
+
+@pytest.mark.parametrize("queries", [7, 3, 1])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("shape", [(4,), (1,), (2, 4)], ids=["heads", "one-head", "batch-heads"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_scores_with_a_bias(view: str, shape: tuple[int, ...], kv_heads: int, queries: int) -> None:
+    inputs = (
+        draw(2, 4, queries, 8),
+        draw(2, kv_heads, 7, 8),
+        draw(2, kv_heads, 7, 8, seed=1),
+        draw(*shape, queries, 7),
+    )
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return attend(q, k, v, bias=bias, **VIEWS[view])
+
+    def plain(*tensors: Tensor) -> Tensor:
+        with kernels.plain():
+            return fast(*tensors)
+
+    agree(fast, plain, inputs, 1e-12)
+
+
 def test_a_query_with_nothing_to_see_sees_itself() -> None:
     mask = view_mask(3, 3, torch.device("cpu"), causal=True, strict=True)
     assert mask.tolist() == [[True, False, False], [True, False, False], [True, True, False]]

@@ -226,6 +226,16 @@ def test_a_cache_counts_each_storage_once_and_refuses_to_overflow() -> None:
         cache.append("k", torch.ones(2, 2, 1, 4))
 
 
+@pytest.mark.parametrize(
+    ("made_with", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
+def test_a_wide_entry_is_never_kept_narrower_than_float32(made_with: str, kept: str) -> None:
+    entry = Entry("state", (3,), "sequence", wide=True)
+    cache = Cache((entry,), 2, 6, getattr(torch, made_with), "cpu")
+    assert cache.tensors["state"].dtype == getattr(torch, kept)
+    assert cache.bytes == entry.bytes(2, 6, getattr(torch, made_with))
+
+
 def test_flops_are_counted_where_no_formula_is_given(mine: str) -> None:
     mechanism = parse_layout(mine).pattern[0].build(Shape(16, 4))
     assert mechanism.flops(8).full == 2 * 16 * 16

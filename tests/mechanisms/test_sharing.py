@@ -12,10 +12,13 @@ from torch import Tensor
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy
 from headtohead.mechanisms.base import Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.positional import alibi_bias, channels_2d, t5_buckets
 from headtohead.mechanisms.sharing import SharingOptions
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
+from tests.references.attention import turn
+from tests.references.sharing import bucket, planes
 
 WIDTH, HEADS, TIME = 16, 4, 9
 
@@ -124,8 +127,98 @@ def test_3_queries_that_are_keys_give_symmetric_scores_without_negative_eigenval
     assert torch.linalg.eigvalsh(scores).min() > -1e-10
 
 
+@pytest.mark.parametrize("count", [3, 10, 50])
+@pytest.mark.parametrize("causal", [True, False])
+def test_3_the_2d_term_as_a_1x1_map_equals_the_closed_form(causal: bool, count: int) -> None:
+    """sum_c w_c (S + P_c) + b over a (time, time, m) table, against a temperature and a bias by key."""
+    plus = build(f"sharing:tie=qk,pos2d=true,pos2d_m={count},pos2d_init=paper", "none")
+    with torch.no_grad():
+        plus.pos2d.offset.fill_(0.7)
+    frame = Frame(time=TIME, causal=causal)
+    q, k, _ = plus.project(inputs(), None)
+    scores = q @ k.transpose(-2, -1) / plus.dim**0.5
+    rows = [[planes(i, j, count) for j in range(TIME)] for i in range(TIME)]
+    table = torch.tensor(rows, dtype=torch.float64)
+    mapped = (plus.pos2d.weights * (scores.unsqueeze(-1) + table)).sum(-1) + plus.pos2d.offset
+    mapped = mapped.masked_fill(~frame.mask(mapped.device), float("-inf"))
+    assert torch.allclose(plus.attention_map(inputs(), frame), mapped.softmax(-1), rtol=1e-10)
+
+
+@pytest.mark.parametrize("tie", ["none", "kv", "qk", "qkv"])
+def test_3_the_identity_start_is_the_form_without_the_term(tie: str) -> None:
+    plus, plain = build(f"sharing:tie={tie},pos2d=true"), build(f"sharing:tie={tie}")
+    for mechanism in (plus, plain):
+        mechanism.initialise(seeded_draw(1, "test", 0.3))  # once more, in float64
+    assert torch.allclose(run(plus, inputs()), run(plain, inputs()), rtol=1e-10, atol=1e-12)
+
+
+def test_3_the_channels_of_the_2d_term() -> None:
+    assert (channels_2d(10), channels_2d(50)) == ((6, 4), (26, 24))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_buckets_are_single_near_and_logarithmic_far(causal: bool) -> None:
+    distance = torch.arange(-300, 301)
+    found = t5_buckets(distance, causal)
+    assert found.max() == 31
+    if causal:
+        assert found[300:].tolist() == [bucket(i) for i in range(301)]
+        return
+    behind, ahead = found[300:], found[:300].flip(0)
+    assert torch.equal(behind[1:] + 16, ahead), "keys ahead have the other half of the buckets"
+    assert behind[:8].tolist() == list(range(8))
+    assert behind[-1] == 15
+
+
+def test_alibi_falls_off_by_powers_of_two() -> None:
+    bias = alibi_bias(8, Frame(time=4), torch.device("cpu"), torch.float64)
+    assert [float(slope) for slope in bias[:, 3, 2]] == [-(2.0**-h) for h in range(1, 9)]
+    assert torch.equal(bias[0, 3], torch.tensor([-1.5, -1.0, -0.5, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rope", ["none", "score", "roundtrip", "rotated", "decoupled"])
+def test_normed_keys_forget_their_size_and_values_keep_it(rope: str) -> None:
+    """Keys twice as long: the same map, outputs twice as large."""
+    mechanism = build(f"sharing:tie=kv,kv_norm=gain,rope={rope}")
+    x, frame = 1e3 * inputs(), Frame(time=TIME, rotary=Rotary(10_000.0, 256))  # far above the norm's eps
+    if rope == "decoupled":
+        with torch.no_grad():  # the part that turns is scored as it is
+            mechanism.k.weight.unflatten(0, (HEADS, -1))[:, mechanism.carried :] = 0.0
+    before, weights = run(mechanism, x), mechanism.attention_map(x, frame)
+    with torch.no_grad():
+        mechanism.k.weight.mul_(2.0)
+    assert torch.allclose(mechanism.attention_map(x, frame), weights, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(run(mechanism, x), 2 * before, rtol=1e-5, atol=1e-3)
+
+
+def test_a_gain_on_turned_keys_is_equal_within_rotary_pairs() -> None:
+    for rope, entries in (("roundtrip", 2), ("rotated", 2), ("score", 4), ("none", 4), ("decoupled", 2)):
+        assert len(build(f"sharing:tie=kv,kv_norm=gain,rope={rope}").k_gain) == entries
+
+
+def test_4_the_round_trip_is_the_sum_over_relative_turns() -> None:
+    mechanism = build("sharing:tie=kv,rope=roundtrip")
+    frame = Frame(time=TIME, rotary=Rotary(10_000.0, 256))
+    weights = mechanism.attention_map(inputs(), frame)
+    k = mechanism.split_heads(mechanism.k(inputs()), HEADS)
+    mixed = torch.zeros(2, HEADS, TIME, mechanism.dim, dtype=torch.float64)
+    for b, h, i in itertools.product(range(2), range(HEADS), range(TIME)):
+        for j in range(i + 1):
+            mixed[b, h, i] += (weights[b, h, i, j] * turn(k[b, h, j], j - i)).detach()
+    wanted = mechanism.o(mixed.transpose(1, 2).flatten(2))
+    assert torch.allclose(run(mechanism, inputs()), wanted, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
-    ("rope", "moves"), [("score", False), ("roundtrip", False), ("rotated", True), ("none", False)]
+    ("rope", "moves"),
+    [
+        ("score", False),
+        ("roundtrip", False),
+        ("rotated", True),
+        ("none", False),
+        ("decoupled", False),
+        ("decoupled,rotary_key=shared", False),
+    ],
 )
 def test_4_shifting_all_positions(rope: str, moves: bool) -> None:
     mechanism = build(f"sharing:tie=kv,rope={rope}")
@@ -166,7 +259,18 @@ def test_4_the_diagonal_form_folded_equals_unfolded() -> None:
 
 
 RACED = [*itertools.product(("none", "kv"), (1, 2, 4), ("auto",)), ("qk", 4, "auto"), ("qkv", 4, "auto")]
-RACED += [("kv", groups, rope) for groups in (1, 4) for rope in ("none", "score", "rotated")]
+RACED += [("kv", groups, rope) for groups in (1, 4) for rope in ("none", "score", "rotated", "decoupled")]
+RACED += [
+    ("qkv", 4, "decoupled"),
+    ("kv", 2, "decoupled,rotary_key=shared"),
+    ("kv", 2, "auto,kv_norm=gain"),
+    ("kv", 2, "score,kv_norm=gain"),
+    ("kv", 2, "decoupled,kv_norm=gain"),
+    ("kv", 2, "decoupled,rotary_key=shared,kv_norm=scale_free"),
+    ("qk", 4, "auto,pos2d=true,pos2d_init=paper"),
+    ("qk", 4, "auto,score_bias=t5"),
+    ("kv", 2, "none,score_bias=alibi"),
+]
 
 
 @pytest.mark.parametrize(("tie", "groups", "rope"), RACED)
@@ -190,6 +294,26 @@ def test_6_k_equals_v_allocates_one_tensor_and_declares_it() -> None:
     caches = model.new_caches(3, 64)
     assert [len(layer.tensors) for layer in caches.layers] == [1, 1]
     assert caches.bytes == model.cache_bytes(3, 64, torch.float32) == 2 * 3 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "elements"),
+    [
+        ("rope=decoupled", 64),
+        ("rope=decoupled,kv_heads=2", 32),
+        ("rope=decoupled,rotary_key=shared", 64 + 8),
+        ("rope=decoupled,rotary_key=shared,kv_heads=2", 32 + 8),
+        ("kv_norm=gain", 64 + 4),
+        ("kv_norm=scale_free,kv_heads=1", 16 + 1),
+        ("pos2d=true,score_bias=t5", 64),
+    ],
+)
+def test_6_cache_of_the_other_options(options: str, elements: int) -> None:
+    """Decoupled: d_c + d_r per key head, d_r once where shared; a key's norm is one scalar per key head."""
+    model = Decoder(SIZES["nano"], parse_layout(f"sharing:tie=kv,{options}").layers(2), seed=1)
+    assert (
+        model.new_caches(3, 64).bytes == model.cache_bytes(3, 64, torch.float32) == 2 * 3 * 64 * elements * 4
+    )
 
 
 PUBLISHED_CACHE = {
@@ -238,6 +362,39 @@ def test_7_parameter_counts_of_section_4(arm: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ("pos2d=true", 10 + 1),
+        ("pos2d=true,pos2d_m=50", 50 + 1),
+        ("score_bias=alibi", 0),
+        ("score_bias=t5", 32 * 4),
+        ("kv_norm=gain", 8),
+        ("kv_norm=gain,rope=score", 16),
+        ("rope=decoupled", -64 * 32),
+        ("rope=decoupled,rotary_key=shared", 64 * 4 * 8 + 64 * 8),
+    ],
+)
+def test_7_parameters_of_the_other_options(options: str, more: int) -> None:
+    """(X)+ is X + m + 1; decoupled, the output reads half of each head."""
+    shape = Shape(64, 4)
+    counts = [
+        sum(parameter.numel() for parameter in parse_layout(arm).pattern[0].build(shape).parameters())
+        for arm in (f"sharing:tie=kv,{options}", "sharing:tie=kv")
+    ]
+    assert counts[0] - counts[1] == more
+
+
+def test_terms_of_the_score_and_the_learnt_mix_are_not_decayed() -> None:
+    for arm, follows in (
+        ("sharing:value_mix=learnt", None),
+        ("sharing:pos2d=true", "qk"),
+        ("sharing:score_bias=t5", "qk"),
+    ):
+        own = [circuit for circuit in build(arm).circuits() if circuit.tag == "own"]
+        assert [(circuit.decay, circuit.follows) for circuit in own] == [(False, follows)]
+
+
 @pytest.mark.parametrize("groups", [2, 4, 8, 16])
 def test_7_exact_pairs_have_equal_parameters_flops_and_cache(groups: int) -> None:
     # One bias vector less is stored by the tied form: the pair is exact without biases.
@@ -283,6 +440,13 @@ def test_8_appending_padding_never_changes_the_masked_loss() -> None:
         ({"tie": "none", "rope": "roundtrip"}, "does not share"),
         ({"value_mix_norm": "unit"}, "needs value_mix"),
         ({"value_mix": (0.0, 0.0)}, "no value"),
+        ({"tie": "qk", "rope": "decoupled"}, "does not share"),
+        ({"tie": "qk", "kv_norm": "gain"}, "does not share"),
+        ({"tie": "kv", "rotary_key": "shared"}, "needs rope=decoupled"),
+        ({"tie": "qkv", "rope": "decoupled", "rotary_key": "shared"}, "has no queries"),
+        ({"pos2d_m": 20}, "need pos2d"),
+        ({"pos2d_init": "paper"}, "need pos2d"),
+        ({"pos2d": True, "pos2d_m": 2}, "at least 3"),
         ({"tie": "vk"}, "did you mean"),
         ({"query_depth": 3}, "at most 2"),
         ({"kv_heads": -1}, "at least 0"),
@@ -300,6 +464,11 @@ def test_shared_queries_and_keys_refuse_groups() -> None:
         build("sharing:tie=qk,kv_heads=2")
 
 
+def test_a_head_without_two_pairs_cannot_be_decoupled() -> None:
+    with pytest.raises(UserError, match="no half of pairs"):
+        parse_layout("sharing:tie=kv,rope=decoupled").pattern[0].build(Shape(8, 4))
+
+
 def test_labels_are_the_tuples_people_use() -> None:
     labels = {
         arm: parse_layout(arm).label
@@ -307,3 +476,4 @@ def test_labels_are_the_tuples_people_use() -> None:
     }
     assert list(labels.values()) == ["(Q, K=V)", "V = Q - K", "V = aQ + bK"]
     assert parse_layout("sharing:tie=kv,kv_heads=1").label == "(Q, K=V), 1 kv head"
+    assert parse_layout("sharing:tie=qk,pos2d=true,score_bias=t5").label == "(Q=K, V)+, t5 bias"

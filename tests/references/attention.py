@@ -29,12 +29,11 @@ def attention(
     kv_heads: int,
     rope: str,
     window: int = 0,
-    mask_self: bool = False,
     b_o: Tensor | None = None,
 ) -> Tensor:
     """Return one sequence's output (time, width) from q (time, heads * d), k and v (time, kv_heads * d).
 
-    rope: none; score turns q and k in the score; roundtrip also turns v there and the mix back; rotated turns v.
+    rope: none, or score, which turns q and k.
     """
     time, d = len(q), q.shape[1] // heads
     rows = []
@@ -44,8 +43,6 @@ def attention(
             shared = head * kv_heads // heads
             query = q[i, head * d : (head + 1) * d]
             seen = [j for j in range(i + 1) if not window or i - j < window]
-            if mask_self and len(seen) > 1:
-                seen.remove(i)
             scores, values = [], []
             for j in seen:
                 key = k[j, shared * d : (shared + 1) * d]
@@ -54,13 +51,11 @@ def attention(
                     score = query @ key
                 else:
                     score = turn(query, i) @ turn(key, j)
-                if rope in ("roundtrip", "rotated"):
-                    value = turn(value, j)
                 scores.append(score / math.sqrt(d))
                 values.append(value)
             weights = torch.softmax(torch.stack(scores), 0)
             mixed = sum(weight * value for weight, value in zip(weights, values, strict=True))
-            parts.append(turn(mixed, -i) if rope == "roundtrip" else mixed)
+            parts.append(mixed)
         rows.append(torch.cat(parts))
     output = torch.stack(rows) @ w_o.T
     return output if b_o is None else output + b_o
@@ -83,48 +78,6 @@ def standard(
         q, k = _normed(q, p["q_gain"], d, eps), _normed(k, p["k_gain"], d, eps)
     return attention(
         q, k, v, p["o.weight"], heads=heads, kv_heads=kv_heads, rope=rope, window=window, b_o=p.get("o.bias")
-    )
-
-
-def sharing(
-    x: Tensor,
-    p: dict[str, Tensor],
-    *,
-    heads: int,
-    kv_heads: int,
-    tie: str,
-    rope: str,
-    mix: tuple[float, float] | str = "off",
-    unit: bool = False,
-    mask_self: bool = False,
-) -> Tensor:
-    """The forms of section 2.1: q, k, v from the projections that are left."""
-    k = _affine(x, p, "k")
-    q = k if tie in ("qk", "qkv") else _affine(x, p, "q")
-    if "r.weight" in p:
-        q = q @ p["r.weight"].T
-    if mix != "off":
-        d = k.shape[1] // kv_heads
-        group = heads // kv_heads
-        parts = []
-        for g in range(kv_heads):
-            a, b = (p["mix_weights"][0, g], p["mix_weights"][1, g]) if mix == "learnt" else mix
-            mean_q = sum(q[:, h * d : (h + 1) * d] for h in range(g * group, (g + 1) * group)) / group
-            size = (a**2 + b**2) ** 0.5 if unit else 1.0
-            parts.append((a * mean_q + b * k[:, g * d : (g + 1) * d]) / size)
-        v = torch.cat(parts, 1)
-    else:
-        v = k if tie in ("kv", "qkv") else _affine(x, p, "v")
-    return attention(
-        q,
-        k,
-        v,
-        p["o.weight"],
-        heads=heads,
-        kv_heads=kv_heads,
-        rope=rope,
-        mask_self=mask_self,
-        b_o=p.get("o.bias"),
     )
 
 

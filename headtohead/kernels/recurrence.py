@@ -1,0 +1,129 @@
+"""The gated linear recurrence: S_t = diag(a_t) S_(t-1) + k_t^T v_t, o_t = q_t S_t, with a_t in (0, 1] per key channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from headtohead.kernels.path import is_plain
+
+# Tokens per chunk: decays between all pairs of a chunk are formed, CHUNK x key width numbers a token.
+CHUNK = 16
+
+
+def gated_scan(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return o (batch, heads, time, value width) and the last state (batch, heads, key width, value width).
+
+    q, k and log_decay = log a <= 0 are (batch, heads, time, key width), v (batch, heads, time, value width); the
+    arithmetic is done in the dtype of log_decay.
+    """
+    q, k, v = (tensor.to(log_decay.dtype) for tensor in (q, k, v))
+    if state is None:
+        state = v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
+    form = gated_scan_plain if is_plain() or q.shape[-2] == 1 else _chunked
+    if q.device.type == "meta":  # where FLOPs are counted there is no autocast to leave
+        return form(q, k, v, log_decay, state)
+    with torch.autocast(q.device.type, enabled=False):
+        return form(q, k, v, log_decay, state.to(log_decay.dtype))
+
+
+def gated_scan_plain(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition, step by step."""
+    outputs = []
+    for t in range(q.shape[-2]):
+        arriving = k[..., t, :].unsqueeze(-1) @ v[..., t, :].unsqueeze(-2)
+        state = log_decay[..., t, :].exp().unsqueeze(-1) * state + arriving
+        outputs.append(q[..., t, :].unsqueeze(-2) @ state)
+    return torch.cat(outputs, -2), state
+
+
+def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same by chunks: pairs within one, states between them.
+
+    With L the sum of log decays since the chunk began, every factor used is exp of a difference <= 0: L_i - L_j for
+    j <= i within a chunk, L_i from the state before it, L_end - L_j into the state after it. Nothing is divided by a
+    product of decays, so nothing overflows however fast a channel forgets.
+    """
+    time = q.shape[-2]
+    size = min(CHUNK, time)
+    # Filled up with tokens that add nothing and forget nothing.
+    q, k, v, log_decay = (_split(tensor, size) for tensor in (q, k, v, log_decay))
+    since = log_decay.cumsum(-2)
+    last = since[..., -1:, :]
+    inside = decayed_scores(q, k, since) @ v
+    arriving = (k * (last - since).exp()).transpose(-2, -1) @ v
+    starts, end = _states(last.exp().transpose(-2, -1), arriving, state)
+    output = inside + (q * since.exp()) @ starts
+    return output.flatten(2, 3)[:, :, :time], end
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """Return (batch, heads, chunks, size, dim) from (batch, heads, time, dim), filled up with zeros."""
+    x = F.pad(x, (0, 0, 0, -x.shape[-2] % size))
+    return x.unflatten(-2, (-1, size))
+
+
+def _states(decay: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk (batch, heads, chunks, key width, value width), and the last one after.
+
+    S_n = decay_n S_(n-1) + arriving_n for all chunks at once, by doubling: what each chunk knows of the 1, 2, 4, ...
+    chunks up to it is joined with what the chunk that far back knows.
+    """
+    first = arriving[:, :, :1] + decay[:, :, :1] * state.unsqueeze(2)
+    known = torch.cat((first, arriving[:, :, 1:]), 2)
+    reach = 1
+    while reach < known.shape[2]:
+        joined = known[:, :, reach:] + decay[:, :, reach:] * known[:, :, :-reach]
+        decay = torch.cat((decay[:, :, :reach], decay[:, :, reach:] * decay[:, :, :-reach]), 2)
+        known = torch.cat((known[:, :, :reach], joined), 2)
+        reach *= 2
+    return torch.cat((state.unsqueeze(2), known[:, :, :-1]), 2), known[:, :, -1]
+
+
+def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
+    """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim)."""
+    if is_plain() or torch.compiler.is_compiling():
+        return decayed_scores_plain(q, k, since)
+    result: Tensor = _DecayedScores.apply(q, k, since)
+    return result
+
+
+def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
+    """The definition."""
+    decays = (since.unsqueeze(-2) - since.unsqueeze(-3)).clamp_max(0.0).exp()
+    return (q.unsqueeze(-2) * k.unsqueeze(-3) * decays).sum(-1).tril()
+
+
+class _DecayedScores(torch.autograd.Function):
+    """Keeps q, k and L alone for backward: the decays of all pairs, the only large tensor, are formed again.
+
+    With D the decays and G the gradient of the scores, dq_i = sum_j G_ij D_ij k_j, dk_j = sum_i G_ij D_ij q_i, and
+    L enters only beside them: dL = q dq - k dk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, since: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, since)
+        return (_decays(since).mul_(k.unsqueeze(-3)) @ q.unsqueeze(-1)).squeeze(-1).tril_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, since = ctx.saved_tensors
+        weights = _decays(since).mul_(grad.tril().unsqueeze(-1))
+        grad_q = (weights * k.unsqueeze(-3)).sum(-2)
+        grad_k = weights.mul_(q.unsqueeze(-2)).sum(-3)
+        return grad_q, grad_k, q * grad_q - k * grad_k
+
+
+def _decays(since: Tensor) -> Tensor:
+    """Return exp(L_i - L_j) (..., time, time, dim), 1 where j > i."""
+    return (since.unsqueeze(-2) - since.unsqueeze(-3)).clamp_max_(0.0).exp_()

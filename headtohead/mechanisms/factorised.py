@@ -1,0 +1,213 @@
+"""Query-key and output-value circuit, each a product of two trained matrices or one trained matrix.
+
+    factorised attention  s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k)     collapsed  s_ij = x_j . (W_QK x_i) / sqrt(k)
+    factorised output     o_i = W_O sum_j a_ij W_V x_j               collapsed  o_i = W_OV sum_j a_ij x_j
+
+for each head; the heads' outputs add. FAFO is the usual layer, FACO, CAFO and CACO collapse the output, the attention
+or both. Vashisht, Ramaswamy, "Faster Query-Key Learning Sharpens Attention in Self-Attention Models",
+arXiv 2608.06776. Rotary positions sit between the two factors of a score and cannot be absorbed, so they are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import attention_weights
+from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.projected import Projected, Stage, joined_linear
+
+TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class FactorisedOptions(Options):
+    """Options of the four parameterisations."""
+
+    form: str = option(
+        "FAFO",
+        "factorised (F) or collapsed (C) attention (A) and output (O)",
+        choices=("FAFO", "FACO", "CAFO", "CACO"),
+    )
+    inner: int = option(
+        0,
+        "inner width of a factorised circuit per head; 0: width / heads. Every form's scores scale by it",
+        low=0,
+    )
+    init: str = option(
+        "product",
+        "product: all forms start as one function, the collapsed ones as products of the factors; "
+        "tiny: 1e-6 times the identity; default: uniform within 1 / sqrt(width)",
+        choices=("product", "tiny", "default"),
+    )
+
+    @property
+    def collapsed_attention(self) -> bool:
+        """Whether one matrix per head gives the scores."""
+        return self.form[0] == "C"
+
+    @property
+    def collapsed_output(self) -> bool:
+        """Whether one matrix per head carries and writes."""
+        return self.form[2] == "C"
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """The four forms, and every other value once."""
+        forms = [cls(form=form) for form in ("FAFO", "FACO", "CAFO", "CACO")]
+        wide = [cls(form="FAFO", inner=6), cls(form="FACO", inner=16, init="default")]
+        return [*forms, *wide, cls(form="CACO", init="tiny"), cls(form="CAFO", inner=3, init="default")]
+
+
+class Factorised(Projected):
+    """Softmax attention whose two circuits are each factorised or collapsed."""
+
+    name: ClassVar[str] = "factorised"
+    Options: ClassVar[type] = FactorisedOptions
+    supports: ClassVar[Supports] = Supports(positions=frozenset(("learned", "none")))
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options, kv_heads=shape.heads)
+        self.inner = options.inner or shape.head_dim
+        width, joined = shape.width, self.heads * self.inner
+        if options.collapsed_attention:
+            # Its bias is W_K^T b_q; what b_k adds is the same for every key and leaves the softmax alone.
+            self.qk = self.linear(width, self.heads * width)
+        else:
+            self.q = self.linear(width, joined)
+            self.k = self.linear(width, joined)
+        if options.collapsed_output:
+            # Weights sum to 1, so a value's bias comes out as the constant W_O b_v: one bias stands for both.
+            self.ov = self.linear(self.heads * width, width)
+        else:
+            self.v = self.linear(width, joined)
+            self.o = self.linear(joined, width, output=True)
+
+    def add_stage(self, stage: Stage) -> None:
+        """Refuse a stage where there is no key apart from x."""
+        if self.options.collapsed_attention:
+            raise UserError(f"{self.options.form} has no keys of its own; {stage.name} cannot change them")
+        super().add_stage(stage)
+
+    # Start values.
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values: one function in all forms, next to nothing, or the library's usual range."""
+        super().initialise(draw)
+        starts = {"product": self._products, "tiny": self._tiny, "default": self._uniform}
+        start = starts[self.options.init](draw)
+        with torch.no_grad():
+            for name in ("q", "k", "qk", "v", "o", "ov"):
+                if hasattr(self, name):
+                    getattr(self, name).weight.copy_(start(name))
+
+    def _products(self, draw: Draw) -> Callable[[str], Tensor]:
+        """Return the factors by name, and their products per head, multiplied out in float64."""
+        width, joined = self.shape.width, self.heads * self.inner
+
+        def factor(name: str) -> Tensor:
+            shape = (width, joined) if name == "o" else (joined, width)
+            return draw(f"{name}.weight", shape).double()
+
+        def start(name: str) -> Tensor:
+            if name == "qk":
+                q, k = (factor(part).unflatten(0, (self.heads, -1)) for part in "qk")
+                return (k.transpose(1, 2) @ q).flatten(0, 1)
+            if name == "ov":
+                o = factor("o").unflatten(1, (self.heads, -1)).transpose(0, 1)
+                return (o @ factor("v").unflatten(0, (self.heads, -1))).transpose(0, 1).flatten(1)
+            return factor(name)
+
+        return start
+
+    def _tiny(self, draw: Draw) -> Callable[[str], Tensor]:
+        """Return 1e-6 I: of each head where a matrix is width x width, else of all heads' rows in turn."""
+        width = self.shape.width
+
+        def start(name: str) -> Tensor:
+            rows = self.heads * (width if name in ("qk", "ov") else self.inner)
+            matrix = TINY * torch.eye(width)[torch.arange(rows) % width]
+            return matrix.T if name in ("o", "ov") else matrix
+
+        return start
+
+    def _uniform(self, draw: Draw) -> Callable[[str], Tensor]:
+        """Return uniform values within 1 / sqrt(width), from the normal draw through its distribution function."""
+
+        def start(name: str) -> Tensor:
+            normal = draw(f"{name}.weight", getattr(self, name).weight.shape, 1.0)
+            return torch.erf(normal / math.sqrt(2)) / math.sqrt(self.shape.width)
+
+        return start
+
+    # The stages.
+
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v in heads; where a circuit is collapsed, x itself is every head's key or value."""
+        names = [name for name in ("qk", "q", "k", "v") if hasattr(self, name)]
+        outputs = joined_linear(x, [getattr(self, name) for name in names])
+        parts = {
+            name: self.split_heads(output, self.heads) for name, output in zip(names, outputs, strict=True)
+        }
+        shared = x.unsqueeze(1)
+        return parts.get("q", parts.get("qk", shared)), parts.get("k", shared), parts.get("v", shared)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        """Return the mixed values, or the mixed x of each head; x is cached once for both circuits."""
+        if cache is not None:
+            # Where both are collapsed, the second write puts the same x in the same place.
+            k = cache.append("x" if self.options.collapsed_attention else "k", k)
+            v = cache.append("x" if self.options.collapsed_output else "v", v)
+        if k.shape[1] != v.shape[1]:
+            k, v = (tensor.expand(-1, self.heads, -1, -1) for tensor in (k, v))
+        return frame.attend(q, k, v, scale=self.inner**-0.5)
+
+    def write(self, mixed: Tensor, frame: Frame) -> Tensor:
+        """Return (batch, time, width): heads joined, then the output or the collapsed circuit."""
+        last = self.ov if self.options.collapsed_output else self.o
+        output: Tensor = last(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    # What the layer says of itself.
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the softmax map (batch, heads, time, time)."""
+        q, k, _ = self.project(x, None)
+        q, k = self.evolve(q, k, frame)
+        return attention_weights(q, k, frame.mask(x.device), self.inner**-0.5)
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """Keys and values of factorised circuits; x, once, for collapsed ones."""
+        entries = [Entry("x", (1, self.shape.width))] if self.options.form != "FAFO" else []
+        for name, collapsed in (
+            ("k", self.options.collapsed_attention),
+            ("v", self.options.collapsed_output),
+        ):
+            entries += [] if collapsed else [Entry(name, (self.heads, self.inner))]
+        return tuple(entries)
+
+    def key_flops(self, mode: Mode) -> float:
+        """Return 2 per head and coordinate scored, and per one mixed: x is as wide as the model."""
+        wide = [
+            self.shape.width if collapsed else self.inner
+            for collapsed in (self.options.collapsed_attention, self.options.collapsed_output)
+        ]
+        return 2.0 * self.heads * sum(wide)
+
+    def circuit_tags(self) -> dict[str, str]:
+        """A collapsed circuit has the tag of its factors."""
+        return super().circuit_tags() | {"qk": "qk", "ov": "ov"}
+
+    @classmethod
+    def label(cls, options: Any) -> str:
+        """Return the form, with what else was changed."""
+        extras = [f"inner {options.inner}"] if options.inner else []
+        extras += [f"{options.init} init"] if options.init != "product" else []
+        return ", ".join([options.form, *extras])

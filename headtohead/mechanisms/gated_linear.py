@@ -1,0 +1,135 @@
+"""A gated linear recurrence: a state of fixed size that forgets by what it reads, in place of a growing cache.
+
+    S_t = diag(a_t) S_(t-1) + k_t^T v_t        o_t = q_t S_t / sqrt(d_k)        a_t = sigmoid(W_2 W_1 x_t + b)^(1/tau)
+
+per head, S of (d_k, d_v); then y_t = W_o (norm(o_t) * silu(W_g x_t)). Yang et al., "Gated Linear Attention
+Transformers with Hardware-Efficient Training", arXiv 2312.06635; the state-space family's member nearest to attention.
+
+Order is known to it through its decays alone: it takes a model of any positions and never turns q and k. Training goes
+by chunks, equal to the recurrence step by step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import decayed_scores, gated_scan, rms_norm
+from headtohead.mechanisms.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.projected import Projected, Stage, joined_linear
+
+
+@dataclass(frozen=True)
+class GatedLinearOptions(Options):
+    """Options of the gated linear recurrence."""
+
+    key_dim: int = option(0, "width of a head's queries and keys; 0: half the head's", low=0)
+    gate_rank: int = option(16, "rank of the map from a token to its decays", low=1)
+    temperature: float = option(
+        16.0, "tau: the root taken of the decay's sigmoid, so that forgetting starts slow"
+    )
+    output_gate: bool = option(True, "gate the normed output by silu of a projection of x")
+
+    def validate(self) -> None:
+        """Refuse a temperature that would make the state grow."""
+        if not self.temperature > 0:
+            raise UserError(f"temperature={self.temperature:g} is not above 0: decays would leave (0, 1)")
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """The default, each option at work, and all together."""
+        return [
+            cls(),
+            cls(key_dim=5),
+            cls(gate_rank=3),
+            cls(temperature=1.0),
+            cls(output_gate=False),
+            cls(key_dim=4, gate_rank=2, temperature=0.25, output_gate=False),
+        ]
+
+
+class GatedLinear(Projected):
+    """Linear attention with data-dependent decay per key channel; one state per sequence is cached."""
+
+    name: ClassVar[str] = "gated_linear"
+    Options: ClassVar[type] = GatedLinearOptions
+    supports: ClassVar[Supports] = Supports(bidirectional=False)
+    signed: ClassVar[bool] = True
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options, kv_heads=shape.heads)
+        width = shape.width
+        self.key_dim = options.key_dim or max(1, self.dim // 2)
+        narrow = self.heads * self.key_dim
+        self.q = self.linear(width, narrow)
+        self.k = self.linear(width, narrow)
+        self.v = self.linear(width, width)
+        if options.output_gate:
+            self.gate = self.linear(width, width)
+        # The offset is part of the decay, not a bias of the model's: sigmoid(0)^(1/16) forgets half in 16 tokens.
+        self.decay_down = nn.Linear(width, options.gate_rank, bias=False)
+        self.decay_up = nn.Linear(options.gate_rank, narrow, bias=True)
+        self.gain = nn.Parameter(torch.ones(self.dim))
+        self.o = self.linear(width, width, output=True)
+
+    def add_stage(self, stage: Stage) -> None:
+        """Refuse: no softmax stands between its queries and keys."""
+        raise UserError(
+            f"gated_linear is a recurrence, not a score of (q, k); {stage.name} cannot stand in it"
+        )
+
+    def _read(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Return q, k, v, the log decays in heads, and the output gate; a padded token adds and forgets nothing."""
+        layers = [self.q, self.k, self.v, *([self.gate] if self.options.output_gate else [])]
+        parts = joined_linear(x, layers)
+        q, k, v = (self.split_heads(part, self.heads) for part in parts[:3])
+        logits = self.split_heads(self.decay_up(self.decay_down(x)), self.heads)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        log_decay = F.logsigmoid(logits.to(wide)) / self.options.temperature
+        if frame.padding is not None:
+            real = frame.padding[:, None, frame.start :, None]
+            k, log_decay = k * real, log_decay * real
+        return q * self.key_dim**-0.5, k, v, log_decay, parts[3] if self.options.output_gate else None
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return what this layer writes for x (batch, time, width)."""
+        q, k, v, log_decay, gate = self._read(x, frame)
+        mixed, state = gated_scan(q, k, v, log_decay, None if cache is None else cache.tensors["state"])
+        if cache is not None:
+            cache.tensors["state"].copy_(state)
+        heads = rms_norm(mixed.transpose(1, 2).to(x.dtype), self.gain, self.shape.norm_eps).flatten(2)
+        output: Tensor = self.o(heads if gate is None else heads * F.silu(gate))
+        return output
+
+    # What the layer says of itself.
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the weights (batch, heads, time, time) with which values enter o, before the norm; signed."""
+        q, k, _, log_decay, _ = self._read(x, frame)
+        return decayed_scores(q.to(log_decay.dtype), k.to(log_decay.dtype), log_decay.cumsum(-2))
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """The state, whatever the context."""
+        return (Entry("state", (self.heads, self.key_dim, self.dim), "sequence", wide=True),)
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return projections + writing to and reading from the state, the same at every context."""
+        total = self.projection_flops(mode) + 4.0 * self.heads * self.key_dim * self.dim
+        return Flops(total, total)
+
+    def circuits(self) -> list[Circuit]:
+        """The decays follow the query-key circuit, the output's norm and gate the output-value one."""
+        own = [
+            Circuit("own", ("decay_down.weight", "decay_up.weight"), follows="qk"),
+            Circuit("own", ("decay_up.bias",), decay=False, follows="qk"),
+            Circuit("own", ("gain",), decay=False, follows="ov"),
+        ]
+        gates = [name for name, _ in self.named_parameters() if name.startswith("gate.")]
+        own += [Circuit("own", (name,), name.endswith("weight"), "ov") for name in gates]
+        return [circuit for circuit in super().circuits() if circuit.tag != "own"] + own
