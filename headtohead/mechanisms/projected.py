@@ -95,6 +95,8 @@ class Projected(Mechanism):
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
             )
+        if stage.name in self.stages:
+            raise UserError(f"{stage.name} stands in this layer already; a stage is written once")
         self.stages[stage.name] = stage
 
     # The five stages.
@@ -157,10 +159,14 @@ class Projected(Mechanism):
         weights = [child.weight for child in self.children() if isinstance(child, nn.Linear)]
         return 2.0 * sum(weight.numel() for weight in weights)
 
+    def key_flops(self) -> float:
+        """Return the FLOPs per token of the score and the mix for each key seen."""
+        return 4.0 * self.heads * self.dim
+
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + score and mix over the keys seen (causal) or all keys (full)."""
         linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
-        per_key = 4.0 * self.heads * self.dim
+        per_key = self.key_flops()
         if mode == "decode":
             seen = min(context, self.window) if self.window else context
             return Flops(linear + per_key * seen, linear + per_key * seen)
