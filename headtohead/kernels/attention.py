@@ -33,7 +33,7 @@ def attend(
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
-    The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
+    Values may be wider than queries and keys, and the result is as wide as they are. The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
     how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
     it sees nothing else.
     """
@@ -48,6 +48,11 @@ def attend(
     whole = causal and mask is None and queries > 1
     if is_plain():
         return attend_plain(q, k, v, causal=whole, mask=mask, scale=scale)
+    if q.device.type == "cpu" and queries > 1 and v.shape[-1] > q.shape[-1]:
+        # The CPU kernel wants equal widths and else forms the whole map; zeros in q and k leave every score as it is.
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        missing = v.shape[-1] - q.shape[-1]
+        q, k = F.pad(q, (0, missing)), F.pad(k, (0, missing))
     with _backends(q):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
