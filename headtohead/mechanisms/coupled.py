@@ -120,12 +120,8 @@ class CoupledOptions(Options):
     @property
     def hidden_width(self) -> int:
         """Hidden width of f, of both nets together where there are two half ones."""
-        usual = (
-            (16 if self.heads_apart else 128)
-            if self.force == "potential"
-            else (8 if self.heads_apart else 64)
-        )
-        return self.hidden or usual
+        shared, per_head = (128, 16) if self.force == "potential" else (64, 8)
+        return self.hidden or (per_head if self.heads_apart else shared)
 
     @property
     def evaluations(self) -> int:
