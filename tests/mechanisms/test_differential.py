@@ -125,8 +125,8 @@ def test_9_rows_of_the_first_versions_map_sum_to_1_minus_lambda() -> None:
     x = inputs(2, TIME, WIDTH)
     sums = mechanism.attention_map(x, frame()).sum(-1)
     lam = (
-        math.exp(float(mechanism.lambda_q1 @ mechanism.lambda_k1))
-        - math.exp(float(mechanism.lambda_q2 @ mechanism.lambda_k2))
+        math.exp((mechanism.lambda_q1 @ mechanism.lambda_k1).item())
+        - math.exp((mechanism.lambda_q2 @ mechanism.lambda_k2).item())
         + 0.8
         - 0.6 * math.exp(-0.3)
     )
