@@ -118,6 +118,31 @@ def test_coarse_precision_stays_near_the_reference(arm: str, dtype: torch.dtype,
     assert (mechanism(x, frame(TIME)).double() - wanted).norm() < tolerance * wanted.norm()
 
 
+def test_the_state_is_kept_in_float32_under_bf16() -> None:
+    """Seven steps of a hundredth: bf16 loses most of each, float32 only the last rounding."""
+    q, k = (inputs(2, HEADS, TIME, 4, seed=seed).bfloat16() for seed in (5, 6))
+    errors = {}
+    for state in ("float32", "autocast"):
+        one = stage(steps=7, dt_init=0.01, state_dtype=state, shake=0.0)
+        wanted, _ = one.evolve(q.double(), k.double(), frame(TIME))
+        found, _ = one.bfloat16().evolve(q, k, frame(TIME))
+        assert found.dtype == torch.bfloat16
+        errors[state] = (found.double() - wanted).norm() / wanted.norm()
+    assert errors["float32"] < 0.5 * errors["autocast"]
+
+
+@pytest.mark.parametrize("label", EXAMPLES)
+def test_under_autocast_the_pair_keeps_its_dtype(label: str) -> None:
+    one = shaken(stage(**vars(EXAMPLES[label]))).float()
+    q, k = (inputs(2, HEADS, TIME, 4, seed=seed).float() for seed in (5, 6))
+    wanted = one.evolve(q, k, frame(TIME))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = one.evolve(q.bfloat16(), k.bfloat16(), frame(TIME))
+    for coarse, fine in zip(found, wanted, strict=True):
+        assert coarse.dtype == torch.bfloat16
+        assert (coarse.float() - fine).norm() < 0.05 * fine.norm()
+
+
 @pytest.mark.parametrize("tie", ["kv", "qk", "qkv"])
 def test_over_sharing_a_shared_value_is_the_evolved_unrotated_key(tie: str) -> None:
     mechanism = shaken(layer(f"sharing:tie={tie}+coupled:steps=2"))
