@@ -23,6 +23,11 @@ GOLDEN = {
         "sharing:tie=qkv,rope=score": 4.889132,
         "diagonal:init=signs": 5.021150,
         "standard:kv_heads=1,window=16,qk_norm=true": 4.406554,
+        "coupled": 4.985868,
+        "coupled:dynamics=leapfrog,force=potential,steps=2": 4.984757,
+        "differential": 5.254655,
+        "differential:version=2": 4.703537,
+        "differential+coupled:dynamics=affine": 5.247988,
     }
 }
 

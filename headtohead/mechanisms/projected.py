@@ -95,6 +95,8 @@ class Projected(Mechanism):
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
             )
+        if stage.name in self.stages:
+            raise UserError(f"{stage.name} stands in this layer already; a stage is written once")
         self.stages[stage.name] = stage
 
     # The five stages.

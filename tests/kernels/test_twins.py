@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 
 from headtohead import kernels
 from headtohead.kernels.attention import attend, view_mask
+from headtohead.kernels.dynamics import potential_force, potential_force_plain
 from headtohead.kernels.feedforward import swiglu, swiglu_plain
 from headtohead.kernels.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
 from headtohead.kernels.norm import rms_norm, rms_norm_plain
@@ -63,6 +64,19 @@ def test_swiglu(rows: int, dtype: torch.dtype, tolerance: float) -> None:
         draw(6, 48, dtype=dtype),
     )
     agree(swiglu, swiglu_plain, inputs, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (2, 5, 3, 4), (2, 40, 2, 4)])
+def test_potential_force(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+    # 1024 hidden values: chunks of 128 rows, the last shape has 160
+    inputs = (
+        draw(*shape, dtype=dtype),
+        draw(1024, shape[-1], dtype=dtype),
+        draw(1024, dtype=dtype),
+        draw(1024, dtype=dtype, seed=1),
+    )
+    agree(potential_force, potential_force_plain, inputs, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)

@@ -1,0 +1,316 @@
+"""Coupled query-key dynamics: each token's (q, k) goes through a small learned system before the dot product.
+
+    euler, n steps:  (q, k) <- (q + dt k, k + dt f(q)),   f(q) = W2 silu(W1 q + b1) + b2 in head space
+
+Gahtan et al., "Coupled Query-Key Dynamics for Attention", arXiv 2604.01683 v1; `affine` is the invertible map of the
+revision under the same number. Scores, softmax, values and output are those of the layer it stands in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import dynamics, rms_norm
+from headtohead.mechanisms.base import Circuit, Draw, Frame, Shape
+from headtohead.mechanisms.options import Options, changed_options, option, value_text
+from headtohead.mechanisms.projected import Stage
+
+
+@dataclass(frozen=True)
+class CoupledOptions(Options):
+    """Options of the coupling."""
+
+    dynamics: str = option(
+        "euler",
+        "how (q, k) moves; uncoupled is the control in which neither sees the other, affine the paper's revision",
+        choices=("euler", "leapfrog", "symplectic_euler", "uncoupled", "affine"),
+    )
+    steps: int = option(1, "steps; weights and step size are shared by them", low=1, high=7)
+    force: str = option(
+        "mlp",
+        "f: a free mlp, the gradient of a potential, or the controls linear (standard, reparametrised) and zero",
+        choices=("mlp", "potential", "linear", "zero"),
+    )
+    force_input: str = option("q", "what f sees; k is the control of euler k + dt f(k)", choices=("q", "k"))
+    per_head: bool | str = option(
+        "auto", "own weights for each head; auto: only with affine", choices=("auto", True, False)
+    )
+    hidden: int = option(
+        0, "hidden width of f; 0: 64 shared, 8 per head (potential 128 and 16); uncoupled halves it", low=0
+    )
+    force_bias: bool | str = option(
+        "auto",
+        "biases in f; auto: with shared weights and with a potential, never with linear",
+        choices=("auto", True, False),
+    )
+    dt_init: float = option(0.1, "step size at the start; 0 is exactly the layer without coupling")
+    dt_per: str = option("head", "one learned step size per head or per layer", choices=("head", "layer"))
+    dt_param: str = option(
+        "free",
+        "the step size is learned as it is, or kept positive by softplus",
+        choices=("free", "softplus"),
+    )
+    order: str = option(
+        "before_rope",
+        "couple before or after rotary positions; after, f sees absolute positions",
+        choices=("before_rope", "after_rope"),
+    )
+    qk_norm: str = option(
+        "none", "norm q and k per head, with learned gains, after the dynamics", choices=("none", "after")
+    )
+    state_dtype: str = option(
+        "float32",
+        "precision of the update under bf16: float32, or the inputs' own; f runs in the inputs' own",
+        choices=("float32", "autocast"),
+    )
+
+    def validate(self) -> None:
+        """Refuse what contradicts itself, does nothing, or never starts."""
+        if self.dynamics == "affine":
+            self._refuse(
+                "dynamics=affine is a map of its own", "force", "force_input", "dt_init", "dt_per", "dt_param"
+            )
+        if self.force == "zero":
+            if self.dynamics == "uncoupled":
+                raise UserError("dynamics=uncoupled with force=zero changes nothing; write standard")
+            self._refuse("force=zero has no weights", "force_input", "per_head", "hidden", "force_bias")
+        if self.force == "linear":
+            self._refuse("force=linear is one matrix", "hidden")
+            if self.force_bias is True:
+                raise UserError("force=linear is one matrix; force_bias=true would make it affine")
+        if self.force_input == "k" and self.dynamics != "euler":
+            raise UserError(
+                f"force_input=k goes with dynamics=euler alone; {self.dynamics} is defined by where its force is taken"
+            )
+        if self.dynamics == "uncoupled" and self.hidden % 2:
+            raise UserError(f"dynamics=uncoupled halves the hidden width; hidden={self.hidden} is odd")
+        if self.dynamics == "uncoupled" and self.dt_init == 0:
+            raise UserError(
+                "dynamics=uncoupled with dt_init=0 never starts: the last layer is zero too, so both gradients are 0"
+            )
+        if not math.isfinite(self.dt_init):
+            raise UserError(f"dt_init={self.dt_init} is not a finite number")
+        if self.dt_param == "softplus" and self.dt_init <= 0:
+            raise UserError(f"dt_param=softplus keeps dt positive; dt_init={value_text(self.dt_init)} is not")
+
+    def _refuse(self, why: str, *names: str) -> None:
+        for name, value in changed_options(self).items():
+            if name in names:
+                raise UserError(f"{why}; it takes no {name}={value_text(value)}")
+
+    @property
+    def heads_apart(self) -> bool:
+        """Whether each head has weights of its own."""
+        return self.dynamics == "affine" if self.per_head == "auto" else bool(self.per_head)
+
+    @property
+    def biased(self) -> bool:
+        """Whether f has biases."""
+        if self.force_bias != "auto":
+            return bool(self.force_bias)
+        return self.force == "potential" or (self.force != "linear" and not self.heads_apart)
+
+    @property
+    def hidden_width(self) -> int:
+        """Hidden width of f, of both nets together where there are two half ones."""
+        shared, per_head = (128, 16) if self.force == "potential" else (64, 8)
+        return self.hidden or (per_head if self.heads_apart else shared)
+
+    @property
+    def evaluations(self) -> int:
+        """How often f is evaluated."""
+        return self.steps + (self.dynamics == "leapfrog")
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """Every value at least once, and the arms of the study."""
+        return [
+            cls(),
+            cls(steps=7, state_dtype="autocast"),
+            cls(per_head=True),
+            cls(dynamics="leapfrog", steps=3),
+            cls(dynamics="leapfrog", force="potential"),
+            cls(dynamics="symplectic_euler", steps=2, force="potential", per_head=True),
+            cls(dynamics="uncoupled"),
+            cls(dynamics="uncoupled", steps=2, per_head=True, force_bias=True),
+            cls(dynamics="affine"),
+            cls(dynamics="affine", per_head=False, steps=2),
+            cls(force="linear"),
+            cls(force="zero", steps=2),
+            cls(force_input="k"),
+            cls(hidden=6, force_bias=False, per_head=False),
+            cls(dt_per="layer", dt_param="softplus"),
+            cls(order="after_rope"),
+            cls(dynamics="leapfrog", force="linear", per_head=True, dt_init=0.0, qk_norm="after"),
+        ]
+
+
+class HeadForce(nn.Module):
+    """A force in head space; its last layer starts at zero, so nothing is pushed at first."""
+
+    def __init__(self, shape: Shape, options: CoupledOptions, hidden: int, out: int) -> None:
+        super().__init__()
+        self.kind = options.force
+        heads = (shape.heads,) if options.heads_apart else ()
+        dim = shape.head_dim
+        if self.kind == "linear":
+            self.w2 = nn.Parameter(torch.zeros(*heads, dim, dim))
+            return
+        potential = self.kind == "potential"
+        self.w1 = nn.Parameter(torch.zeros(*heads, hidden, dim))
+        self.b1 = nn.Parameter(torch.zeros(*heads, hidden)) if options.biased else None
+        self.w2 = nn.Parameter(torch.zeros(*heads, hidden) if potential else torch.zeros(*heads, out, hidden))
+        self.b2 = nn.Parameter(torch.zeros(*heads, out)) if options.biased and not potential else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return f(x), (batch, time, heads, out)."""
+        if self.kind == "linear":
+            return dynamics.head_linear(x, self.w2)
+        if self.kind == "potential":
+            return dynamics.potential_force(x, self.w1, self.b1, self.w2)
+        return dynamics.head_mlp(x, self.w1, self.b1, self.w2, self.b2)
+
+    def initialise(self, draw: Draw) -> None:
+        """Set W1 ~ N(0, 1/d) and everything else to zero."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.zero_()
+                if name == "w1":
+                    parameter.copy_(draw(name, parameter.shape, parameter.shape[-1] ** -0.5))
+
+    def flops(self) -> float:
+        """Return FLOPs of one evaluation for one head: two per weight, a potential's W1 used twice."""
+        if self.kind == "potential":
+            return 4.0 * self.w1.shape[-2] * self.w1.shape[-1]
+        weights = [self.w2] if self.kind == "linear" else [self.w1, self.w2]
+        return sum(2.0 * weight.shape[-2] * weight.shape[-1] for weight in weights)
+
+
+class Coupled(Stage):
+    """Coupled query-key dynamics, a stage of (q, k) before the dot product: (q, k) <- (q + dt k, k + dt f(q))."""
+
+    name: ClassVar[str] = "coupled"
+    Options: ClassVar[type] = CoupledOptions
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options)
+        if options.order == "after_rope" and shape.positions != "rope":
+            raise UserError(
+                f"coupled: order=after_rope needs positions=rope; this model has {shape.positions}"
+            )
+        dim, hidden = shape.head_dim, options.hidden_width
+        # What pushes q, and what pushes k. With nets of their own uncoupled halves the width between them, and affine
+        # gives scale and shift; elsewhere k itself pushes q.
+        self.q_force = self.k_force = None
+        if options.dynamics == "uncoupled":
+            self.q_force, self.k_force = (HeadForce(shape, options, hidden // 2, dim) for _ in range(2))
+        elif options.dynamics == "affine":
+            self.q_force, self.k_force = (HeadForce(shape, options, hidden, 2 * dim) for _ in range(2))
+        elif options.force != "zero":
+            self.k_force = HeadForce(shape, options, hidden, dim)
+        if options.dynamics != "affine":
+            self.dt = nn.Parameter(torch.zeros(shape.heads if options.dt_per == "head" else 1))
+        if options.qk_norm == "after":
+            self.q_gain, self.k_gain = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.ones(dim))
+
+    def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """Return q and k after the dynamics, both (batch, heads, time, dim)."""
+        turned = self.options.order == "after_rope"
+        if (
+            turned
+        ):  # there and back: the layer turns the pair itself, and a shared K=V is the evolved key, unturned
+            q, k = frame.rotate(q), frame.rotate(k)
+        q, k = (side.transpose(1, 2) for side in self.integrate(q.transpose(1, 2), k.transpose(1, 2)))
+        if turned:
+            q, k = frame.rotate(q, inverse=True), frame.rotate(k, inverse=True)
+        if self.options.qk_norm == "after":
+            eps = self.shape.norm_eps
+            q, k = rms_norm(q, self.q_gain, eps), rms_norm(k, self.k_gain, eps)
+        return q, k
+
+    def integrate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pair (batch, time, heads, dim) after all steps."""
+        options, given = self.options, q.dtype
+        state = torch.promote_types(given, torch.float32) if options.state_dtype == "float32" else given
+
+        def force_of(net: HeadForce | None) -> dynamics.Force:
+            assert net is not None
+            return lambda x: net(x.to(given)).to(state)
+
+        q, k = q.to(state), k.to(state)
+        if options.dynamics == "affine":
+            q, k = dynamics.affine(q, k, options.steps, force_of(self.q_force), force_of(self.k_force))
+            return q.to(given), k.to(given)
+        dt = self.step_size().to(state).unsqueeze(-1)
+        if options.force == "zero":
+            q, k = dynamics.drift(q, k, dt, options.steps)
+        elif options.dynamics == "euler":
+            of_keys = options.force_input == "k"
+            q, k = dynamics.euler(q, k, dt, options.steps, force_of(self.k_force), of_keys)
+        elif options.dynamics == "uncoupled":
+            forces = force_of(self.q_force), force_of(self.k_force)
+            q, k = dynamics.uncoupled(q, k, dt, options.steps, *forces)
+        else:
+            integrator = dynamics.leapfrog if options.dynamics == "leapfrog" else dynamics.symplectic_euler
+            q, k = integrator(q, k, dt, options.steps, force_of(self.k_force))
+        return q.to(given), k.to(given)
+
+    def step_size(self) -> Tensor:
+        """Return dt, (heads,) or (1,)."""
+        return F.softplus(self.dt) if self.options.dt_param == "softplus" else self.dt
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values: no force, dt as asked, gains one."""
+        for name, net in self._forces():
+            net.initialise(lambda key, shape, std=None, place=name: draw(f"{place}.{key}", shape, std))
+        with torch.no_grad():
+            if self.options.dynamics != "affine":
+                start = self.options.dt_init
+                # softplus(log(e^dt - 1)) = dt
+                self.dt.fill_(math.log(math.expm1(start)) if self.options.dt_param == "softplus" else start)
+            if self.options.qk_norm == "after":
+                self.q_gain.fill_(1.0)
+                self.k_gain.fill_(1.0)
+
+    def circuits(self) -> list[Circuit]:
+        """The dynamics are their own and move with qk; step sizes and biases are not decayed. The gains are qk."""
+        names = [name for name, _ in self.named_parameters()]
+        weights = tuple(name for name in names if name.endswith(("w1", "w2")))
+        gains = tuple(name for name in names if name.endswith("gain"))
+        rest = tuple(name for name in names if name not in weights + gains)
+        groups = [
+            Circuit("own", weights, True, "qk"),
+            Circuit("own", rest, False, "qk"),
+            Circuit("qk", gains, False),
+        ]
+        return [circuit for circuit in groups if circuit.parameters]
+
+    def flops(self) -> float:
+        """Return FLOPs per token: 4 D m for each evaluation of an mlp or potential, 12 D m for each affine step."""
+        per_head = sum(net.flops() for _, net in self._forces())
+        return self.options.evaluations * self.shape.heads * per_head
+
+    def _forces(self) -> list[tuple[str, HeadForce]]:
+        return [(name, net) for name, net in self.named_children() if isinstance(net, HeadForce)]
+
+    @classmethod
+    def label(cls, options: Any) -> str:
+        """Return the dynamics in words: `coupled (euler, 1 step)`."""
+        words = [options.dynamics.replace("_", " "), f"{options.steps} step" + "s" * (options.steps > 1)]
+        words += [f"{options.force} force"] if options.force != "mlp" else []
+        words += ["f(k)"] if options.force_input == "k" else []
+        words += [{True: "per head", False: "shared"}[options.per_head]] if options.per_head != "auto" else []
+        said = ("dynamics", "steps", "force", "force_input", "per_head")
+        words += [
+            f"{name}={value_text(value)}"
+            for name, value in changed_options(options).items()
+            if name not in said
+        ]
+        return f"coupled ({', '.join(words)})"
