@@ -102,6 +102,35 @@ class Rotary:
         return table
 
 
+@dataclasses.dataclass(frozen=True)
+class CompanionSpec:
+    """What a mechanism needs of the companion, the fixed second sequence; one companion serves a whole model."""
+
+    length: int
+    """Tokens of it: no input may be longer."""
+    start: Literal["tokens", "noise"] = "tokens"
+    """What enters layer 0: the embeddings of fixed tokens, or vectors drawn once and never trained."""
+    offset: int = 0
+    """Where in the text it is cut from the tokens begin."""
+    sigma: float = 0.0
+    """Standard deviation of the noise."""
+
+
+@dataclasses.dataclass
+class Companion:
+    """The companion as one layer sees it; the layer's call on the companion and that on the data share it."""
+
+    state: Tensor
+    """(1, length, width): the companion's normed state at this layer."""
+    kept: dict[str, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return what `make` gives, made the first time it is asked for: it is the same for the whole batch."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+
 @dataclasses.dataclass
 class Frame:
     """What a layer may look at besides x (batch, time, width)."""
@@ -119,6 +148,8 @@ class Frame:
     """(batch, time, width): the embeddings that entered layer 0."""
     norm: Callable[[Tensor], Tensor] | None = None
     """This block's norm, to apply to the embeddings."""
+    companion: Companion | None = None
+    """The companion at this layer; None without one, and when its tables are in the cache already."""
     training: bool = False
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
@@ -174,6 +205,8 @@ class Entry:
     kind: Literal["token", "sequence", "shared"] = "token"
     dtype: torch.dtype | None = None
     """None: the dtype the cache is made with."""
+    wide: bool = False
+    """Kept in float32 at least: a sum over all tokens so far loses its last ones in bf16."""
 
     def allocation(self, batch: int, capacity: int) -> tuple[int, ...]:
         """Return the shape to allocate; the time axis of a `token` entry stands before its last axis."""
@@ -183,9 +216,14 @@ class Entry:
             return (batch, *self.shape)
         return (batch, *self.shape[:-1], capacity, self.shape[-1])
 
+    def stored(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of this entry in a cache made with `dtype`."""
+        chosen = self.dtype or dtype
+        return torch.promote_types(chosen, torch.float32) if self.wide else chosen
+
     def bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int:
         """Return the bytes this entry takes."""
-        return math.prod(self.allocation(batch, capacity)) * (self.dtype or dtype).itemsize
+        return math.prod(self.allocation(batch, capacity)) * self.stored(dtype).itemsize
 
 
 class Cache:
@@ -198,7 +236,7 @@ class Cache:
         self.length = 0
         self.tensors = {
             entry.name: torch.zeros(
-                entry.allocation(batch, capacity), dtype=entry.dtype or dtype, device=device
+                entry.allocation(batch, capacity), dtype=entry.stored(dtype), device=device
             )
             for entry in spec
         }
@@ -271,8 +309,12 @@ class Mechanism(nn.Module):
     """The name in arms; built-in mechanisms are called like their file."""
     Options: ClassVar[type] = Options
     residual: ClassVar[str] = "euclidean"
-    signed: ClassVar[bool] = False
+    signed: bool = False
     """Whether the attention map can be negative: indicators then use renormalised absolute values."""
+    singular: bool = False
+    """Whether it divides by sums that can vanish: finite differences and bf16 then prove nothing."""
+    writes: ClassVar[bool] = True
+    """False: its output is zero, and a block leaves out the attention part with its norm."""
     supports: ClassVar[Supports] = Supports()
 
     shape: Shape
@@ -298,6 +340,10 @@ class Mechanism(nn.Module):
 
     def cache_spec(self) -> tuple[Entry, ...] | None:
         """Return what decoding keeps, or None: then decoding recomputes, and says so."""
+        return None
+
+    def companion_spec(self) -> CompanionSpec | None:
+        """Return what it needs of a companion, or None."""
         return None
 
     @property
