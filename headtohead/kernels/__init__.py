@@ -2,22 +2,28 @@
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
 from headtohead.kernels.feedforward import swiglu
+from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import plain
+from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project
 from headtohead.kernels.rotary import rotary_table, rotate
+from headtohead.kernels.taylor import taylor_attend
 
 __all__ = [
     "attend",
     "attention_weights",
     "backend_name",
+    "linear_attend",
     "linear_cross_entropy",
     "plain",
+    "prefix_softmax",
     "project",
     "rms_norm",
     "rotary_table",
     "rotate",
     "swiglu",
+    "taylor_attend",
     "token_nats",
 ]
