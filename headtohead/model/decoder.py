@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,14 @@ from headtohead.model.residual import Space, find_space
 from headtohead.model.sizes import Size
 
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
+
+
+class Text(Protocol):
+    """Tokens one after the other: a list, a tensor, an array of a corpus."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Iterable[Any]: ...
 
 
 class Block(nn.Module):
@@ -104,7 +113,7 @@ class Decoder(nn.Module):
         size: Size,
         layers: Sequence[Composed],
         seed: int | None = 0,
-        companion: Sequence[int] | Tensor | None = None,
+        companion: Text | None = None,
     ) -> None:
         super().__init__()
         if len(layers) != size.layers:
@@ -208,6 +217,14 @@ class Decoder(nn.Module):
         output: Tensor = self.norm(x)
         return output
 
+    def skip(self, layers: Sequence[int], keep_ffn: bool = False) -> None:
+        """Leave out blocks of a trained model, counted from 1, or their attention part alone with `keep_ffn`."""
+        if not keep_ffn and set(layers) >= set(range(1, self.size.layers + 1)):
+            raise UserError(f"all {self.size.layers} layers would be skipped, and no model be left")
+        for layer in layers:
+            block = self.layers[layer - 1]
+            block.mixes, block.feeds = False, keep_ffn
+
     def _company(self, frame: Frame, caches: Caches | None) -> tuple[int, Tensor, Frame]:
         """Return the last layer that needs the companion, -1 for none, its start (1, length, width), and its frame.
 
@@ -249,7 +266,7 @@ class Decoder(nn.Module):
             )
         return needed
 
-    def _companion_buffer(self, text: Sequence[int] | Tensor | None, given: bool) -> Tensor | None:
+    def _companion_buffer(self, text: Text | None, given: bool) -> Tensor | None:
         """Return the tokens (length,) cut from the text, the noise (length, width) still to be drawn, or None."""
         needed = self.companion_spec
         if needed is None:
