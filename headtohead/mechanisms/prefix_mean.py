@@ -8,28 +8,20 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mode, Shape
-from headtohead.mechanisms.options import Options
-from headtohead.mechanisms.projected import Projected, Stage
+from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mechanism, Mode, Shape
 
 
-class PrefixMean(Projected):
+class PrefixMean(Mechanism):
     """Every token takes the mean of the values so far, its own included."""
 
     name: ClassVar[str] = "prefix_mean"
-    Options: ClassVar[type] = Options
 
     def __init__(self, shape: Shape, options: Any) -> None:
-        super().__init__(shape, options, kv_heads=shape.heads)
-        self.v = self.linear(shape.width, shape.width)
-        self.o = self.linear(shape.width, shape.width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Refuse: there are no queries and keys to change."""
-        raise UserError(f"prefix_mean has no queries and keys; {stage.name} cannot stand in it")
+        super().__init__(shape, options)
+        self.v = nn.Linear(shape.width, shape.width, bias=shape.bias != "none")
+        self.o = nn.Linear(shape.width, shape.width, bias=shape.bias == "all")
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return what this layer writes for x (batch, time, width)."""
@@ -52,7 +44,7 @@ class PrefixMean(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the map (batch, heads, time, time)."""
-        mask = frame.mask(x.device).to(x.dtype).expand(len(x), self.heads, -1, -1)
+        mask = frame.mask(x.device).to(x.dtype).expand(len(x), self.shape.heads, -1, -1)
         return mask / mask.sum(-1, keepdim=True)
 
     def cache_spec(self) -> tuple[Entry, ...]:
@@ -61,5 +53,5 @@ class PrefixMean(Projected):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return the projections: the mean is pointwise."""
-        linear = self.projection_flops(mode)
+        linear = 2.0 * 2 * self.shape.width**2
         return Flops(linear, linear)
