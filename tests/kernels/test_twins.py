@@ -262,6 +262,23 @@ def test_the_log_score_gives_the_taylor_weights(dtype: torch.dtype, tolerance: f
     assert taylor_score(torch.linspace(-9, 9, 1000)).min() >= -0.6932, "at least -ln 2"
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("time", [2, 9, 70])
+def test_taylor_attend(time: int, groups: int, dtype: torch.dtype, tolerance: float) -> None:
+    inputs = (
+        draw(2, time, 4, 6, dtype=dtype),
+        draw(2, time, groups, 6, dtype=dtype, seed=1),
+        draw(2, time, groups, 6, dtype=dtype, seed=2),
+    )
+
+    def in_heads(*inputs: Tensor) -> Tensor:
+        return taylor_attend(*(tensor.transpose(1, 2) for tensor in inputs))
+
+    agree(in_heads, slowly(in_heads), inputs, 10 * tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("time", [16, 150])
 def test_the_fused_taylor_form_is_the_dense_one(time: int, groups: int) -> None:
