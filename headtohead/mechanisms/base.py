@@ -107,7 +107,7 @@ class CompanionSpec:
     """What a mechanism needs of the companion, the fixed second sequence; one companion serves a whole model."""
 
     length: int
-    """Tokens of it: no input may be longer."""
+    """Tokens of it; a layer refuses inputs that are longer."""
     start: Literal["tokens", "noise"] = "tokens"
     """What enters layer 0: the embeddings of fixed tokens, or vectors drawn once and never trained."""
     offset: int = 0

@@ -59,10 +59,13 @@ class Accompanied(Deconstructed):
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return what this layer writes for x (batch, time, width); x may be the companion's own state."""
+        if frame.start + frame.time > self.length:
+            raise UserError(
+                f"the companion holds {self.length} tokens; {frame.start + frame.time} were asked for"
+            )
         v = self.split_heads(self.v(x), self.kv_heads)
         if cache is None:
-            rows = frame.time
-            q, k = self.companion(frame).once("qk", lambda: self._queries_keys(frame, rows))
+            q, k = self.companion(frame).once("qk", lambda: self._queries_keys(frame, frame.time))
         else:
             v = cache.append("v", v)
             if frame.start == 0:

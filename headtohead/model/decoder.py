@@ -230,22 +230,20 @@ class Decoder(nn.Module):
 
         It is run on as many tokens as the data has. With caches it is run once, whole, before anything is decoded.
         """
-        needed, nothing = self.companion_spec, frame.embeddings
-        assert nothing is not None
+        needed, data = self.companion_spec, frame.embeddings
+        assert data is not None
+        if needed is None or self.companion is None or frame.start > 0:
+            return -1, data, frame
         needing = [
             index
             for index, block in enumerate(self.layers)
             if block.mixes and block.mechanism.companion_spec() is not None
         ]
-        if needed is not None and frame.start + frame.time > needed.length:
-            raise UserError(
-                f"the companion holds {needed.length} tokens; {frame.start + frame.time} were asked for"
-            )
-        if needed is None or self.companion is None or not needing or frame.start > 0:
-            return -1, nothing, frame
+        if not needing:
+            return -1, data, frame
         rows = self.companion[: frame.time if caches is None else needed.length].unsqueeze(0)
         own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
-        x = rows.to(nothing.dtype) if needed.start == "noise" else self.embedding(rows, own)
+        x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
         if self.size.settings.dropout:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         own.embeddings = x

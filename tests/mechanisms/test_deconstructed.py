@@ -577,9 +577,10 @@ def test_8_the_companions_pass_costs_the_batch_one_sequence() -> None:
 
 
 def test_inputs_beyond_the_companion_are_refused() -> None:
+    for arm in ("rnd_emb_qk", "rnd_emb_qk:per_layer=true", "even(fixed_seq_qk)"):
+        with pytest.raises(UserError, match="companion holds 16 tokens; 17 were asked for"):
+            model(arm).logits(tokens(1, 17))
     decoder = model("fixed_seq_qk")
-    with pytest.raises(UserError, match="companion holds 16 tokens; 17 were asked for"):
-        decoder.logits(tokens(1, 17))
     with pytest.raises(UserError, match="companion holds 16"):
         list(generate(decoder, tokens(1, 10), 8))
     assert len(list(generate(model("fixed_seq_qk:length=30"), tokens(1, 10), 15))) == 15
