@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attend, plain
+from headtohead.kernels import attend, linear_attend, plain
 from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.taylor import taylor_attend
 from headtohead.mechanisms import companion as companion_module
@@ -373,6 +373,27 @@ def test_6_taylor_weights_dense_log_score_and_recurrence_are_one() -> None:
         assert torch.allclose(found, dense, rtol=1e-12)
     weights = reference.taylor_map(q[0, 0], k[0, 0])
     assert torch.allclose(weights @ v[0, 0], dense, rtol=1e-12)
+
+
+def test_6_taylor_weights_dense_is_the_chunked_form_with_every_gradient() -> None:
+    inputs = tuple(random(1, 2, 150, 4, seed=seed).requires_grad_() for seed in (1, 2, 3))
+
+    def features(x: Tensor) -> Tensor:
+        y = x * 4**-0.25
+        square = (y.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2) * 2**-0.5
+        return torch.cat((torch.ones_like(y[..., :1]), y, square), -1)
+
+    def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sums, _ = linear_attend(features(q), features(k), F.pad(v, (0, 1), value=1.0))
+        return sums[..., :-1] / sums[..., -1:]
+
+    weights = random(1, 2, 150, 4, seed=4)
+    outputs = [function(*inputs) for function in (chunked, taylor_attend)]
+    assert torch.allclose(*outputs, rtol=1e-10, atol=1e-12)
+    for ours, theirs in zip(
+        *(torch.autograd.grad((output * weights).sum(), inputs) for output in outputs), strict=True
+    ):
+        assert (ours - theirs).abs().max() < 1e-10 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("normaliser", ["joint", "per_order"])
