@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from headtohead.common.errors import UserError as UserError
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
+    from headtohead.mechanisms.base import Companion as Companion
+    from headtohead.mechanisms.base import CompanionSpec as CompanionSpec
     from headtohead.mechanisms.base import Entry as Entry
     from headtohead.mechanisms.base import Flops as Flops
     from headtohead.mechanisms.base import Frame as Frame
@@ -50,7 +52,10 @@ _HOME = {
         "headtohead.api",
     ),
     **dict.fromkeys(
-        ("Cache", "Circuit", "Entry", "Flops", "Frame", "Mechanism", "Shape", "Supports"),
+        (
+            *("Cache", "Circuit", "Companion", "CompanionSpec", "Entry"),
+            *("Flops", "Frame", "Mechanism", "Shape", "Supports"),
+        ),
         "headtohead.mechanisms.base",
     ),
     **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.options"),

@@ -26,7 +26,7 @@ from headtohead.mechanisms.terms import Composed, Term
 from headtohead.model.check import Verification, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
-from headtohead.model.layout import parse_layout
+from headtohead.model.layout import parse_layout, skipped_layers
 from headtohead.model.sizes import find_size
 from headtohead.study import doctor
 from headtohead.study.doctor import Finding
@@ -270,12 +270,22 @@ def evaluate(
     data_dir: str | Path | None = None,
     trust_files: bool = False,
     quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
 ) -> Score:
-    """Return a trained run's score on a split of any corpus, under the run's own tokenizer."""
+    """Return a trained run's score on a split of any corpus, under the run's own tokenizer.
+
+    `skip` leaves out blocks of the trained model: `variant` (every layer that is not standard), `standard`, or layers
+    counted from 1 such as `2,4-6`; with `keep_ffn` their attention part alone.
+    """
     from headtohead.data.foreign import tokens_of
 
     chosen = choose_device(device)
+    if keep_ffn and not skip:
+        raise UserError("keep_ffn says what a skipped layer keeps; give skip too (--skip)")
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
+    if skip:
+        model.skip(skipped_layers(model.arms, skip), keep_ffn)
     with piece_of_work("scoring", quiet) as progress:
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
         shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
@@ -324,11 +334,18 @@ def check_settings(composed: Composed) -> list[Composed]:
     ]
 
 
-def cost(arm: str | type[Mechanism], *, size: str = "nano", context: int = 0) -> dict[str, Any]:
-    """Return parameters, FLOPs per token and cache bytes per token of an arm at a size."""
+def cost(
+    arm: str | type[Mechanism], *, size: str = "nano", context: int = 0, batch: int = 1
+) -> dict[str, Any]:
+    """Return parameters, FLOPs per token and cache bytes per token of an arm at a size.
+
+    `batch` is how many sequences share what a batch computes once (a companion's pass).
+    """
+    if batch < 1:
+        raise UserError(f"batch={batch} is too small; at least 1 is allowed")
     shape = find_size(size)
     layout = parse_layout(arm)
-    facts = arm_cost(shape, layout.layers(shape.layers), context)
+    facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)
     return {"arm": layout.text, "label": layout.label, "size": size, "dims": shape.dims} | facts
 
 

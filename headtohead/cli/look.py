@@ -83,6 +83,7 @@ def cost(
     *,
     size: str = "nano",
     context: Annotated[str | None, flag("COUNT")] = None,
+    batch: int = 1,
     json_: Annotated[bool, flag(name="json")] = False,
 ) -> int:
     """Show what arms cost: parameters, forward FLOPs per token, cache bytes per token, by formula.
@@ -91,13 +92,14 @@ def cost(
         arms: mechanisms with options, or layouts.
         size: a model shape (h2h list).
         context: tokens in the window; the size's own when not given.
+        batch: sequences that share what a batch computes once, such as a companion's pass.
         json_: as one JSON document.
     """
     if not arms:
         raise UserError(
             "h2h cost needs at least one arm, such as: h2h cost standard sharing:tie=kv --size 350m"
         )
-    rows = [api.cost(arm, size=size, context=parse_count(context or 0)) for arm in arms]
+    rows = [api.cost(arm, size=size, context=parse_count(context or 0), batch=batch) for arm in arms]
     if json_:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return 0

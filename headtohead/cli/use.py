@@ -132,6 +132,8 @@ def evaluate(
     data_dir: Directory = None,
     json_: Annotated[bool, flag(name="json")] = False,
     trust_files: Annotated[bool, flag()] = False,
+    skip: Annotated[str, flag("variant|standard|LAYERS")] = "",
+    keep_ffn: Annotated[bool, flag()] = False,
 ) -> int:
     """Score a trained run on any corpus, under the run's own tokenizer.
 
@@ -143,14 +145,25 @@ def evaluate(
         data_dir: where the named sets stand; H2H_DATA when not given.
         json_: as one JSON document.
         trust_files: execute the mechanism file that the run names.
+        skip: leave out blocks of the trained model: every layer that is not standard (variant), every standard one,
+            or layers counted from 1, such as 2,4-6.
+        keep_ffn: leave out only the attention part of skipped layers.
     """
     score = api.evaluate(
-        run, corpus, split=split, device=device, data_dir=data_dir, trust_files=trust_files, quiet=json_
+        run,
+        corpus,
+        split=split,
+        device=device,
+        data_dir=data_dir,
+        trust_files=trust_files,
+        quiet=json_,
+        skip=skip,
+        keep_ffn=keep_ffn,
     )
     if json_:
         print(
             json.dumps(
-                {"run": run, "corpus": corpus, "split": split}
+                {"run": run, "corpus": corpus, "split": split, "skip": skip, "keep_ffn": keep_ffn}
                 | {**score.as_dict(), "blocks": len(score.blocks)}
             )
         )
@@ -164,5 +177,6 @@ def evaluate(
         f"{score.tokens:,}",
     )
     columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
-    print_table("", columns, [row], right=columns[2:])
+    kept = " (feed-forward kept)" if keep_ffn else ""
+    print_table(f"without {skip}{kept}" if skip else "", columns, [row], right=columns[2:])
     return 0

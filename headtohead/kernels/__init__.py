@@ -2,12 +2,15 @@
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
 from headtohead.kernels.feedforward import swiglu
+from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import plain
+from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project
 from headtohead.kernels.recurrence import decayed_scores, gated_scan
 from headtohead.kernels.rotary import rotary_table, rotate
+from headtohead.kernels.taylor import taylor_attend
 
 __all__ = [
     "attend",
@@ -15,12 +18,15 @@ __all__ = [
     "backend_name",
     "decayed_scores",
     "gated_scan",
+    "linear_attend",
     "linear_cross_entropy",
     "plain",
+    "prefix_softmax",
     "project",
     "rms_norm",
     "rotary_table",
     "rotate",
     "swiglu",
+    "taylor_attend",
     "token_nats",
 ]

@@ -122,14 +122,14 @@ def attend_plain(
     """The definition, with the whole map formed."""
     if causal:
         mask = view_mask(q.shape[-2], k.shape[-2], q.device, True)
-    return attention_weights(q, k, mask, scale, bias) @ _per_query_head(v, q)
+    return attention_weights(q, k, mask, scale, bias) @ per_query_head(v, q)
 
 
 def attention_weights(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """Return the map (batch, heads, queries, keys) of softmax attention."""
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ _per_query_head(k, q).transpose(-2, -1)
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ per_query_head(k, q).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -175,7 +175,7 @@ def _backends(q: Tensor) -> AbstractContextManager[None]:
     return sdpa_kernel(BACKENDS, set_priority=True) if q.is_cuda else nullcontext()
 
 
-def _per_query_head(k: Tensor, q: Tensor) -> Tensor:
+def per_query_head(k: Tensor, q: Tensor) -> Tensor:
     """Return k with each key head repeated for the query heads that share it."""
     groups = q.shape[1] // k.shape[1]
     return k if groups == 1 else k.repeat_interleave(groups, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -39,3 +39,9 @@ def eager_cpu(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which products of float32 tensors stay float32, on the device of `x`."""
+    known = x.device.type in ("cpu", "cuda")
+    return torch.autocast(x.device.type, enabled=False) if known else nullcontext()

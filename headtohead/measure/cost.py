@@ -18,15 +18,23 @@ from headtohead.model.sizes import Size
 
 
 def arm_cost(
-    size: Size, layers: Sequence[Composed], context: int = 0, dtype: torch.dtype = torch.bfloat16
+    size: Size,
+    layers: Sequence[Composed],
+    context: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    batch: int = 1,
 ) -> dict[str, Any]:
-    """Return the cost of one arm at a size and context; null where a layer keeps no cache."""
+    """Return the cost of one arm at a size and context; null where a layer keeps no cache.
+
+    What `batch` sequences share, a companion above all, is divided among them.
+    """
     context = context or size.context
     model = Decoder.outline(size, layers)
-    train, decode = model.flops(context), model.flops(context, mode="decode")
+    train, decode = model.flops(context, batch), model.flops(context, batch, "decode")
     return {
         "parameters": model.parameter_count(),
         "context": context,
+        "batch": batch,
         "flops_per_token": {"causal": train.causal, "full": train.full},
         "decode_flops_per_token": decode.causal,
         "cache_bytes_per_token": _entries(model, "token", dtype),

@@ -102,6 +102,35 @@ class Rotary:
         return table
 
 
+@dataclasses.dataclass(frozen=True)
+class CompanionSpec:
+    """What a mechanism needs of the companion, the fixed second sequence; one companion serves a whole model."""
+
+    length: int
+    """Tokens of it; a layer refuses inputs that are longer."""
+    start: Literal["tokens", "noise"] = "tokens"
+    """What enters layer 0: the embeddings of fixed tokens, or vectors drawn once and never trained."""
+    offset: int = 0
+    """Where in the text it is cut from the tokens begin."""
+    sigma: float = 0.0
+    """Standard deviation of the noise."""
+
+
+@dataclasses.dataclass
+class Companion:
+    """The companion as one layer sees it; the layer's call on the companion and that on the data share it."""
+
+    state: Tensor
+    """(1, length, width): the companion's normed state at this layer."""
+    kept: dict[str, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return what `make` gives, made the first time it is asked for: it is the same for the whole batch."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+
 @dataclasses.dataclass
 class Frame:
     """What a layer may look at besides x (batch, time, width)."""
@@ -119,6 +148,8 @@ class Frame:
     """(batch, time, width): the embeddings that entered layer 0."""
     norm: Callable[[Tensor], Tensor] | None = None
     """This block's norm, to apply to the embeddings."""
+    companion: Companion | None = None
+    """The companion at this layer; None without one, and when its tables are in the cache already."""
     training: bool = False
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
@@ -193,9 +224,8 @@ class Entry:
 
     def kept(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype this entry is kept in, in a cache made with `dtype`."""
-        if self.wide and dtype.itemsize < torch.float32.itemsize:
-            return torch.float32
-        return self.dtype or dtype
+        chosen = self.dtype or dtype
+        return torch.promote_types(chosen, torch.float32) if self.wide else chosen
 
 
 class Cache:
@@ -279,8 +309,12 @@ class Mechanism(nn.Module):
     """The name in arms; built-in mechanisms are called like their file."""
     Options: ClassVar[type] = Options
     residual: ClassVar[str] = "euclidean"
-    signed: ClassVar[bool] = False
+    signed: bool = False
     """Whether the attention map can be negative: indicators then use renormalised absolute values."""
+    singular: bool = False
+    """Whether it divides by sums that can vanish: finite differences and bf16 then prove nothing."""
+    writes: ClassVar[bool] = True
+    """False: its output is zero, and a block leaves out the attention part with its norm."""
     supports: ClassVar[Supports] = Supports()
     idle: ClassVar[tuple[str, ...]] = ()
     """Parameters that a paper counts though they cancel: their gradient may vanish."""
@@ -308,6 +342,10 @@ class Mechanism(nn.Module):
 
     def cache_spec(self) -> tuple[Entry, ...] | None:
         """Return what decoding keeps, or None: then decoding recomputes, and says so."""
+        return None
+
+    def companion_spec(self) -> CompanionSpec | None:
+        """Return what it needs of a companion, or None."""
         return None
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headtohead.kernels import plain
-from headtohead.mechanisms.base import Frame, Mechanism, Mode, Rotary
+from headtohead.mechanisms.base import Companion, Frame, Mechanism, Mode, Rotary
 
 
 def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> float:
@@ -24,6 +24,8 @@ def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) ->
     start, time = (context - 1, 1) if mode == "decode" and cached else (0, context)
     x = torch.zeros(batch, time, shape.width, device=device)
     frame = Frame(start=start, time=time, rotary=rotary, embeddings=x, norm=lambda tensor: tensor)
+    if (needed := twin.companion_spec()) and start == 0:
+        frame.companion = Companion(torch.zeros(1, needed.length, shape.width, device=device))
     with torch.no_grad(), plain():
         caches = {}
         if cached:

@@ -54,7 +54,7 @@ class Differential(Projected):
 
     name: ClassVar[str] = "differential"
     Options: ClassVar[type] = DifferentialOptions
-    signed: ClassVar[bool] = True
+    signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
         first = options.version == 1

@@ -60,7 +60,7 @@ class GatedLinear(Projected):
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False)
-    signed: ClassVar[bool] = True
+    signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)

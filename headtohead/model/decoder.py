@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from headtohead.mechanisms.base import (
     TAGS,
     Cache,
     Circuit,
+    Companion,
+    CompanionSpec,
     Flops,
     Frame,
     Mechanism,
@@ -31,6 +34,14 @@ from headtohead.model.sizes import Size
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 
 
+class Text(Protocol):
+    """Tokens one after the other: a list, a tensor, an array of a corpus."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Iterable[Any]: ...
+
+
 class Block(nn.Module):
     """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
 
@@ -38,22 +49,34 @@ class Block(nn.Module):
         super().__init__()
         self.space = space
         self.adapter = adapter
-        self.mixer_norm = space.norm()
+        self.mixer_norm = space.norm() if mechanism.writes else None
         self.mechanism = mechanism
         self.ffn_norm = space.norm()
         self.ffn = space.feed_forward()
         self.dropout = dropout
+        self.mixes, self.feeds = mechanism.writes, True
+        """Whether its two parts act; a skip evaluation switches them off."""
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the state (batch, time, width) after this block."""
+        return self.after(*self.enter(x), frame, cache)
+
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state in this block's space, and the normed state its mechanism looks at."""
         if self.adapter is not None:
             x = self.adapter(x)
-        frame.norm = self.mixer_norm
-        normed = self.mixer_norm(x)
-        update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
-        x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
-        update = self.ffn(self.ffn_norm(x))
-        return self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        return x, self.mixer_norm(x) if self.mixer_norm is not None and self.mixes else x
+
+    def after(self, x: Tensor, normed: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return the state after this block, from what `enter` gave."""
+        if self.mixes:
+            frame.norm = self.mixer_norm
+            update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
+            x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        if self.feeds:
+            update = self.ffn(self.ffn_norm(x))
+            x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        return x
 
 
 class Caches:
@@ -77,9 +100,21 @@ class Caches:
 
 
 class Decoder(nn.Module):
-    """A language model whose layers each hold the mechanism that its layout names."""
+    """A language model whose layers each hold the mechanism that its layout names.
 
-    def __init__(self, size: Size, layers: Sequence[Composed], seed: int | None = 0) -> None:
+    Where a layer needs a companion, `companion` is the text its tokens are cut from; they are a buffer of the model.
+    Without a seed no value is set: weights and companion are loaded later.
+    """
+
+    companion: Tensor | None
+
+    def __init__(
+        self,
+        size: Size,
+        layers: Sequence[Composed],
+        seed: int | None = 0,
+        companion: Text | None = None,
+    ) -> None:
         super().__init__()
         if len(layers) != size.layers:
             raise UserError(f"{len(layers)} mechanisms were given for {size.layers} layers")
@@ -117,6 +152,8 @@ class Decoder(nn.Module):
             self.head = nn.Linear(spaces[-1].features(), size.vocabulary, bias=False)
         elif spaces[0].name != spaces[-1].name:
             raise UserError("a tied head needs the same residual space at both ends; set tied = false")
+        self.companion_spec = self._one_companion()
+        self.register_buffer("companion", self._companion_buffer(companion, seed is not None))
         if seed is not None:
             self.initialise(seed)
 
@@ -137,6 +174,8 @@ class Decoder(nn.Module):
                 default_initialise(block.adapter, seeded_draw(seed, f"layer{index}.adapter", std))
         if self.head is not None:
             default_initialise(self.head, seeded_draw(seed, "head", std))
+        if (needed := self.companion_spec) and self.companion is not None and needed.start == "noise":
+            self.companion.copy_(seeded_draw(seed, "companion", needed.sigma)("noise", self.companion.shape))
 
     def hidden(
         self,
@@ -162,12 +201,83 @@ class Decoder(nn.Module):
         if self.size.settings.dropout:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         frame.embeddings = x
+        last, beside, own = self._company(frame, caches)
         for index, block in enumerate(self.layers):
+            frame.companion = None
+            if index <= last:
+                beside, normed = block.enter(beside)
+                frame.companion = own.companion = Companion(normed)
+                if index < last:
+                    beside = block.after(beside, normed, own)
+                if caches is not None:  # nothing of its own longer pass is kept for the data's shorter one
+                    frame.companion = Companion(normed)
             x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
         if caches is not None:
             caches.advance(time)
         output: Tensor = self.norm(x)
         return output
+
+    def skip(self, layers: Sequence[int], keep_ffn: bool = False) -> None:
+        """Leave out blocks of a trained model, counted from 1, or their attention part alone with `keep_ffn`."""
+        if not keep_ffn and set(layers) >= set(range(1, self.size.layers + 1)):
+            raise UserError(f"all {self.size.layers} layers would be skipped, and no model be left")
+        for layer in layers:
+            block = self.layers[layer - 1]
+            block.mixes, block.feeds = False, keep_ffn
+
+    def _company(self, frame: Frame, caches: Caches | None) -> tuple[int, Tensor, Frame]:
+        """Return the last layer that needs the companion, -1 for none, its start (1, length, width), and its frame.
+
+        It is run on as many tokens as the data has. With caches it is run once, whole, before anything is decoded.
+        """
+        needed, data = self.companion_spec, frame.embeddings
+        assert data is not None
+        if needed is None or self.companion is None or frame.start > 0:
+            return -1, data, frame
+        needing = [
+            index
+            for index, block in enumerate(self.layers)
+            if block.mixes and block.mechanism.companion_spec() is not None
+        ]
+        if not needing:
+            return -1, data, frame
+        rows = self.companion[: frame.time if caches is None else needed.length].unsqueeze(0)
+        own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
+        x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
+        if self.size.settings.dropout:
+            x = F.dropout(x, self.size.settings.dropout, self.training)
+        own.embeddings = x
+        return needing[-1], x, own
+
+    def _one_companion(self) -> CompanionSpec | None:
+        """Return what the layers need of a companion; two different needs are refused."""
+        needs = {block.mechanism.companion_spec(): block.mechanism.name for block in self.layers}
+        needs.pop(None, None)
+        if len(needs) > 1:
+            raise UserError(
+                f"a model has one companion, and its layers need {len(needs)} different ones ({', '.join(needs.values())})"
+            )
+        needed = next(iter(needs), None)
+        if needed and needed.start == "noise" and self.spaces[0].name != "euclidean":
+            raise UserError(
+                f"{needs[needed]} starts its companion from random vectors; layer 1 lives on the {self.spaces[0].name}"
+            )
+        return needed
+
+    def _companion_buffer(self, text: Text | None, given: bool) -> Tensor | None:
+        """Return the tokens (length,) cut from the text, the noise (length, width) still to be drawn, or None."""
+        needed = self.companion_spec
+        if needed is None:
+            return None
+        if needed.start == "noise":
+            return torch.zeros(needed.length, self.size.width)
+        if not given:
+            return torch.zeros(needed.length, dtype=torch.long)
+        stop = needed.offset + needed.length
+        if text is None or len(text) < stop:
+            have = "none was given" if text is None else f"{len(text):,} tokens were given"
+            raise UserError(f"the companion is cut from a text of {stop:,} tokens or more; {have}")
+        return torch.tensor([int(token) for token in text[needed.offset : stop]])
 
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
@@ -237,6 +347,11 @@ class Decoder(nn.Module):
             total += sum(entry.bytes(batch, capacity, dtype) for entry in spec)
         return total
 
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> int | None:
+        """Return the bytes one token more takes, or None when a layer keeps no cache."""
+        one, two = (self.cache_bytes(1, capacity, dtype) for capacity in (1, 2))
+        return None if one is None or two is None else two - one
+
     # What the model says of itself.
 
     def parameter_count(self) -> int:
@@ -244,12 +359,39 @@ class Decoder(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return forward FLOPs per token of the whole model."""
+        """Return forward FLOPs per token of the whole model; a companion's are shared by the batch."""
         rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.layers)
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
         for block in self.layers:
             total = total + block.mechanism.flops(context, batch, mode)
+        return total + self._companion_flops(context, batch, mode)
+
+    def _companion_flops(self, context: int, batch: int, mode: Mode) -> Flops:
+        """Return what the companion's own pass adds per token of the batch.
+
+        In training it is one sequence more: what a layer makes of it once serves it as well as the data. Before
+        decoding it is run whole and by itself; decoding reads its tables.
+        """
+        total, needed = Flops(0.0, 0.0), self.companion_spec
+        if needed is None or mode == "decode":
+            return total
+        length = context if mode == "train" else max(context, needed.length)
+        share = length / (batch * context)
+        needing = [i for i, block in enumerate(self.layers) if block.mechanism.companion_spec() is not None]
+        for index, block in enumerate(self.layers[: needing[-1] + 1]):
+            linear = 0.0 if block.adapter is None else 2.0 * block.adapter.weight.numel()
+            if index < needing[-1]:
+                linear += block.ffn.flops()
+                alone = block.mechanism.flops(length, 1)
+                if mode == "train":
+                    more, same = (block.mechanism.flops(length, count) for count in (batch + 1, batch))
+                    alone = Flops(
+                        (batch + 1) * more.causal - batch * same.causal,
+                        (batch + 1) * more.full - batch * same.full,
+                    )
+                total = total + Flops(alone.causal * share, alone.full * share)
+            total = total + Flops(linear * share, linear * share)
         return total
 
     def circuits(self) -> list[Circuit]:

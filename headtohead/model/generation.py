@@ -61,6 +61,10 @@ def generate(
     limit = model.size.context
     if model.size.settings.positions == "learned" and time + count - 1 > limit:
         raise UserError(f"prompt and new tokens come to {time + count}; the learned positions end at {limit}")
+    if (needed := model.companion_spec) and time + count - 1 > needed.length:
+        raise UserError(
+            f"prompt and new tokens come to {time + count}; the companion holds {needed.length} tokens"
+        )
     model.eval()
     generator = torch.Generator().manual_seed(sampling.seed)
     whole = None

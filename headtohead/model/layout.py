@@ -13,11 +13,11 @@ it must equal the model's layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headtohead.common.errors import UserError, suggestion
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.find import builtin_mechanisms, find_mechanism
 from headtohead.mechanisms.terms import Composed, Term, class_term, file_term, named_term
 
 
@@ -93,6 +93,34 @@ def parse_layout(given: str | type) -> Layout:
 
 _MOST_LAYERS = 10_000
 _DEEPEST = 20
+
+
+def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
+    """Return the layers, counted from 1, that `variant`, `standard` or a list such as `2,4-6` names."""
+    count = len(layers)
+    if text in ("variant", "standard"):
+        usual = [
+            [term.kind for term in composed.terms] == [find_mechanism("standard")] for composed in layers
+        ]
+        chosen = [place for place, kind in enumerate(usual, 1) if kind == (text == "standard")]
+        if not chosen:
+            raise UserError(
+                f"skip={text}: {'no layer' if text == 'standard' else 'every layer'} of this model is standard"
+            )
+        return chosen
+    places: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
+            raise UserError(
+                f"skip takes variant, standard or layers such as 2,4-6, got '{text}'"
+                + suggestion(text, ("variant", "standard"))
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= count:
+            raise UserError(f"skip={text}: '{part.strip()}' is not among the layers 1 to {count}")
+        places |= set(range(first, last + 1))
+    return sorted(places)
 
 
 class _Parser:

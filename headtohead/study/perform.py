@@ -114,7 +114,13 @@ def _train_and_score(
     corpus = _corpus(record, conditions)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
-    model = Decoder(size, layers if layers is not None else layers_of(record), int(record["seed"])).to(device)
+    # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
+    model = Decoder(
+        size,
+        layers if layers is not None else layers_of(record),
+        int(record["seed"]),
+        companion=corpus.splits["train"].tokens,
+    ).to(device)
     changes = _note_environment(run, environment(device, size, training.precision))
     windows = Windows(corpus.splits["train"], size.context, int(record["seed"]))
     steps = training.steps(size.context)

@@ -55,13 +55,16 @@ class Run:
     corpus: dict[str, str]
     parameters: int
     flops: float
-    """Forward FLOPs per token, keys seen counted."""
+    """Forward FLOPs per token, keys seen counted; what a batch shares is divided by its sequences."""
     cache: int | None
     """Cache bytes per token in bf16, or None where a layer keeps no cache."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that can change the result, and nothing that cannot."""
+        """Everything that can change the result, and nothing that cannot.
+
+        A companion is covered: its tokens by corpus, size and options, its noise by the seed.
+        """
         return {
             "numerics": NUMERICS,
             "layers": _plain_layers(self.layers),
@@ -163,7 +166,8 @@ def _contest_runs(
     base = spec.baseline_arm
     base_size = _with_vocabulary(spec.size(size_name, base), prepared)
     base_model = Decoder.outline(base_size, base.layout.layers(base_size.layers))
-    base_count, base_flops = base_model.parameter_count(), base_model.flops(base_size.context).causal
+    base_count = base_model.parameter_count()
+    base_flops = _flops(base_model, spec.train_settings(base))
     runs = []
     for arm in spec.arms:
         size = _with_vocabulary(spec.size(size_name, arm), prepared)
@@ -173,8 +177,10 @@ def _contest_runs(
             size = match_params(size, layers, base_count)
         model = Decoder.outline(size, layers)
         model.circuits()  # refuses a parameter that no optimiser would move
-        flops, training = model.flops(size.context).causal, spec.train_settings(arm)
+        _refuse_short_companion(prepared, model)
+        training = spec.train_settings(arm)
         training.steps(size.context)
+        flops = _flops(model, training)
         if length == "flops":
             training = match_flops(training, flops, base_flops)
         facts = {
@@ -185,7 +191,7 @@ def _contest_runs(
             "tokenizer": tokenizer,
             "content": prepared.content,
         }
-        costs = (model.parameter_count(), flops, model.cache_bytes(1, 1, torch.bfloat16))
+        costs = (model.parameter_count(), flops, model.cache_bytes_per_token(torch.bfloat16))
         runs += [Run(arm, layers, contest, size, training, seed, facts, *costs) for seed in spec.seeds]
     return runs
 
@@ -201,3 +207,18 @@ def _refuse_short(prepared: Prepared, size: Size) -> None:
             raise UserError(
                 f"corpus {prepared.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
             )
+
+
+def _refuse_short_companion(prepared: Prepared, model: Decoder) -> None:
+    needed, tokens = model.companion_spec, len(prepared.splits["train"].tokens)
+    if needed and needed.start == "tokens" and tokens < needed.offset + needed.length:
+        raise UserError(
+            f"corpus {prepared.label}: the train split holds {tokens:,} tokens; the companion takes {needed.length:,} "
+            f"from token {needed.offset:,} on"
+        )
+
+
+def _flops(model: Decoder, training: TrainSettings) -> float:
+    """Return forward FLOPs per token of a training step, keys seen counted."""
+    context = model.size.context
+    return model.flops(context, max(1, training.batch // context)).causal

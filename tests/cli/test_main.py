@@ -200,6 +200,7 @@ MISTAKES = [
     (["check"], "needs a name"),
     (["check", "standart"], "did you mean 'standard'"),
     (["cost", "standard", "--size", "1t"], "unknown size '1t'"),
+    (["cost", "standard", "--batch", "0"], "batch=0 is too small"),
     (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
     (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
     (["report", "nowhere"], "no study in nowhere"),

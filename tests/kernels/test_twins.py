@@ -11,10 +11,13 @@ from headtohead import kernels
 from headtohead.kernels.attention import attend, view_mask
 from headtohead.kernels.dynamics import potential_force, potential_force_plain
 from headtohead.kernels.feedforward import swiglu, swiglu_plain
+from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
 from headtohead.kernels.norm import rms_norm, rms_norm_plain
+from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project, project_plain
 from headtohead.kernels.rotary import rotary_table, rotate, rotate_plain
+from headtohead.kernels.taylor import _taylor_flex, taylor_attend, taylor_score, taylor_weights
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -239,3 +242,119 @@ def test_a_query_with_nothing_to_see_sees_itself() -> None:
 def test_the_backend_that_runs_has_a_name() -> None:
     q = torch.zeros(1, 2, 8, 16)
     assert kernels.backend_name(q, q, q) == "flash_attention"
+
+
+def slowly(function):  # type: ignore[no-untyped-def]
+    """Return the function on the plain path."""
+
+    def plainly(*inputs: Tensor) -> Tensor:
+        with kernels.plain():
+            return function(*inputs)
+
+    return plainly
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("time", [1, 2, 7, 64, 65, 130])
+def test_prefix_softmax(time: int, dtype: torch.dtype, tolerance: float) -> None:
+    inputs = (draw(2, 3, time, dtype=dtype), draw(2, 3, time, 4, dtype=dtype))
+    agree(
+        lambda s, v: prefix_softmax(s, v)[0], slowly(lambda s, v: prefix_softmax(s, v)[0]), inputs, tolerance
+    )
+
+
+@pytest.mark.parametrize("cut", [1, 5, 29])
+def test_prefix_softmax_goes_on_from_its_state(cut: int) -> None:
+    with torch.no_grad():
+        scores, v = 30 * draw(2, 3, 30), draw(2, 3, 30, 4)
+        whole, ended = prefix_softmax(scores, v)
+        first, state = prefix_softmax(scores[..., :cut], v[..., :cut, :])
+        second, state = prefix_softmax(scores[..., cut:], v[..., cut:, :], state)
+    assert torch.allclose(torch.cat((first, second), -2), whole, rtol=1e-12)
+    assert torch.allclose(
+        torch.cat([part.flatten() for part in state]), torch.cat([part.flatten() for part in ended])
+    )
+
+
+def test_prefix_softmax_is_differentiable() -> None:
+    assert gradcheck(lambda s, v: prefix_softmax(s, v)[0], (draw(1, 2, 6), draw(1, 2, 6, 3)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("time", [1, 7, 64, 130])
+def test_linear_attend(time: int, groups: int, dtype: torch.dtype, tolerance: float) -> None:
+    inputs = (
+        draw(2, 4, time, 5, dtype=dtype),
+        draw(2, groups, time, 5, dtype=dtype, seed=1),
+        draw(2, groups, time, 3, dtype=dtype),
+        draw(2, groups, 5, 3, dtype=dtype),
+    )
+    for part in (0, 1):
+        agree(
+            lambda q, k, v, s, part=part: linear_attend(q, k, v, s)[part] + 0 * q.sum(),
+            slowly(lambda q, k, v, s, part=part: linear_attend(q, k, v, s)[part] + 0 * q.sum()),
+            inputs,
+            10 * tolerance,
+        )
+
+
+def test_linear_attend_both_ways_sees_everything() -> None:
+    q, k, v = draw(1, 2, 5, 4), draw(1, 2, 5, 4, seed=1), draw(1, 2, 5, 3)
+    assert torch.allclose(linear_attend(q, k, v, causal=False)[0], q @ k.transpose(-2, -1) @ v, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_the_log_score_gives_the_taylor_weights(dtype: torch.dtype, tolerance: float) -> None:
+    q, k, v = (draw(2, 3, 9, 4, dtype=dtype, seed=seed) for seed in range(3))
+    mask = view_mask(9, 9, q.device, True)
+
+    def log_score(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = taylor_score(q @ k.transpose(-2, -1) * 0.5).masked_fill(~mask, float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    agree(log_score, lambda q, k, v: taylor_weights(q, k, mask) @ v, (q, k, v), tolerance)
+    assert torch.isfinite(taylor_score(torch.tensor([-1e9, -1.0, 0.0, 1e9]))).all()
+    assert taylor_score(torch.linspace(-9, 9, 1000)).min() >= -0.6932, "at least -ln 2"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("time", [2, 9, 70])
+def test_taylor_attend(time: int, groups: int, dtype: torch.dtype, tolerance: float) -> None:
+    inputs = (
+        draw(2, time, 4, 6, dtype=dtype),
+        draw(2, time, groups, 6, dtype=dtype, seed=1),
+        draw(2, time, groups, 6, dtype=dtype, seed=2),
+    )
+
+    def in_heads(*inputs: Tensor) -> Tensor:
+        return taylor_attend(*(tensor.transpose(1, 2) for tensor in inputs))
+
+    agree(in_heads, slowly(in_heads), inputs, 10 * tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("time", [16, 150])
+def test_the_fused_taylor_form_is_the_dense_one(time: int, groups: int) -> None:
+    """FlexAttention's own definition, which runs without compiling and without gradients on CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with torch.no_grad():
+        q, k, v = (
+            draw(2, heads, time, 16, dtype=torch.float32, seed=seed).detach()
+            for seed, heads in enumerate((4, groups, groups))
+        )
+        fused = _taylor_flex(q, k, v, flex_attention)
+        assert torch.allclose(fused, taylor_attend(q, k, v), atol=2e-5)
+
+
+def test_taylor_attend_under_padding_and_while_decoding() -> None:
+    q, k, v = (draw(2, 2, 6, 4, seed=seed).detach() for seed in range(3))
+    real = torch.tensor([[False, True, True, True, True, True], [True] * 6])
+    whole = taylor_attend(q, k, v, padding=real)
+    last = taylor_attend(q[..., -1:, :], k, v, padding=real)
+    assert torch.allclose(last, whole[..., -1:, :], rtol=1e-12)
+    alone = taylor_attend(q[:1, :, 1:], k[:1, :, 1:], v[:1, :, 1:])
+    assert torch.allclose(whole[:1, :, 1:], alone, rtol=1e-12)

@@ -93,6 +93,28 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert strip(pieces) == strip(rows)
 
 
+@pytest.mark.parametrize("arm", ["fixed_seq_qk", "even(rnd_emb_qk)"])
+def test_a_companion_comes_back_from_the_checkpoint_and_its_gradients_add_up(
+    arm: str, tmp_path: Path
+) -> None:
+    def accompanied(seed: int, text: list[int], folder: Path | None, hooks: Hooks = QUIET) -> Trainer:
+        layers = parse_layout(arm).layers(2)
+        decoder = Decoder(TINY.with_settings(init_std=0.2), layers, seed, companion=text)
+        return Trainer(decoder, windows(), SETTINGS, folder=folder, hooks=hooks, save_every=1e9)
+
+    text = [(5 * i) % 61 for i in range(16)]
+    whole = accompanied(1, text, None)
+    expected = whole.run()
+    assert accompanied(1, text, tmp_path, Hooks(stop=stop_at(11))).run().status == "stopped"
+    resumed = accompanied(2, text[::-1], tmp_path)
+    assert resumed.run() == expected
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    one, two = accompanied(1, text, None), accompanied(1, text, None)
+    two.micro = 1
+    assert torch.allclose(one._one_step()[1], two._one_step()[1], rtol=1e-4)
+
+
 def test_micro_batches_accumulate_to_the_same_gradient() -> None:
     one, two = trainer(), trainer()
     two.micro = 1

@@ -56,6 +56,8 @@ def circuits(bench: Bench) -> None:
 def fast_path(bench: Bench) -> None:
     """The fast path gives the plain path's outputs and every gradient."""
     mechanism = bench.mechanism()
+    if not mechanism.writes:
+        return
     for real in (None, _left_padding()) if mechanism.supports.padding else (None,):
         fast, fast_gradients = _outputs(bench, mechanism, real)
         with plain():

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.base import Cache, Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.base import (
+    Cache,
+    Companion,
+    CompanionSpec,
+    Frame,
+    Mechanism,
+    Rotary,
+    Shape,
+    seeded_draw,
+)
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.residual import Space, find_space
 from headtohead.model.sizes import Settings, Size
@@ -52,6 +62,11 @@ class Bench:
         size = Size("check", self.shape.width, 2, self.shape.heads, 16, 16, self.shape.context, Settings())
         return find_space(self.mechanism().residual, size)
 
+    @functools.cached_property
+    def companion(self) -> CompanionSpec | None:
+        """What the mechanism needs of a companion."""
+        return self.mechanism().companion_spec()
+
     def inputs(
         self, batch: int = 3, time: int = TIME, dtype: torch.dtype = torch.float64, seed: int = 5
     ) -> Tensor:
@@ -68,7 +83,11 @@ class Bench:
         causal: bool = True,
         embeddings: Any = None,
     ) -> Frame:
-        """Return the frame of x."""
+        """Return the frame of x; the companion comes with the first rows alone, as in the decoder."""
+        companion = None
+        if self.companion and start == 0:
+            rows = self.inputs(batch=1, time=self.companion.length, dtype=x.dtype, seed=17)
+            companion = Companion(rows.to(x.device))
         return Frame(
             start=start,
             time=x.shape[1],
@@ -77,6 +96,7 @@ class Bench:
             rotary=Rotary(10_000.0, 64) if self.shape.positions == "rope" else None,
             embeddings=x.detach().flip(-1) if embeddings is None else embeddings,
             norm=lambda tensor: tensor,
+            companion=companion,
         )
 
     def run(

@@ -78,6 +78,10 @@ class ChangesTheDtype(Base):
         return super().forward(x, frame, cache).float()
 
 
+class ClaimsToWriteNothing(Base):
+    writes = False
+
+
 class IgnoresPadding(Base):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         frame.padding = None
@@ -281,6 +285,7 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     StartsAlike: ("deterministic", "do not depend on the seed"),
     ChangesTheShape: ("shape", "gave shape"),
     ChangesTheDtype: ("shape", "float32"),
+    ClaimsToWriteNothing: ("shape", "its output is not zero"),
     IgnoresPadding: ("padding", "padding changes the outputs"),
     IgnoresDirection: ("bidirectional", "causal = False changes nothing"),
     DetachesAPath: ("gradients", "the gradient of x is wrong"),

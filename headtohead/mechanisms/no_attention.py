@@ -1,0 +1,29 @@
+"""No attention part at all: a block is its feed-forward part; a control for what the other parts do alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mechanism, Mode
+
+
+class NoAttention(Mechanism):
+    """Writes nothing: the attention part of the block is left out."""
+
+    name: ClassVar[str] = "no_attention"
+    writes: ClassVar[bool] = False
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return zeros (batch, time, width)."""
+        return torch.zeros_like(x)
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """Nothing."""
+        return ()
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return none."""
+        return Flops(0.0, 0.0)

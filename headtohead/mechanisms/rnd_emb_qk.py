@@ -1,0 +1,73 @@
+"""Queries and keys from noise: X starts as eps ~ N(0, sigma^2 I), drawn once, and passes the same blocks.
+
+RndEmbQK of Xue et al., arXiv 2510.11602: softmax of dot products, and a map that no input changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.base import Companion, CompanionSpec, Draw, Frame, Shape
+from headtohead.mechanisms.companion import Accompanied, AccompaniedOptions
+from headtohead.mechanisms.options import Options, option
+
+
+@dataclass(frozen=True)
+class RndEmbQKOptions(AccompaniedOptions):
+    """Options of queries and keys from noise."""
+
+    sigma: float = option(0.02, "standard deviation of the noise", low=0.0)
+    per_layer: bool = option(
+        False, "noise of its own for each layer, normed and projected there, in place of one companion"
+    )
+
+    def validate(self) -> None:
+        """Refuse what would do nothing."""
+        if self.sigma == 0:
+            raise UserError("sigma=0 leaves no noise: every query and key would be the same")
+        if self.per_layer and self.detach:
+            raise UserError(
+                "detach stops gradients through the blocks a companion passes; per_layer passes none"
+            )
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """The common ones, and louder noise in each layer."""
+        return [*super().examples(), cls(sigma=0.5, per_layer=True, kv_heads=2)]
+
+
+class RndEmbQK(Accompanied):
+    """Softmax attention with the queries and keys of random vectors that pass the same blocks."""
+
+    name: ClassVar[str] = "rnd_emb_qk"
+    Options: ClassVar[type] = RndEmbQKOptions
+    noise: Tensor
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options)
+        if options.per_layer:
+            self.register_buffer("noise", torch.zeros(self.length, shape.width))
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values, and draw this layer's noise where it has its own."""
+        super().initialise(draw)
+        if self.options.per_layer:
+            self.noise.copy_(draw("noise", self.noise.shape, self.options.sigma))
+
+    def companion_spec(self) -> CompanionSpec | None:
+        """Noise beside the data, unless each layer has its own."""
+        if self.options.per_layer:
+            return None
+        return CompanionSpec(self.length, "noise", sigma=self.options.sigma)
+
+    def companion(self, frame: Frame) -> Companion:
+        """Return the companion at this layer; a layer's own noise stands in its place."""
+        if not self.options.per_layer:
+            return super().companion(frame)
+        assert frame.norm is not None
+        return Companion(frame.norm(self.noise).unsqueeze(0))

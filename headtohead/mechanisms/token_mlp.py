@@ -1,0 +1,51 @@
+"""No mixing of tokens: o_i = W_o W_down (SiLU(W_gate x_i) * W_up x_i), three width x width maps in place of q, k, v.
+
+MLP of Xue et al., arXiv 2510.11602: what attention's parameters are worth without other tokens to look at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from headtohead.kernels import swiglu
+from headtohead.mechanisms.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape
+
+
+class TokenMLP(Mechanism):
+    """A gated layer on each token alone, with standard attention's parameter count."""
+
+    name: ClassVar[str] = "token_mlp"
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options)
+        width, bias = shape.width, shape.bias != "none"
+        self.gate = nn.Linear(width, width, bias=bias)
+        self.up = nn.Linear(width, width, bias=bias)
+        self.down = nn.Linear(width, width, bias=bias)
+        self.o = nn.Linear(width, width, bias=shape.bias == "all")
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return what this layer writes for x (batch, time, width)."""
+        biases = None if self.gate.bias is None else (self.gate.bias, self.up.bias, self.down.bias)
+        output: Tensor = self.o(swiglu(x, self.gate.weight, self.up.weight, self.down.weight, biases))
+        return output
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """Nothing: no token looks at another."""
+        return ()
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return two per weight."""
+        linear = 2.0 * 4 * self.shape.width**2
+        return Flops(linear, linear)
+
+    def circuits(self) -> list[Circuit]:
+        """The gated maps are its own and move with ov, which they feed."""
+        return [
+            Circuit("ov", circuit.parameters, circuit.decay)
+            if circuit.tag == "ov"
+            else Circuit("own", circuit.parameters, circuit.decay, follows="ov")
+            for circuit in super().circuits()
+        ]
