@@ -1,6 +1,7 @@
 """Fused operations, each beside a plain PyTorch twin that defines it."""
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
+from headtohead.kernels.circle import circle, circle_pull
 from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
@@ -12,6 +13,8 @@ __all__ = [
     "attend",
     "attention_weights",
     "backend_name",
+    "circle",
+    "circle_pull",
     "linear_cross_entropy",
     "plain",
     "project",
