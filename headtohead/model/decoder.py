@@ -25,7 +25,7 @@ from headtohead.mechanisms.base import (
     seeded_draw,
 )
 from headtohead.mechanisms.terms import Composed
-from headtohead.model.residual import Space, find_space
+from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
@@ -34,7 +34,7 @@ MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 class Block(nn.Module):
     """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
 
-    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: nn.Linear | None) -> None:
+    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: Adapter | None) -> None:
         super().__init__()
         self.space = space
         self.adapter = adapter
@@ -52,6 +52,8 @@ class Block(nn.Module):
         normed = self.mixer_norm(x)
         update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
         x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        if self.ffn is None:
+            return x
         update = self.ffn(self.ffn_norm(x))
         return self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
 
@@ -101,22 +103,18 @@ class Decoder(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed((seed or 0) * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
-        spaces = [find_space(mechanism.residual, size) for mechanism in mechanisms]
+        spaces = [
+            find_space(mechanism.residual, size, mechanism.residual_options) for mechanism in mechanisms
+        ]
         self.embedding = spaces[0].embedding()
         self.blocks = nn.ModuleList()
         for index, (mechanism, space) in enumerate(zip(mechanisms, spaces, strict=True)):
             before = spaces[max(0, index - 1)]
-            joint = (
-                None if before.name == space.name else nn.Linear(before.features(), size.width, bias=False)
-            )
+            joint = None if before.geometry == space.geometry else Adapter(before, space)
             self.blocks.append(Block(space, mechanism, settings.dropout, joint))
         self.spaces = spaces
         self.norm = spaces[-1].norm()
-        self.head = None
-        if not settings.tied:
-            self.head = nn.Linear(spaces[-1].features(), size.vocabulary, bias=False)
-        elif spaces[0].name != spaces[-1].name:
-            raise UserError("a tied head needs the same residual space at both ends; set tied = false")
+        self.head = spaces[-1].head(spaces[0])
         if seed is not None:
             self.initialise(seed)
 
@@ -132,9 +130,10 @@ class Decoder(nn.Module):
         self.embedding.initialise(seeded_draw(seed, "model", std))
         for index, block in enumerate(self.layers):
             block.mechanism.initialise(seeded_draw(seed, f"layer{index}", std))
-            default_initialise(block.ffn, seeded_draw(seed, f"layer{index}.ffn", std))
+            if block.ffn is not None:
+                block.ffn.initialise(seeded_draw(seed, f"layer{index}.ffn", std))
             if block.adapter is not None:
-                default_initialise(block.adapter, seeded_draw(seed, f"layer{index}.adapter", std))
+                block.adapter.initialise(seeded_draw(seed, f"layer{index}.adapter", std))
         if self.head is not None:
             default_initialise(self.head, seeded_draw(seed, "head", std))
 
@@ -147,7 +146,7 @@ class Decoder(nn.Module):
         causal: bool = True,
         frame: Frame | None = None,
     ) -> Tensor:
-        """Return the normed states (batch, time, width) of tokens (batch, time).
+        """Return what the read-out sees (batch, time, features) of tokens (batch, time): normed states.
 
         `padding` (batch, time) is true at real tokens; with caches, theirs is used.
         """
@@ -159,15 +158,14 @@ class Decoder(nn.Module):
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.rotary, frame.training = self.rotary, self.training
         x = self.embedding(tokens, frame)
-        if self.size.settings.dropout:
+        if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         frame.embeddings = x
         for index, block in enumerate(self.layers):
             x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
         if caches is not None:
             caches.advance(time)
-        output: Tensor = self.norm(x)
-        return output
+        return self.spaces[-1].features(self.norm(x))
 
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
@@ -183,15 +181,16 @@ class Decoder(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """The read-out matrix (vocabulary, width)."""
-        return self.embedding.weight if self.head is None else self.head.weight
+        """The read-out matrix (vocabulary, features)."""
+        return self._readout()[0]
 
     def logits(
         self, tokens: Tensor, *, caches: Caches | None = None, padding: Tensor | None = None
     ) -> Tensor:
         """Return (batch, time, vocabulary) scores of the next token."""
         x = self.hidden(tokens, caches=caches, padding=padding)
-        return F.linear(x, self.readout.to(x.dtype))
+        weight, bias = self._readout()
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
@@ -199,7 +198,8 @@ class Decoder(nn.Module):
         """Return (objective to descend, mean nats per target, the mechanisms' own loss terms)."""
         frame = Frame()
         x = self.hidden(tokens, frame=frame)
-        objective, nats = linear_cross_entropy(x.flatten(0, 1), self.readout, targets.flatten(), smoothing)
+        weight, bias = self._readout()
+        objective, nats = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), smoothing, bias)
         for value in frame.losses.values():
             objective = objective + value
         return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
@@ -207,7 +207,8 @@ class Decoder(nn.Module):
     def nats(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return (batch, time): the nats of each target, without gradient."""
         x = self.hidden(tokens)
-        return token_nats(x.flatten(0, 1), self.readout, targets.flatten()).view(targets.shape)
+        weight, bias = self._readout()
+        return token_nats(x.flatten(0, 1), weight, targets.flatten(), bias).view(targets.shape)
 
     # Decoding.
 
@@ -245,7 +246,9 @@ class Decoder(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token of the whole model."""
-        rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.layers)
+        rest = 2.0 * self.readout.numel() + sum(
+            block.ffn.flops() for block in self.layers if block.ffn is not None
+        )
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
         for block in self.layers:
@@ -268,6 +271,9 @@ class Decoder(nn.Module):
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
         self._refuse_incomplete(groups)
         return groups
+
+    def _readout(self) -> tuple[Tensor, Tensor | None]:
+        return self.spaces[-1].readout(self.embedding, self.head)
 
     def _refuse_unsupported(self, padded: bool, causal: bool) -> None:
         for block in self.layers:
