@@ -205,9 +205,7 @@ class Cache:
         self.capacity = capacity
         self.length = 0
         self.tensors = {
-            entry.name: torch.zeros(
-                entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device
-            )
+            entry.name: torch.zeros(entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device)
             for entry in spec
         }
         self.folded: dict[str, Tensor] = {}

@@ -65,7 +65,9 @@ class Group(Protocol):
 class Circle(Group):
     """S1: a phase in radians; the score is cos(th_u - th_t), the pull r sin(psi - th)."""
 
-    name, numbers, width, turned = "s1", 1, 2, ((0, 1),)
+    def __init__(self) -> None:
+        self.name, self.numbers, self.width = "s1", 1, 2
+        self.turned = ((0, 1),)
 
     def features(self, point: Tensor) -> Tensor:
         """Cosine and sine."""
@@ -95,7 +97,9 @@ class Circle(Group):
 class Quaternions(Group):
     """S3: unit quaternions (w, x, y, z); the score is q_t . q_u, the step a geodesic."""
 
-    name, numbers, width, turned = "s3", 4, 4, ((0, 1), (2, 3))
+    def __init__(self) -> None:
+        self.name, self.numbers, self.width = "s3", 4, 4
+        self.turned = ((0, 1), (2, 3))
 
     def features(self, point: Tensor) -> Tensor:
         """The quaternion itself."""
@@ -128,7 +132,10 @@ class Quaternions(Group):
 class Rotations(Quaternions):
     """SO(3), kept as unit quaternions; the features are the nine entries of R, the score tr(R_t^T R_u)."""
 
-    name, width, turned, pull_flops = "so3", 9, ((0, 3), (1, 4), (2, 5)), 2.0 * 27
+    def __init__(self) -> None:
+        self.name, self.numbers, self.width = "so3", 4, 9
+        self.turned = ((0, 3), (1, 4), (2, 5))
+        self.pull_flops = 2.0 * 27
 
     def features(self, point: Tensor) -> Tensor:
         """The rotation matrix, row by row."""

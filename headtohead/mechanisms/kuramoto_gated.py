@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from headtohead.mechanisms.kuramoto import Kuramoto, KuramotoOptions
+from headtohead.mechanisms.kuramoto import Kuramoto
+from headtohead.mechanisms.kuramoto_options import KuramotoOptions
 from headtohead.mechanisms.options import Options, option
 
 

@@ -76,11 +76,12 @@ def test_swiglu_of_features_wider_than_what_it_writes() -> None:
 def test_points_of_the_circle_and_their_pull(dtype: torch.dtype, tolerance: float) -> None:
     phase = draw(2, 5, 8, dtype=dtype)
     agree(circle, circle_plain, (phase,), tolerance)
+    agree(lambda x: circle(x.transpose(1, 2)), lambda x: circle_plain(x.transpose(1, 2)), (phase,), tolerance)
     agree(
-        lambda x: circle(x.transpose(1, 2)), lambda x: circle_plain(x.transpose(1, 2)), (phase,), tolerance
-    )
-    agree(
-        circle_pull, circle_pull_plain, (draw(2, 5, 2, dtype=dtype), draw(2, 5, 2, dtype=dtype, seed=1)), tolerance
+        circle_pull,
+        circle_pull_plain,
+        (draw(2, 5, 2, dtype=dtype), draw(2, 5, 2, dtype=dtype, seed=1)),
+        tolerance,
     )
 
 

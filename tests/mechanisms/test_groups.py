@@ -23,13 +23,23 @@ from headtohead.mechanisms.groups import (
     multiply,
     turn,
 )
-from headtohead.mechanisms.kuramoto import Kuramoto, KuramotoOptions
+from headtohead.mechanisms.kuramoto import Kuramoto
+from headtohead.mechanisms.kuramoto_options import KuramotoOptions
 from headtohead.mechanisms.terms import Composed, class_term
 from headtohead.model.check import check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 
-GROUPS: list[Group] = [Circle(), Quaternions(), Rotations(), Orthogonal(2), Orthogonal(3), Orthogonal(5), Sphere(2), Sphere(5)]
+GROUPS: list[Group] = [
+    Circle(),
+    Quaternions(),
+    Rotations(),
+    Orthogonal(2),
+    Orthogonal(3),
+    Orthogonal(5),
+    Sphere(2),
+    Sphere(5),
+]
 
 
 def matrices(order: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -58,7 +68,9 @@ def off_by(group: Group, point: Tensor) -> float:
     if isinstance(group, Orthogonal):
         matrix = point.unflatten(-1, (group.order, group.order))
         identity = torch.eye(group.order, dtype=point.dtype)
-        return float(max((matrix.mT @ matrix - identity).abs().max(), (torch.linalg.det(matrix) - 1).abs().max()))
+        return float(
+            max((matrix.mT @ matrix - identity).abs().max(), (torch.linalg.det(matrix) - 1).abs().max())
+        )
     return float((point.norm(dim=-1) - 1).abs().max())
 
 
@@ -168,7 +180,9 @@ def test_the_exponential_step_of_s3_is_the_geodesic() -> None:
     group = Quaternions()
     point, average = points(group, 20), points(group, 20, seed=1)
     tangent = group.pull(point, point, average)
-    assert torch.allclose(tangent, multiply(point, _imaginary(multiply(conjugate(point), average))), atol=1e-14)
+    assert torch.allclose(
+        tangent, multiply(point, _imaginary(multiply(conjugate(point), average))), atol=1e-14
+    )
     for kappa in (0.3, 1.0, 2.5):
         length = tangent.norm(dim=-1, keepdim=True)
         angle = kappa * length
@@ -265,7 +279,10 @@ def test_a_users_group_checks_and_trains() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     shape, frame = Shape(16, 4), Frame(time=5, rotary=Rotary(10_000.0, 16))
     x = Planar().place(torch.randn(1, 5, 8, 2)).flatten(-2)
-    ours, theirs = OnPlanar(shape, KuramotoOptions()), Kuramoto(shape, KuramotoOptions(group="sphere", order=2))
+    ours, theirs = (
+        OnPlanar(shape, KuramotoOptions()),
+        Kuramoto(shape, KuramotoOptions(group="sphere", order=2)),
+    )
     for mechanism in (ours, theirs):
         mechanism.initialise(seeded_draw(1, "x", 0.02))
     assert torch.allclose(ours(x, frame), theirs(x, frame), atol=1e-6)

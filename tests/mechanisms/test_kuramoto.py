@@ -17,8 +17,9 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import plain
 from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.groups import Circle
-from headtohead.mechanisms.kuramoto import Kuramoto, KuramotoOptions
+from headtohead.mechanisms.kuramoto import Kuramoto
 from headtohead.mechanisms.kuramoto_gated import KuramotoGated, KuramotoGatedOptions
+from headtohead.mechanisms.kuramoto_options import KuramotoOptions
 from headtohead.mechanisms.options import changed_options, options_as_dict
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -43,7 +44,9 @@ def name_of(options: Any) -> str:
     return type(options).__name__.removesuffix("Options").lower() + ":" + changed
 
 
-def build(options: Any = None, *, positions: str = "rope", heads: int = HEADS, width: int = WIDTH) -> Kuramoto:
+def build(
+    options: Any = None, *, positions: str = "rope", heads: int = HEADS, width: int = WIDTH
+) -> Kuramoto:
     options = options or KuramotoOptions()
     kind = KuramotoGated if isinstance(options, KuramotoGatedOptions) else Kuramoto
     mechanism = kind(Shape(width, heads, 1, 2, 32, positions=positions), options)  # type: ignore[arg-type]
@@ -227,7 +230,10 @@ def test_the_first_token_stays_and_nobody_attends_to_itself(options: Any) -> Non
 
 @pytest.mark.parametrize(
     ("group", "drift"),
-    [("s1", "half"), *((group, drift) for group in ("s1", "s3", "so3", "sphere") for drift in ("fixed", "learned"))],
+    [
+        ("s1", "half"),
+        *((group, drift) for group in ("s1", "s3", "so3", "sphere") for drift in ("fixed", "learned")),
+    ],
 )
 def test_the_score_depends_on_distances_alone(group: str, drift: str) -> None:
     mechanism = build(KuramotoOptions(group=group, drift=drift))
@@ -261,7 +267,9 @@ def test_weights_solve_the_entropy_regularised_problem() -> None:
 
 def test_at_fixed_weights_a_step_climbs_and_is_the_gradient() -> None:
     x = phases(4, TIME, WIDTH)
-    weights = torch.rand(4, TIME, TIME, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).tril(-1)
+    weights = torch.rand(4, TIME, TIME, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).tril(
+        -1
+    )
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
     others = x.detach()
 
@@ -311,7 +319,8 @@ def test_circles_as_vectors_or_as_matrices_move_alike(group: str) -> None:
     angles, x = build(width=8), phases(width=8)
     drift = "fixed"
     other = build(
-        KuramotoOptions(group=group, order=2, drift=drift, gate_map="free"), width=16 if group == "sphere" else 32
+        KuramotoOptions(group=group, order=2, drift=drift, gate_map="free"),
+        width=16 if group == "sphere" else 32,
     )
     gate = torch.nn.functional.softplus(angles.gate)
     with torch.no_grad():
@@ -435,12 +444,16 @@ def test_flops_are_those_of_the_specification() -> None:
 def test_start_values_are_those_of_the_specification() -> None:
     mechanism = Kuramoto(Shape(128, 4), KuramotoOptions())
     assert mechanism.gate[0].item() == pytest.approx(-1.579, abs=5e-4)
-    assert torch.nn.functional.softplus(mechanism.gate).view(4, -1).sum(-1).tolist() == pytest.approx([6.0] * 4)
+    assert torch.nn.functional.softplus(mechanism.gate).view(4, -1).sum(-1).tolist() == pytest.approx(
+        [6.0] * 4
+    )
     for gate_map in ("exp", "sigmoid_scaled", "free"):
         other = Kuramoto(Shape(128, 4), KuramotoOptions(gate_map=gate_map))
         gates = other._gates(torch.zeros(1))
         assert isinstance(gates, Tensor)
-        assert gates.sum((-2, -1)).tolist() == pytest.approx([12.0] * 4, rel=1e-5), "each gate serves two features"
+        assert gates.sum((-2, -1)).tolist() == pytest.approx([12.0] * 4, rel=1e-5), (
+            "each gate serves two features"
+        )
     full = Kuramoto(Shape(128, 4), KuramotoOptions(heads="full", gain="capped"))
     assert (2 * torch.sigmoid(full.kappa)).tolist() == pytest.approx([0.25] * 128)
     random = Kuramoto(Shape(64, 4, context=8), KuramotoOptions(coupling="random_frozen"))
@@ -450,7 +463,9 @@ def test_start_values_are_those_of_the_specification() -> None:
 
 
 def test_circuits_follow_what_they_serve() -> None:
-    options = KuramotoOptions(gate="pair", phase_map="both", mask="strict_null", drift="learned", value="dense")
+    options = KuramotoOptions(
+        gate="pair", phase_map="both", mask="strict_null", drift="learned", value="dense"
+    )
     groups = {
         name: (circuit.tag, circuit.follows, circuit.decay)
         for circuit in (*build(options).circuits(), *build().circuits())
@@ -490,7 +505,9 @@ def test_contradictions_are_refused_with_the_reason(given: dict[str, Any], words
 def test_a_group_that_does_not_divide_the_width_is_refused() -> None:
     with pytest.raises(UserError, match=r"s3 takes 4 numbers a block; they do not divide the 6 of a head"):
         Kuramoto(Shape(12, 2), KuramotoOptions(group="s3"))
-    with pytest.raises(UserError, match=r"so\(3\) takes 9 numbers a block; they do not divide the 16 of the width"):
+    with pytest.raises(
+        UserError, match=r"so\(3\) takes 9 numbers a block; they do not divide the 16 of the width"
+    ):
         Kuramoto(Shape(16, 4), KuramotoOptions(group="son", order=3, heads="full"))
     with pytest.raises(UserError, match="drift=half needs two blocks"):
         Kuramoto(Shape(16, 4), KuramotoOptions(group="s3", drift="half"))

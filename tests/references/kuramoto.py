@@ -38,14 +38,16 @@ def layer(
     x: Tensor, p: dict[str, Tensor], o: SimpleNamespace, heads: int, rope: bool, tables: dict[str, Tensor]
 ) -> Tensor:
     """Return the update (time, width) of states x (time, width); `o` holds the options by name."""
-    time, width = x.shape
+    time = len(x)
     if o.coupling == "off":
         return torch.zeros_like(x)
     numbers = _numbers(o.group, o.order)
     points = x.unflatten(-1, (-1, numbers))
     total = points.shape[1]
     per_head = total if o.heads == "full" else total // heads
-    mine = [range(total) if o.heads == "full" else range(h * per_head, (h + 1) * per_head) for h in range(heads)]
+    mine = [
+        range(total) if o.heads == "full" else range(h * per_head, (h + 1) * per_head) for h in range(heads)
+    ]
     seen = _matrices(o, points)
     features = _flat(o, seen)
     flat = features.flatten(1)
@@ -57,7 +59,10 @@ def layer(
     elif rope and o.drift != "none":
         turning = per_head // 2 if o.drift == "half" else per_head
         rates = torch.tensor(
-            [10_000.0 ** (-(j % per_head) / turning) if j % per_head < turning else 0.0 for j in range(total)],
+            [
+                10_000.0 ** (-(j % per_head) / turning) if j % per_head < turning else 0.0
+                for j in range(total)
+            ],
             dtype=x.dtype,
         )
 
