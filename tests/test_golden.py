@@ -23,6 +23,7 @@ GOLDEN = {
         "sharing:tie=qkv,rope=score": 4.889132,
         "diagonal:init=signs": 5.021150,
         "standard:kv_heads=1,window=16,qk_norm=true": 4.406554,
+        "kuramoto": 4.909717,
     }
 }
 

@@ -158,7 +158,7 @@ class Kuramoto(Mechanism):
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the tangent (batch, time, width) along which the states x move."""
         if self.options.coupling == "off":
-            return x * 0.0
+            return x * 0.0  # still a function of x, so that a gradient, of zero, can be asked for
         state = x.to(torch.promote_types(x.dtype, torch.float32))
         own = self._features(state)
         v = self._values(state, own, cache)
@@ -316,7 +316,7 @@ class Kuramoto(Mechanism):
         """Return the number whose gate is sharpness / blocks."""
         start = self.options.sharpness / self.blocks
         if self.options.gate_map == "softplus":
-            return math.log(math.expm1(start))
+            return start + math.log(-math.expm1(-start))  # ln(e^start - 1), without the overflow
         return {"exp": math.log(start), "sigmoid_scaled": 0.0, "free": start}[self.options.gate_map]
 
     def _gates(self, own: Tensor) -> Tensor | float:
