@@ -456,6 +456,9 @@ def test_start_values_are_those_of_the_specification() -> None:
         )
     full = Kuramoto(Shape(128, 4), KuramotoOptions(heads="full", gain="capped"))
     assert (2 * torch.sigmoid(full.kappa)).tolist() == pytest.approx([0.25] * 128)
+    mixed = Kuramoto(Shape(128, 4), KuramotoOptions(heads="full", successor="mix"))
+    assert mixed.here.tolist() == [0.25] * 128
+    assert torch.count_nonzero(mixed.after) == 0
     random = Kuramoto(Shape(64, 4, context=8), KuramotoOptions(coupling="random_frozen"))
     random.initialise(seeded_draw(1, "x", 0.02))
     assert random.frozen_q.square().sum(-1).tolist() == pytest.approx([64.0] * 8)
