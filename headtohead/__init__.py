@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from headtohead.mechanisms.base import Mechanism as Mechanism
     from headtohead.mechanisms.base import Shape as Shape
     from headtohead.mechanisms.base import Supports as Supports
+    from headtohead.mechanisms.groups import Group as Group
+    from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
     from headtohead.mechanisms.options import Options as Options
     from headtohead.mechanisms.options import option as option
     from headtohead.mechanisms.projected import Projected as Projected
@@ -60,6 +62,8 @@ _HOME = {
     ),
     **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.options"),
     **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.projected"),
+    "Group": "headtohead.mechanisms.groups",
+    "Kuramoto": "headtohead.mechanisms.kuramoto",
     "UserError": "headtohead.common.errors",
     "wrap": "headtohead.mechanisms.wrap",
 }

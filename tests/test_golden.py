@@ -37,6 +37,7 @@ GOLDEN = {
         "even(fixed_seq_qk)": 5.038975,
         "prefix_mean": 5.002735,
         "odd(no_attention)": 4.757995,
+        "kuramoto": 4.909717,
     }
 }
 

@@ -1,6 +1,7 @@
 """Fused operations, each beside a plain PyTorch twin that defines it."""
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
+from headtohead.kernels.circle import circle, circle_pull
 from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
@@ -16,6 +17,8 @@ __all__ = [
     "attend",
     "attention_weights",
     "backend_name",
+    "circle",
+    "circle_pull",
     "decayed_scores",
     "gated_scan",
     "linear_attend",

@@ -23,7 +23,7 @@ def swiglu(
     down: Tensor,
     biases: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return (..., width) from x (..., width), gate and up (hidden, width), down (width, hidden)."""
+    """Return (..., out) from x (..., width), gate and up (hidden, width), down (out, hidden)."""
     if biases is None and eager_cpu(x):
         result: Tensor = _Swiglu.apply(x, gate, up, down)
         return result
@@ -46,20 +46,20 @@ class _Swiglu(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         gated = rows.new_empty(len(rows), len(gate))
         lifted = torch.empty_like(gated)
-        out = torch.empty_like(rows)
+        out = rows.new_empty(len(rows), len(down))
         for row, gated_part, lifted_part, out_part in _chunks(rows, gated, lifted, out):
             torch.mm(row, gate.t(), out=gated_part)
             torch.mm(row, up.t(), out=lifted_part)
             torch.mm(F.silu(gated_part).mul_(lifted_part), down.t(), out=out_part)
         ctx.save_for_backward(rows, gated, lifted, gate, up, down)
-        return out.view_as(x)
+        return out.view(*x.shape[:-1], len(down))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows, gated, lifted, gate, up, down = ctx.saved_tensors
-        shape = grad.shape
-        grad = grad.reshape(-1, shape[-1])
+        shape = (*grad.shape[:-1], rows.shape[1])
+        grad = grad.reshape(-1, grad.shape[-1])
         grad_rows = torch.empty_like(rows)
         grad_gate, grad_up, grad_down = (torch.zeros_like(weight) for weight in (gate, up, down))
         for row, gated_part, lifted_part, part, grad_row in _chunks(rows, gated, lifted, grad, grad_rows):

@@ -21,9 +21,9 @@ def linear_cross_entropy(
 
     x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 count nowhere.
     """
-    if is_plain() or bias is not None or torch.compiler.is_compiling():
+    if is_plain() or torch.compiler.is_compiling():
         return linear_cross_entropy_plain(x, weight, targets, smoothing, bias)
-    objective, nats = _LinearCrossEntropy.apply(x, weight, targets, smoothing)
+    objective, nats = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
     return objective, nats
 
 
@@ -72,11 +72,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        needed = any(ctx.needs_input_grad[:2])
+        needed = any(ctx.needs_input_grad[:3])
         kernel = weight.to(x.dtype)
         vocabulary = len(weight)
         counted = targets != IGNORED
@@ -88,11 +88,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         objective, nats = count.new_zeros(()), count.new_zeros(())
         grad_x = torch.empty_like(x) if needed else None
         grad_weight = torch.zeros_like(weight) if needed else None
+        grad_bias = torch.zeros_like(bias) if needed and bias is not None else None
         for part in _chunks(x, weight):
             chosen = targets[part].unsqueeze(1)
             weight_of = None if weights is None else weights[part]
             chosen = chosen if weights is None else chosen.clamp_min(0)
             scores = torch.mm(x[part], kernel.t()).to(count.dtype)
+            if bias is not None:
+                scores += bias
             top, wanted = scores.amax(-1, keepdim=True), scores.gather(1, chosen)
             spread = scores.mean(-1, keepdim=True) if smoothing else wanted
             total = scores.sub_(top).exp_().sum(-1, keepdim=True)
@@ -108,6 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad.scatter_add_(1, chosen, minus * (smoothing - 1.0))
                 if smoothing:
                     grad.sub_(smoothing / vocabulary * minus)
+                if grad_bias is not None:
+                    grad_bias += grad.sum(0)
                 grad = grad.to(x.dtype)
                 torch.mm(grad, kernel, out=grad_x[part])
                 if grad_weight.dtype == grad.dtype:
@@ -115,15 +120,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     grad_weight += torch.mm(grad.t(), x[part])
         if grad_x is not None:
-            ctx.save_for_backward(grad_x, grad_weight)
+            ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         nats = nats / count
         ctx.mark_non_differentiable(nats)
         return objective / count, nats
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_x, grad_weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+        grad_x, grad_weight, grad_bias = ctx.saved_tensors
         if grad.device.type == "cpu" and grad.item() == 1.0:  # looking costs nothing there
-            return grad_x, grad_weight, None, None
-        return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None, None
+            return grad_x, grad_weight, grad_bias, None, None
+        if grad_bias is not None:
+            grad_bias = grad_bias * grad.to(grad_bias.dtype)
+        return (
+            grad_x * grad.to(grad_x.dtype),
+            grad_weight * grad.to(grad_weight.dtype),
+            grad_bias,
+            None,
+            None,
+        )

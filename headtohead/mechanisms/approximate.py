@@ -122,7 +122,9 @@ class Approximate(Deconstructed):
         """Keys and values of every token; elementwise features, their sums alone."""
         if not self.recurrent:
             return super().cache_spec()
-        return (Entry("state", (self.kv_heads, 1 + 2 * self.dim, self.dim + 1), "sequence", wide=True),)
+        return (
+            Entry("state", (self.kv_heads, 1 + 2 * self.dim, self.dim + 1), "sequence", least=torch.float32),
+        )
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections and the mix; elementwise features read and write their sums once per token."""

@@ -207,8 +207,8 @@ class Entry:
     kind: Literal["token", "sequence", "shared"] = "token"
     dtype: torch.dtype | None = None
     """None: the dtype the cache is made with."""
-    wide: bool = False
-    """Kept in float32 where that dtype is narrower: a state that sums over time would lose what it adds."""
+    least: torch.dtype | None = None
+    """Where the cache's dtype is narrower than this, this is kept: angles are lost in bf16."""
 
     def allocation(self, batch: int, capacity: int) -> tuple[int, ...]:
         """Return the shape to allocate; the time axis of a `token` entry stands before its last axis."""
@@ -218,14 +218,15 @@ class Entry:
             return (batch, *self.shape)
         return (batch, *self.shape[:-1], capacity, self.shape[-1])
 
+    def kept(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype this entry has in a cache made with `dtype`."""
+        if self.dtype is not None:
+            return self.dtype
+        return dtype if self.least is None else torch.promote_types(dtype, self.least)
+
     def bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int:
         """Return the bytes this entry takes."""
         return math.prod(self.allocation(batch, capacity)) * self.kept(dtype).itemsize
-
-    def kept(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype this entry is kept in, in a cache made with `dtype`."""
-        chosen = self.dtype or dtype
-        return torch.promote_types(chosen, torch.float32) if self.wide else chosen
 
 
 class Cache:
@@ -321,6 +322,8 @@ class Mechanism(nn.Module):
 
     shape: Shape
     options: Any
+    cache_error: float = 0.0
+    """Relative error that a rounded cache may bring into decoding; 0 for one that keeps what it is given."""
 
     def __init__(self, shape: Shape | None = None, options: Any = None) -> None:
         super().__init__()
@@ -339,6 +342,11 @@ class Mechanism(nn.Module):
     def initialise(self, draw: Draw) -> None:
         """Set start values: matrices normal, biases zero; other vectors keep what the constructor gave them."""
         default_initialise(self, draw)
+
+    @property
+    def residual_options(self) -> Any:
+        """What the residual space is told by this mechanism."""
+        return None
 
     def cache_spec(self) -> tuple[Entry, ...] | None:
         """Return what decoding keeps, or None: then decoding recomputes, and says so."""

@@ -116,7 +116,7 @@ class GatedLinear(Projected):
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """The state, whatever the context."""
-        return (Entry("state", (self.heads, self.key_dim, self.dim), "sequence", wide=True),)
+        return (Entry("state", (self.heads, self.key_dim, self.dim), "sequence", least=torch.float32),)
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + writing to and reading from the state, the same at every context."""

@@ -70,8 +70,8 @@ class NonApproximate(Deconstructed):
     def cache_spec(self) -> tuple[Entry, ...]:
         """Sums of values and of weights, and the largest score so far; the same however many tokens came before."""
         return (
-            Entry("total", (self.heads, self.dim + 1), "sequence", wide=True),
-            Entry("peak", (self.heads,), "sequence", wide=True),
+            Entry("total", (self.heads, self.dim + 1), "sequence", least=torch.float32),
+            Entry("peak", (self.heads,), "sequence", least=torch.float32),
         )
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:

@@ -49,7 +49,7 @@ class PrefixMean(Mechanism):
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """The sum of the values so far."""
-        return (Entry("total", (self.shape.width,), "sequence", wide=True),)
+        return (Entry("total", (self.shape.width,), "sequence", least=torch.float32),)
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return the projections: the mean is pointwise."""

@@ -28,7 +28,7 @@ from headtohead.mechanisms.base import (
     seeded_draw,
 )
 from headtohead.mechanisms.terms import Composed
-from headtohead.model.residual import Space, find_space
+from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
@@ -45,7 +45,7 @@ class Text(Protocol):
 class Block(nn.Module):
     """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
 
-    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: nn.Linear | None) -> None:
+    def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: Adapter | None) -> None:
         super().__init__()
         self.space = space
         self.adapter = adapter
@@ -73,7 +73,7 @@ class Block(nn.Module):
             frame.norm = self.mixer_norm
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
-        if self.feeds:
+        if self.feeds and self.ffn is not None:
             update = self.ffn(self.ffn_norm(x))
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
         return x
@@ -136,22 +136,18 @@ class Decoder(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed((seed or 0) * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
-        spaces = [find_space(mechanism.residual, size) for mechanism in mechanisms]
+        spaces = [
+            find_space(mechanism.residual, size, mechanism.residual_options) for mechanism in mechanisms
+        ]
         self.embedding = spaces[0].embedding()
         self.blocks = nn.ModuleList()
         for index, (mechanism, space) in enumerate(zip(mechanisms, spaces, strict=True)):
             before = spaces[max(0, index - 1)]
-            joint = (
-                None if before.name == space.name else nn.Linear(before.features(), size.width, bias=False)
-            )
+            joint = None if before.geometry == space.geometry else Adapter(before, space)
             self.blocks.append(Block(space, mechanism, settings.dropout, joint))
         self.spaces = spaces
         self.norm = spaces[-1].norm()
-        self.head = None
-        if not settings.tied:
-            self.head = nn.Linear(spaces[-1].features(), size.vocabulary, bias=False)
-        elif spaces[0].name != spaces[-1].name:
-            raise UserError("a tied head needs the same residual space at both ends; set tied = false")
+        self.head = spaces[-1].head(spaces[0])
         self.companion_spec = self._one_companion()
         self.register_buffer("companion", self._companion_buffer(companion, seed is not None))
         if seed is not None:
@@ -169,9 +165,10 @@ class Decoder(nn.Module):
         self.embedding.initialise(seeded_draw(seed, "model", std))
         for index, block in enumerate(self.layers):
             block.mechanism.initialise(seeded_draw(seed, f"layer{index}", std))
-            default_initialise(block.ffn, seeded_draw(seed, f"layer{index}.ffn", std))
+            if block.ffn is not None:
+                block.ffn.initialise(seeded_draw(seed, f"layer{index}.ffn", std))
             if block.adapter is not None:
-                default_initialise(block.adapter, seeded_draw(seed, f"layer{index}.adapter", std))
+                block.adapter.initialise(seeded_draw(seed, f"layer{index}.adapter", std))
         if self.head is not None:
             default_initialise(self.head, seeded_draw(seed, "head", std))
         if (needed := self.companion_spec) and self.companion is not None and needed.start == "noise":
@@ -186,7 +183,7 @@ class Decoder(nn.Module):
         causal: bool = True,
         frame: Frame | None = None,
     ) -> Tensor:
-        """Return the normed states (batch, time, width) of tokens (batch, time).
+        """Return what the read-out sees (batch, time, features) of tokens (batch, time): normed states.
 
         `padding` (batch, time) is true at real tokens; with caches, theirs is used.
         """
@@ -198,7 +195,7 @@ class Decoder(nn.Module):
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.rotary, frame.training = self.rotary, self.training
         x = self.embedding(tokens, frame)
-        if self.size.settings.dropout:
+        if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         frame.embeddings = x
         last, beside, own = self._company(frame, caches)
@@ -214,8 +211,7 @@ class Decoder(nn.Module):
             x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
         if caches is not None:
             caches.advance(time)
-        output: Tensor = self.norm(x)
-        return output
+        return self.spaces[-1].features(self.norm(x))
 
     def skip(self, layers: Sequence[int], keep_ffn: bool = False) -> None:
         """Leave out blocks of a trained model, counted from 1, or their attention part alone with `keep_ffn`."""
@@ -244,7 +240,7 @@ class Decoder(nn.Module):
         rows = self.companion[: frame.time if caches is None else needed.length].unsqueeze(0)
         own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
         x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
-        if self.size.settings.dropout:
+        if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         own.embeddings = x
         return needing[-1], x, own
@@ -293,15 +289,16 @@ class Decoder(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """The read-out matrix (vocabulary, width)."""
-        return self.embedding.weight if self.head is None else self.head.weight
+        """The read-out matrix (vocabulary, features)."""
+        return self._readout()[0]
 
     def logits(
         self, tokens: Tensor, *, caches: Caches | None = None, padding: Tensor | None = None
     ) -> Tensor:
         """Return (batch, time, vocabulary) scores of the next token."""
         x = self.hidden(tokens, caches=caches, padding=padding)
-        return F.linear(x, self.readout.to(x.dtype))
+        weight, bias = self._readout()
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
@@ -309,7 +306,8 @@ class Decoder(nn.Module):
         """Return (objective to descend, mean nats per target, the mechanisms' own loss terms)."""
         frame = Frame()
         x = self.hidden(tokens, frame=frame)
-        objective, nats = linear_cross_entropy(x.flatten(0, 1), self.readout, targets.flatten(), smoothing)
+        weight, bias = self._readout()
+        objective, nats = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), smoothing, bias)
         for value in frame.losses.values():
             objective = objective + value
         return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
@@ -317,7 +315,8 @@ class Decoder(nn.Module):
     def nats(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return (batch, time): the nats of each target, without gradient."""
         x = self.hidden(tokens)
-        return token_nats(x.flatten(0, 1), self.readout, targets.flatten()).view(targets.shape)
+        weight, bias = self._readout()
+        return token_nats(x.flatten(0, 1), weight, targets.flatten(), bias).view(targets.shape)
 
     # Decoding.
 
@@ -360,7 +359,9 @@ class Decoder(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token of the whole model; a companion's are shared by the batch."""
-        rest = 2.0 * self.readout.numel() + sum(block.ffn.flops() for block in self.layers)
+        rest = 2.0 * self.readout.numel() + sum(
+            block.ffn.flops() for block in self.layers if block.ffn is not None
+        )
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
         for block in self.layers:
@@ -382,7 +383,7 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers[: needing[-1] + 1]):
             linear = 0.0 if block.adapter is None else 2.0 * block.adapter.weight.numel()
             if index < needing[-1]:
-                linear += block.ffn.flops()
+                linear += block.ffn.flops() if block.ffn is not None else 0.0
                 alone = block.mechanism.flops(length, 1)
                 if mode == "train":
                     more, same = (block.mechanism.flops(length, count) for count in (batch + 1, batch))
@@ -410,6 +411,9 @@ class Decoder(nn.Module):
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
         self._refuse_incomplete(groups)
         return groups
+
+    def _readout(self) -> tuple[Tensor, Tensor | None]:
+        return self.spaces[-1].readout(self.embedding, self.head)
 
     def _refuse_unsupported(self, padded: bool, causal: bool) -> None:
         for block in self.layers:

@@ -27,6 +27,10 @@ def match_params(size: Size, layers: Sequence[Composed], target: int) -> Size:
     if here == target:
         return size
     step = Decoder.outline(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
+    if step == 0:
+        raise UserError(
+            "shape=params cannot be met: the arm has no feed-forward part whose width could be solved"
+        )
     width = size.ffn + round((target - here) / step)
     if width < 1:
         raise UserError(

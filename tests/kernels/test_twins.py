@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 
 from headtohead import kernels
 from headtohead.kernels.attention import attend, view_mask
+from headtohead.kernels.circle import circle, circle_plain, circle_pull, circle_pull_plain
 from headtohead.kernels.dynamics import potential_force, potential_force_plain
 from headtohead.kernels.feedforward import swiglu, swiglu_plain
 from headtohead.kernels.linear import linear_attend
@@ -67,6 +68,25 @@ def test_swiglu(rows: int, dtype: torch.dtype, tolerance: float) -> None:
         draw(6, 48, dtype=dtype),
     )
     agree(swiglu, swiglu_plain, inputs, tolerance)
+
+
+def test_swiglu_of_features_wider_than_what_it_writes() -> None:
+    inputs = (draw(2, 3, 12), draw(10, 12), draw(10, 12, seed=1), draw(6, 10))
+    agree(swiglu, swiglu_plain, inputs, 1e-12)
+    assert gradcheck(swiglu, inputs)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_points_of_the_circle_and_their_pull(dtype: torch.dtype, tolerance: float) -> None:
+    phase = draw(2, 5, 8, dtype=dtype)
+    agree(circle, circle_plain, (phase,), tolerance)
+    agree(lambda x: circle(x.transpose(1, 2)), lambda x: circle_plain(x.transpose(1, 2)), (phase,), tolerance)
+    agree(
+        circle_pull,
+        circle_pull_plain,
+        (draw(2, 5, 2, dtype=dtype), draw(2, 5, 2, dtype=dtype, seed=1)),
+        tolerance,
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
@@ -147,6 +167,22 @@ def test_linear_cross_entropy(rows: int, smoothing: float) -> None:
     assert torch.allclose(token_nats(x, weight, targets).sum() / (targets >= 0).sum(), nats, rtol=1e-12)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_linear_cross_entropy_with_a_bias(smoothing: float) -> None:
+    inputs = (draw(3000, 4), draw(300, 4), draw(300))
+    targets = torch.randint(0, 300, (3000,), generator=torch.Generator().manual_seed(1))
+    targets[::3] = -1
+    agree(
+        lambda x, w, b: 3.0 * linear_cross_entropy(x, w, targets, smoothing, b)[0],
+        lambda x, w, b: 3.0 * linear_cross_entropy_plain(x, w, targets, smoothing, b)[0],
+        inputs,
+        1e-11,
+    )
+    nats = linear_cross_entropy(*inputs[:2], targets, smoothing, inputs[2])[1]
+    each = token_nats(*inputs[:2], targets, inputs[2])
+    assert torch.allclose(each.sum() / (targets >= 0).sum(), nats, rtol=1e-12)
+
+
 def test_padding_is_never_counted() -> None:
     x, weight = draw(6, 4), draw(9, 4)
     targets = torch.tensor([1, 2, 3, 4])
@@ -160,6 +196,8 @@ def test_gradients_by_gradcheck() -> None:
     assert gradcheck(swiglu, (draw(5, 3), draw(7, 3), draw(7, 3, seed=1), draw(3, 7)))
     table = rotary_table(torch.arange(3), 4, 10_000.0, torch.float64)
     assert gradcheck(lambda x: rotate(x, table), (draw(2, 3, 4),))
+    assert gradcheck(circle, (draw(2, 3),))
+    assert gradcheck(circle_pull, (draw(2, 3, 2), draw(2, 3, 2, seed=1)))
     targets = torch.tensor([1, -1, 4])
     assert gradcheck(lambda x, w: linear_cross_entropy(x, w, targets, 0.1)[0], (draw(3, 2), draw(5, 2)))
     assert gradcheck(

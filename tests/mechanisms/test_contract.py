@@ -230,7 +230,7 @@ def test_a_cache_counts_each_storage_once_and_refuses_to_overflow() -> None:
     ("made_with", "kept"), [("bfloat16", "float32"), ("float32", "float32"), ("float64", "float64")]
 )
 def test_a_wide_entry_is_never_kept_narrower_than_float32(made_with: str, kept: str) -> None:
-    entry = Entry("state", (3,), "sequence", wide=True)
+    entry = Entry("state", (3,), "sequence", least=torch.float32)
     cache = Cache((entry,), 2, 6, getattr(torch, made_with), "cpu")
     assert cache.tensors["state"].dtype == getattr(torch, kept)
     assert cache.bytes == entry.bytes(2, 6, getattr(torch, made_with))

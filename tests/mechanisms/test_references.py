@@ -50,6 +50,7 @@ def expected(arm: str, mechanism, x: Tensor, p: dict[str, Tensor], positions: st
     return torch.stack([reference.diagonal(row, p, heads=HEADS, rope=score) for row in x])
 
 
+# These share one reference; the others have a file of their own in tests/references.
 ARMS = [
     named_term(name, {}).kind.name + (":" + text.split(":", 1)[1] if ":" in text else "")
     for name, kind in builtin_mechanisms().items()

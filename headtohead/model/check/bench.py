@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,12 +57,14 @@ class Bench:
                 parameter.add_(draw(name, parameter.shape))
         return mechanism.to(dtype).eval()
 
+    @cached_property
     def space(self) -> Space:
         """Return the residual space this mechanism lives in."""
         size = Size("check", self.shape.width, 2, self.shape.heads, 16, 16, self.shape.context, Settings())
-        return find_space(self.mechanism().residual, size)
+        mechanism = self.composed.build(self.shape)
+        return find_space(mechanism.residual, size, mechanism.residual_options)
 
-    @functools.cached_property
+    @cached_property
     def companion(self) -> CompanionSpec | None:
         """What the mechanism needs of a companion."""
         return self.mechanism().companion_spec()
@@ -70,10 +72,9 @@ class Bench:
     def inputs(
         self, batch: int = 3, time: int = TIME, dtype: torch.dtype = torch.float64, seed: int = 5
     ) -> Tensor:
-        """Return x (batch, time, width)."""
-        return torch.randn(batch, time, self.shape.width, generator=torch.Generator().manual_seed(seed)).to(
-            dtype
-        )
+        """Return states x (batch, time, width) of the residual space."""
+        free = torch.randn(batch, time, self.shape.width, generator=torch.Generator().manual_seed(seed))
+        return self.space.place(free).to(dtype)
 
     def frame(
         self,
@@ -125,7 +126,7 @@ def relative(got: Tensor, wanted: Tensor, least: float = 1e-30) -> float:
     """Return |got - wanted| / |wanted|, the largest entry deciding; a scale below `least` counts as `least`."""
     if not torch.isfinite(got).all():
         return float("inf")
-    return float((got - wanted).abs().max()) / max(float(wanted.abs().max()), least)
+    return float((got - wanted).abs().max()) / max(float(wanted.abs().max()), least, 1e-30)
 
 
 def require(condition: bool, words: str) -> None:

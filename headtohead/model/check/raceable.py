@@ -125,6 +125,8 @@ def gradients(bench: Bench) -> None:
     names = [name for name, parameter in mechanism.named_parameters() if parameter.requires_grad]
     values = [parameter.detach().clone() for parameter in mechanism.parameters() if parameter.requires_grad]
     weights, embeddings = bench.inputs(batch=2, time=4, seed=8), bench.inputs(batch=2, time=4, seed=7)
+    if not names and not bench.run(mechanism, x).any():
+        return  # a control that writes nothing and holds nothing has no gradient
 
     def score(x: Tensor, *values: Tensor) -> Tensor:
         frame = bench.frame(x, embeddings=embeddings)

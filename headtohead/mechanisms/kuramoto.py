@@ -1,0 +1,446 @@
+"""Attention on the torus: tokens are oscillators, every coordinate th[t, j] of a state is an angle.
+
+    s[t, u]   = sum_j g_j cos(th[t, j] - th[u, j] + w_j (t - u))      gated cosine score, rotary drift
+    A[t, .]   = softmax over u < t
+    dth[t, j] = kappa_j sum_u A[t, u] sin(th[u, j] - th[t, j])        the tangent part of the weighted circular mean
+
+Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract fixes the layer; successor values after the
+same author's arXiv 2606.18694. It is an implementation of the published abstract, with our choices around it.
+
+Score and mean are dot products of features [cos, sin], so the layer is softmax attention with
+q = g [cos, sin](th + t w), k = [cos, sin](th + t w), v = [cos, sin](th) and scale 1: no map is formed. The same holds
+for any `Group`. State and update are the residual space's: the layer returns a tangent, the torus takes the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import attend, attention_weights, project
+from headtohead.kernels.attention import view_mask
+from headtohead.kernels.path import is_plain
+from headtohead.mechanisms.base import (
+    Cache,
+    Circuit,
+    Draw,
+    Entry,
+    Flops,
+    Frame,
+    Mechanism,
+    Mode,
+    Shape,
+    Supports,
+)
+from headtohead.mechanisms.groups import (
+    Circle,
+    Group,
+    Orthogonal,
+    Quaternions,
+    Rotations,
+    Sphere,
+    TorusOptions,
+    turn,
+)
+from headtohead.mechanisms.kuramoto_options import KuramotoOptions
+from headtohead.mechanisms.projected import mean_keys
+
+_TURNS = 2**16 / (2 * math.pi)  # an int16 angle: steps of 2 pi / 65,536, at most 4.8e-5 rad off
+_BASE = 10_000.0
+
+
+class Kuramoto(Mechanism):
+    """Softmax coupling of oscillators; the state is the value, the output a tangent of the torus."""
+
+    name: ClassVar[str] = "kuramoto"
+    Options: ClassVar[type] = KuramotoOptions
+    residual: ClassVar[str] = "torus"
+    # Coupling is to previous states; what follows a key, and rests at the query, has no mirror image.
+    supports: ClassVar[Supports] = Supports(bidirectional=False)
+
+    frozen_q: Tensor
+    frozen_k: Tensor
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__(shape, options)
+        self.group = self.make_group(options)
+        full, numbers = options.heads == "full", self.group.numbers
+        wide = shape.width if full else shape.head_dim
+        if wide % numbers:
+            raise UserError(
+                f"{self.name}: {self.group.name} takes {numbers} numbers a block; they do not divide the "
+                f"{wide} of {'the width' if full else 'a head'}"
+            )
+        if options.drift == "half" and wide < 2 * numbers:
+            raise UserError(f"{self.name}: drift=half needs two blocks a head; this shape has one")
+        self.heads = shape.heads
+        self.key_heads = 1 if full else shape.heads
+        """Under full heads the gates stand on the queries, so one key serves all."""
+        self.blocks = wide // numbers
+        """Blocks of a head."""
+        blocks = shape.width // numbers
+        features = blocks * self.group.width
+        self.start_gain = options.gain_start / (shape.heads if full else 1)
+        self.drifts = shape.positions == "rope" and options.drift != "none" and bool(self.group.turned)
+        if options.coupling == "softmax":
+            self._make_scores(blocks, features)
+        elif options.coupling == "random_frozen":
+            self.register_buffer("frozen_q", torch.zeros(shape.context, features))
+            self.register_buffer("frozen_k", torch.zeros(shape.context, features))
+        if options.coupling == "off":
+            return
+        if options.value == "dense":
+            self.v = nn.Linear(features, shape.width, bias=False)
+        elif options.successor != "mix" and options.gain != "one":
+            raw = self.start_gain
+            if options.gain == "capped":
+                raw = math.log(raw / (2 - raw))
+            self.kappa = nn.Parameter(torch.full((blocks,), raw))
+        if options.successor == "mix":
+            start = 1.0 if options.value == "dense" else self.start_gain
+            self.here = nn.Parameter(torch.full((blocks,), start))
+            self.after = nn.Parameter(torch.zeros(blocks))
+
+    def make_group(self, options: Any) -> Group:
+        """Return the group of a block; a derived class may return its own."""
+        kinds: dict[str, Callable[[], Group]] = {
+            "s1": Circle,
+            "s3": Quaternions,
+            "so3": Rotations,
+            "son": lambda: Orthogonal(options.order),
+            "sphere": lambda: Sphere(options.order),
+        }
+        return kinds[options.group]()
+
+    def _make_scores(self, blocks: int, features: int) -> None:
+        options = self.options
+        # Vectors, not matrices: none of these is decayed.
+        if options.gate != "const":
+            self.gate = nn.Parameter(torch.full((self.heads * self.blocks,), self._raw_gate()))
+        if options.gate == "token":
+            self.token_gate = nn.Parameter(
+                torch.empty(self.heads, self.blocks, self.blocks * self.group.width)
+            )
+        if options.gate == "pair":
+            self.gate_q, self.gate_k = nn.Linear(features, blocks), nn.Linear(features, blocks)
+        if options.phase_map in ("query", "both"):
+            self.q = nn.Linear(features, blocks, bias=False)
+        if options.phase_map in ("key", "both"):
+            self.k = nn.Linear(features, blocks, bias=False)
+        if options.mask == "strict_null":
+            self.null = nn.Parameter(torch.zeros(features))
+        if self.drifts and options.drift == "learned":
+            rates = _BASE ** (-torch.arange(self.blocks) / self.blocks)
+            self.rate = nn.Parameter(rates.repeat(self.key_heads))
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values: maps of features at a quarter of their unit variance."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim >= 2:
+                    std = 0.5 / math.sqrt(parameter.shape[-1])
+                    parameter.copy_(draw(name, parameter.shape, None if name == "v.weight" else std))
+                elif name.endswith("bias"):
+                    parameter.zero_()
+            for name, table in self.named_buffers():
+                normal = draw(name, (len(table), self.shape.width), 1.0)
+                free = self._points(self.group.scatter(self._points(normal)).flatten(-2))
+                table.copy_(self.group.features(self.group.place(free)).flatten(-2))
+
+    # The layer.
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return the tangent (batch, time, width) along which the states x move."""
+        if self.options.coupling == "off":
+            return x * 0.0  # still a function of x, so that a gradient, of zero, can be asked for
+        state = x.to(torch.promote_types(x.dtype, torch.float32))
+        own = self._features(state)
+        v = self._values(state, own, cache)
+        if self.options.coupling == "softmax":
+            q, k = self._queries_keys(state, own, v, frame, cache)
+        else:
+            q, k = self._fixed(v, frame)
+        return self._write(state, own, self._mix(q, k, v, frame)).to(x.dtype)
+
+    def _values(self, state: Tensor, own: Tensor, cache: Cache | None) -> Tensor:
+        """Return the raw features (batch, key heads, keys, dim) of every token so far."""
+        if cache is None:
+            return self._split(own)
+        if self.options.cache == "features":
+            return cache.append("v", self._split(own)).to(own.dtype)
+        if self.options.cache == "i16":
+            turns = torch.remainder((state * _TURNS).round(), 2.0**16)
+            state = cache.append("state", torch.where(turns < 2**15, turns, turns - 2**16)) / _TURNS
+        else:
+            state = cache.append("state", state)
+        return self._split(self._features(state.to(own.dtype)))
+
+    def _queries_keys(
+        self, state: Tensor, own: Tensor, v: Tensor, frame: Frame, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return gated, drifted q (batch, heads, time, dim) and k (batch, key heads, keys, dim) of every token so far.
+
+        The whole gate stands on the query: g cos(a - b) is the same wherever g is written.
+        """
+        maps = self._maps(own)
+        if self._keeps_keys:
+            k = self._drift(self._split(self._moved(state, own, maps.get("k"))), frame)
+            if "gate_k" in maps:
+                k = k * self._per_feature(2 * torch.sigmoid(maps["gate_k"]))
+            k = k if cache is None else cache.append("k", k).to(k.dtype)
+        else:
+            k = self._drift(v, frame, keys=True)
+        if cache is None and not self._mapped_keys and "q" not in maps:
+            q = k
+        else:
+            q = self._drift(self._split(self._moved(state, own, maps.get("q"))), frame)
+        q = q * self._gates(own)
+        if "gate_q" in maps:
+            q = q * self._per_feature(2 * torch.sigmoid(maps["gate_q"]))
+        return q, k
+
+    def _fixed(self, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """Return q and k that do not depend on the tokens: zeros for equal weights, or frozen random points."""
+        batch, _, _, dim = v.shape
+        if self.options.coupling == "uniform":
+            return v.new_zeros(batch, self.heads, frame.time, dim), torch.zeros_like(v)
+        if frame.start + frame.time > len(self.frozen_q):
+            raise UserError(
+                f"the frozen weights of coupling=random_frozen end at {len(self.frozen_q)} tokens; "
+                f"{frame.start + frame.time} were asked for"
+            )
+        q = self.frozen_q[frame.positions(v.device)] * (self.options.sharpness / self.blocks)
+        k = self.frozen_k[frame.positions(v.device, keys=True)]
+        q, k = (self._split(table.to(v.dtype).expand(batch, -1, -1)) for table in (q, k))
+        return q.expand(-1, self.heads, -1, -1), k
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> Tensor:
+        """Return sum_u A[t, u] times the value coupled to key u, (batch, heads, time, dim).
+
+        A query's keys end one before its own place, so the strict mask is the causal one over all keys but the last:
+        no mask is formed where nothing is padded. The plain path masks the diagonal instead.
+        """
+        if self.options.mask == "inclusive":
+            return frame.attend(q, k, v, scale=1.0)
+        v = self._coupled(v)
+        if self.options.mask == "strict_null":
+            k, padding = self._with_null(k, frame)
+            return attend(q, k, F.pad(v, (0, 0, 1, 0)), padding=padding, scale=1.0)
+        first = 1 if frame.start == 0 else 0
+        if is_plain():
+            mixed = frame.attend(q, k, F.pad(v, (0, 0, 0, 1)), strict=True, scale=1.0)
+        elif frame.time == first:
+            mixed = torch.zeros_like(q)
+        else:
+            padding = None if frame.padding is None else frame.padding[:, :-1]
+            mixed = attend(q[..., first:, :], k[..., :-1, :], v, padding=padding, scale=1.0)
+            mixed = F.pad(mixed, (0, 0, first, 0))
+            if padding is None:
+                return mixed
+        return mixed * self._sees(frame, mixed)
+
+    def _coupled(self, v: Tensor) -> Tensor:
+        """Return, for every key but the last, the value it stands for: its own, its successor's, or both."""
+        if self.options.successor == "none":
+            return v[..., :-1, :]
+        if self.options.successor == "replace":
+            return v[..., 1:, :]
+        return v[..., :-1, :] * self._row(self.here) + v[..., 1:, :] * self._row(self.after)
+
+    def _with_null(self, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
+        null = self.null.to(k.dtype).view(self.key_heads, 1, -1).expand(len(k), -1, -1, -1)
+        padding = None if frame.padding is None else F.pad(frame.padding[:, :-1], (1, 0), value=True)
+        return torch.cat((null, k[..., :-1, :]), -2), padding
+
+    def _write(self, state: Tensor, own: Tensor, mixed: Tensor) -> Tensor:
+        """Return the update (batch, time, width); heads that share coordinates add up."""
+        full = self.options.heads == "full"
+        mean = mixed.sum(1) if full else mixed.transpose(1, 2).flatten(2)
+        if self.options.value == "dense":
+            output: Tensor = self.v(mean.to(self.v.weight.dtype))
+            return output
+        width = self.group.width
+        own, mean = own.unflatten(-1, (-1, width)), mean.unflatten(-1, (-1, width))
+        pull = self.group.pull(self._points(state), own, mean).flatten(-2)
+        gain = self._gain()
+        if self.options.update == "embed":
+            return torch.atan2(gain * pull, 1 + gain * (own * mean).sum(-1))
+        if isinstance(gain, Tensor):
+            gain = gain.repeat_interleave(self.group.numbers)
+        return pull if isinstance(gain, float) and gain == 1.0 else gain * pull
+
+    # Its parts.
+
+    def _points(self, state: Tensor) -> Tensor:
+        return state.unflatten(-1, (-1, self.group.numbers))
+
+    def _features(self, state: Tensor) -> Tensor:
+        """Return (batch, time, features) of states (batch, time, width), block by block."""
+        return self.group.features(self._points(state)).flatten(-2)
+
+    def _split(self, features: Tensor) -> Tensor:
+        """Return (batch, key heads, time, dim)."""
+        return features.unflatten(-1, (self.key_heads, -1)).transpose(1, 2)
+
+    def _moved(self, state: Tensor, own: Tensor, shift: Tensor | None) -> Tensor:
+        return own if shift is None else self._features(state + shift)
+
+    def _maps(self, own: Tensor) -> dict[str, Tensor]:
+        """Return what the maps of the features give, by name, each (batch, time, blocks)."""
+        children = self.named_children()
+        layers = {name: layer for name, layer in children if name != "v" and isinstance(layer, nn.Linear)}
+        if not layers:
+            return {}
+        weights = [layer.weight for layer in layers.values()]
+        given = project(own.to(weights[0].dtype), weights)
+        return {
+            name: output if layer.bias is None else output + layer.bias
+            for (name, layer), output in zip(layers.items(), given, strict=True)
+        }
+
+    def _per_feature(self, blockwise: Tensor) -> Tensor:
+        """Return (batch, key heads, time, dim) from one number per block, (batch, time, blocks)."""
+        return self._split(blockwise.repeat_interleave(self.group.width, -1))
+
+    def _row(self, blockwise: Tensor) -> Tensor:
+        """Return (key heads, 1, dim) from one number per block."""
+        return blockwise.repeat_interleave(self.group.width).view(self.key_heads, 1, -1)
+
+    def _raw_gate(self) -> float:
+        """Return the number whose gate is sharpness / blocks."""
+        start = self.options.sharpness / self.blocks
+        if self.options.gate_map == "softplus":
+            return start + math.log(-math.expm1(-start))  # ln(e^start - 1), without the overflow
+        return {"exp": math.log(start), "sigmoid_scaled": 0.0, "free": start}[self.options.gate_map]
+
+    def _gates(self, own: Tensor) -> Tensor | float:
+        """Return g, (heads, 1, dim) or (batch, heads, time, dim)."""
+        start, width = self.options.sharpness / self.blocks, self.group.width
+        if self.options.gate == "const":
+            return start
+        raw = self.gate.view(self.heads, 1, self.blocks)
+        if self.options.gate == "token":
+            raw = raw + self._split(own).to(raw.dtype) @ self.token_gate.mT
+        kinds: dict[str, Callable[[Tensor], Tensor]] = {
+            "softplus": F.softplus,
+            "exp": torch.exp,
+            "sigmoid_scaled": lambda raw: 2 * start * torch.sigmoid(raw),
+            "free": lambda raw: raw,
+        }
+        return kinds[self.options.gate_map](raw).repeat_interleave(width, -1)
+
+    def _gain(self) -> Tensor | float:
+        if self.options.successor == "mix":
+            return 1.0  # the two coefficients are in the values already
+        if self.options.gain == "one":
+            return self.start_gain
+        return 2 * torch.sigmoid(self.kappa) if self.options.gain == "capped" else self.kappa
+
+    def _drift(self, features: Tensor, frame: Frame, keys: bool = False) -> Tensor:
+        """Return features (batch, key heads, time, dim) turned by their positions; a phase is a rotary pair."""
+        if not self.drifts or frame.rotary is None:
+            return features
+        if self.options.drift == "fixed" and self.group.turned == ((0, 1),) and self.group.width == 2:
+            return frame.rotate(features, keys)
+        table = self._angles(frame, features, keys)
+        return turn(self.group, features.unflatten(-1, (self.blocks, -1)), table).flatten(-2)
+
+    def _angles(self, frame: Frame, like: Tensor, keys: bool) -> Tensor:
+        """Return cosine and sine (..., key heads or 1, time, blocks, 2) of the drift, formed in float64."""
+        assert frame.rotary is not None
+        if self.options.drift == "learned":
+            rates = self.rate.double().view(self.key_heads, 1, self.blocks)
+        else:
+            turning = self.blocks // 2 if self.options.drift == "half" else self.blocks
+            place = torch.arange(turning, dtype=torch.float64, device=like.device)
+            rates = F.pad(frame.rotary.theta ** (-place / turning), (0, self.blocks - turning))[None, None]
+        angles = frame.positions(like.device, keys).double()[..., None, :, None] * rates
+        return torch.stack((angles.cos(), angles.sin()), -1).to(like.dtype)
+
+    def _sees(self, frame: Frame, like: Tensor) -> Tensor:
+        """Return (time, 1) or (batch, 1, time, 1): 1 where there is an earlier token, else 0."""
+        seen = (frame.positions(like.device) > 0).to(like.dtype).unsqueeze(-1)
+        return seen if frame.padding is None else seen.unsqueeze(1)
+
+    @property
+    def _mapped_keys(self) -> bool:
+        return self.options.gate == "pair" or self.options.phase_map in ("key", "both")
+
+    @property
+    def _keeps_keys(self) -> bool:
+        """Whether decoding keeps keys: they cost too much to make again, or the features were asked for."""
+        return self._mapped_keys or self.options.cache == "features"
+
+    # What the layer says of itself.
+
+    @property
+    def residual_options(self) -> TorusOptions:
+        """The torus as this mechanism's options want it."""
+        options = self.options
+        return TorusOptions(self.group, options.ffn, options.ffn_start, options.readout, options.spread)
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor | None:
+        """Return A (batch, heads, time, time); a null key's weight stands on the diagonal, where coupling does nothing."""
+        if self.options.coupling == "off":
+            return None
+        state = x.to(torch.promote_types(x.dtype, torch.float32))
+        own = self._features(state)
+        v = self._split(own)
+        softmax = self.options.coupling == "softmax"
+        q, k = self._queries_keys(state, own, v, frame, None) if softmax else self._fixed(v, frame)
+        if self.options.mask == "strict_null":
+            k, padding = self._with_null(k, frame)
+            mask = view_mask(frame.time, frame.time, x.device, True, padding)
+            weights = attention_weights(q, k, mask, 1.0)
+            return F.pad(weights[..., 1:], (0, 1)) + torch.diag_embed(weights[..., 0])
+        strict = self.options.mask == "strict"
+        weights = attention_weights(q, k, frame.mask(x.device, strict=strict), 1.0)
+        return weights * self._sees(frame, weights) if strict else weights
+
+    @property
+    def cache_error(self) -> float:  # type: ignore[override]
+        """Angles in 16 bits are off by up to 4.8e-5 rad."""
+        return 1e-3 if self.options.cache == "i16" else 0.0
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """The states at the layer's input; keys too where maps made them; or the features of both."""
+        if self.options.coupling == "off":
+            return ()
+        head = (self.key_heads, self.blocks * self.group.width)
+        keys = (Entry("k", head),) if self.options.coupling == "softmax" and self._keeps_keys else ()
+        if self.options.cache == "features":
+            return (*keys, Entry("v", head))
+        narrow = torch.int16 if self.options.cache == "i16" else None
+        return (*keys, Entry("state", (self.shape.width,), dtype=narrow, least=torch.float32))
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return maps and pull, and score and mix over the keys seen (causal) or all keys (full)."""
+        if self.options.coupling == "off":
+            return Flops(0.0, 0.0)
+        blocks = self.shape.width // self.group.numbers
+        maps = 2.0 * sum(parameter.numel() for parameter in self.parameters() if parameter.ndim >= 2)
+        if self.options.value != "dense":
+            maps += blocks * self.group.pull_flops
+        per_key = 4.0 * self.heads * self.blocks * self.group.width
+        strict = self.options.mask == "strict"
+        if mode == "decode":
+            return Flops(maps + per_key * (context - strict), maps + per_key * context)
+        # A strict mask leaves the first token nothing, where mean_keys counts it as seeing itself.
+        seen = mean_keys(context, strict=strict) - strict / context
+        return Flops(maps + per_key * seen, maps + per_key * context)
+
+    def circuits(self) -> list[Circuit]:
+        """Maps of the score are qk, the dense value ov; gates and drift follow the one, gains the other."""
+        ways: dict[str, tuple[str, str | None]] = {"q": ("qk", None), "k": ("qk", None), "v": ("ov", None)}
+        ways |= dict.fromkeys(("kappa", "here", "after"), ("own", "ov"))
+        groups: dict[tuple[str, str | None, bool], list[str]] = {}
+        for name, parameter in self.named_parameters():
+            tag, follows = ways.get(name.split(".")[0], ("own", "qk"))
+            groups.setdefault((tag, follows, parameter.ndim >= 2), []).append(name)
+        return [Circuit(tag, tuple(names), decay, follows) for (tag, follows, decay), names in groups.items()]

@@ -1,0 +1,43 @@
+"""Kuramoto attention in the form that trains best so far, under a name of its own.
+
+Gates from query and key token, phase maps on both sides and successor values: within what the abstract of
+arXiv 2606.11585 fixes (phases as state and as values, gated cosine score, rotary drift, Kuramoto update), and not its
+literal reading, which `kuramoto` keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from headtohead.mechanisms.kuramoto import Kuramoto
+from headtohead.mechanisms.kuramoto_options import KuramotoOptions
+from headtohead.mechanisms.options import Options, option
+
+
+def _preset(name: str, value: Any) -> Any:
+    """Return an option of `kuramoto` with another default."""
+    known = next(field for field in fields(KuramotoOptions) if field.name == name)
+    return option(value, known.metadata["help"], choices=known.metadata["choices"])
+
+
+@dataclass(frozen=True)
+class KuramotoGatedOptions(KuramotoOptions):
+    """Options of `kuramoto` with the preset's defaults."""
+
+    gate: str = _preset("gate", "pair")
+    phase_map: str = _preset("phase_map", "both")
+    successor: str = _preset("successor", "replace")
+    ffn_start: str = _preset("ffn_start", "small")
+
+    @classmethod
+    def examples(cls) -> list[Options]:
+        """The preset itself, then what `kuramoto` tries."""
+        return [cls(), *super().examples()]
+
+
+class KuramotoGated(Kuramoto):
+    """Kuramoto attention with gates and phase maps of both tokens, coupled to successors."""
+
+    name: ClassVar[str] = "kuramoto_gated"
+    Options: ClassVar[type] = KuramotoGatedOptions
