@@ -33,7 +33,7 @@ def attention(
 ) -> Tensor:
     """Return one sequence's output (time, width) from q (time, heads * d), k and v (time, kv_heads * d).
 
-    rope: none, or score, which turns q and k.
+    rope: none; score turns q and k in the score; roundtrip also turns v there and the mix back.
     """
     time, d = len(q), q.shape[1] // heads
     rows = []
@@ -51,11 +51,13 @@ def attention(
                     score = query @ key
                 else:
                     score = turn(query, i) @ turn(key, j)
+                if rope == "roundtrip":
+                    value = turn(value, j)
                 scores.append(score / math.sqrt(d))
                 values.append(value)
             weights = torch.softmax(torch.stack(scores), 0)
             mixed = sum(weight * value for weight, value in zip(weights, values, strict=True))
-            parts.append(mixed)
+            parts.append(turn(mixed, -i) if rope == "roundtrip" else mixed)
         rows.append(torch.cat(parts))
     output = torch.stack(rows) @ w_o.T
     return output if b_o is None else output + b_o
