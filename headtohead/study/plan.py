@@ -34,7 +34,7 @@ def _plain_size(size: Size) -> dict[str, Any]:
 
 @cache
 def _plain_training(training: TrainSettings) -> dict[str, Any]:
-    return dataclasses.asdict(training)
+    return training.as_dict()
 
 
 @cache

@@ -12,6 +12,7 @@ from headtohead.training.settings import TrainSettings
 def make_optimiser(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW:
     """Return AdamW over every parameter, grouped by circuit tag; vectors and what asks for it are not decayed."""
     parameters = dict(model.named_parameters())
+    factors = settings.rate_factors()
     groups: dict[tuple[str, str | None, bool], list[Tensor]] = {}
     for circuit in model.circuits():
         members = groups.setdefault((circuit.tag, circuit.follows, circuit.decay), [])
@@ -21,6 +22,7 @@ def make_optimiser(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW
             "params": members,
             "tag": tag,
             "follows": follows,
+            "factor": factors.get(tag, factors.get(follows or "", 1.0) if tag == "own" else 1.0),
             "weight_decay": settings.weight_decay if decay else 0.0,
         }
         for (tag, follows, decay), members in groups.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,9 +45,12 @@ class TrainSettings:
     """arithmetic; under bf16 the master weights stay float32."""
     evaluations: int = 0
     """how often the valid split is scored on the way; the end is always scored."""
+    rates: str = ""
+    """factors on the learning rate by circuit, such as qk=2,embedding=0.5; own moves with what it follows."""
 
     def __post_init__(self) -> None:
         refuse_other_words(self)
+        self.rate_factors()
         for name in ("tokens", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; at least 1 is allowed")
@@ -66,6 +70,26 @@ class TrainSettings:
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
             raise UserError("warmup and decay_share together are more than the whole run")
 
+    def rate_factors(self) -> dict[str, float]:
+        """Return the factor on the learning rate by circuit tag, as `rates` gives it."""
+        factors: dict[str, float] = {}
+        for part in self.rates.split(",") if self.rates else ():
+            tag, _, text = (piece.strip() for piece in part.partition("="))
+            if tag not in CIRCUITS:
+                raise unknown("circuit in rates", tag, CIRCUITS)
+            try:
+                factors[tag] = float(text)
+            except ValueError:
+                raise UserError(f"rates: {tag} takes a number, got '{text}'") from None
+            if not 0 <= factors[tag] < math.inf:
+                raise UserError(f"rates: {tag}={text} is negative or no number")
+        return factors
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything that can change a result; what came later and is not used is left out."""
+        record = dataclasses.asdict(self)
+        return record if self.rates else {key: value for key, value in record.items() if key != "rates"}
+
     def steps(self, context: int) -> int:
         """Return the number of steps at that context."""
         if self.batch % context:
@@ -76,6 +100,7 @@ class TrainSettings:
         return steps
 
 
+CIRCUITS = ("qk", "ov", "both", "own", "embedding", "position", "norm", "ffn", "head")
 _COUNTS = {"tokens", "batch", "evaluations"}
 
 
@@ -93,6 +118,8 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{name} takes a number, got {value!r}")
             values[name] = float(value)
+        elif name == "rates" and isinstance(value, Mapping):
+            values[name] = ",".join(f"{tag}={factor}" for tag, factor in value.items())
         elif not isinstance(value, str):
             raise UserError(f"{name} takes a word, got {value!r}")
         else:

@@ -184,7 +184,7 @@ class Trainer:
         """Do one step; return its mean nats and gradient norm, still on the device."""
         rate = learning_rate(self.settings, self.step, self.steps)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         while True:
             try:
                 nats = self._backward()
