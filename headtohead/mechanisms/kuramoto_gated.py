@@ -1,6 +1,6 @@
 """Kuramoto attention in the form that trains best so far, under a name of its own.
 
-Gates from query and key token, phase maps on both sides and successor values: within what the abstract of
+Gates from query and key token, sharp from the start, and successor values: within what the abstract of
 arXiv 2606.11585 fixes (phases as state and as values, gated cosine score, rotary drift, Kuramoto update), and not its
 literal reading, which `kuramoto` keeps.
 """
@@ -17,8 +17,8 @@ from headtohead.mechanisms.options import Options, option
 
 def _preset(name: str, value: Any) -> Any:
     """Return an option of `kuramoto` with another default."""
-    known = next(field for field in fields(KuramotoOptions) if field.name == name)
-    return option(value, known.metadata["help"], choices=known.metadata["choices"])
+    known = next(field for field in fields(KuramotoOptions) if field.name == name).metadata
+    return option(value, known["help"], choices=known["choices"], low=known["low"], high=known["high"])
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class KuramotoGatedOptions(KuramotoOptions):
     """Options of `kuramoto` with the preset's defaults."""
 
     gate: str = _preset("gate", "pair")
-    phase_map: str = _preset("phase_map", "both")
     successor: str = _preset("successor", "replace")
+    sharpness: float = _preset("sharpness", 16.0)
     ffn_start: str = _preset("ffn_start", "small")
 
     @classmethod
@@ -37,7 +37,7 @@ class KuramotoGatedOptions(KuramotoOptions):
 
 
 class KuramotoGated(Kuramoto):
-    """Kuramoto attention with gates and phase maps of both tokens, coupled to successors."""
+    """Kuramoto attention with gates of both tokens, coupled to successors."""
 
     name: ClassVar[str] = "kuramoto_gated"
     Options: ClassVar[type] = KuramotoGatedOptions
