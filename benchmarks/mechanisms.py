@@ -19,22 +19,20 @@ import gc
 import json
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from memory_held import grown, held_bytes, maps_in, peak_over, verdict
 
-from headtohead.cli.tables import number, print_table
 from headtohead.common.files import finite, read_json, write_json
 from headtohead.common.numbers import short_bytes, short_time
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
+from headtohead.mechanisms.base import Mechanism
 from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -53,9 +51,6 @@ FORMS = (
     "(gated_linear standard)",
 )
 """What is measured besides every mechanism at its default."""
-
-# Growth of memory from one length to four times as much: 4 is linear, 8 is what chunks of sqrt(time) take, 16 a map.
-LINEAR, CHUNKED = 5.0, 9.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +127,8 @@ def sliced(given: argparse.Namespace) -> Size:
 def positions_of(arm: str) -> str:
     """Return rope, or learned for an arm that cannot take it."""
     layers = parse_layout(arm).layers(2)
-    able = all("rope" in getattr(composed.base.kind, "supports").positions for composed in layers)  # noqa: B009
+    kinds = [composed.base.kind for composed in layers]
+    able = all("rope" in kind.supports.positions for kind in kinds if issubclass(kind, Mechanism))
     return "rope" if able else "learned"
 
 
@@ -182,23 +178,27 @@ def measure_memory(benches: Iterable[Bench], arm: str) -> dict[str, Any]:
     positions, rows = positions_of(arm), []
     for bench in benches:
         row: dict[str, Any] = {"context": bench.size.context}
-        # In functions of their own, so that nothing of a failure lives on.
-        row |= failing(lambda bench=bench: training_memory(bench, arm, positions))
-        release()
-        row |= failing(lambda bench=bench: prefill_memory(bench, arm, positions), "prefill_")
-        release()
+        for name, work in (("error", training_memory), ("prefill_error", prefill_memory)):
+            row |= attempt(name, work, bench, arm, positions)
+            release()
         rows.append(row)
-    first, last = rows[0], rows[-1]
-    growth = {key: grown(first, last, key) for key in ("train_bytes", "prefill_bytes", "cache_bytes")}
-    return {"positions": positions, "lengths": rows, "growth": growth, "verdict": verdict(rows, growth)}
+    growth = {key: grown(rows, key) for key in ("train_bytes", "prefill_bytes", "cache_bytes")}
+    maps = {key: maps_in(rows, key, bench.size.heads) for key in ("train_bytes", "prefill_bytes")}
+    return {
+        "positions": positions,
+        "lengths": rows,
+        "growth": growth,
+        "maps": maps,
+        "verdict": verdict(rows, growth["train_bytes"], maps["train_bytes"]),
+    }
 
 
-def failing(work: Callable[[], dict[str, Any]], prefix: str = "") -> dict[str, Any]:
-    """Return what the work gives, or its error in one line."""
+def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """Return what the work gives, or under `name` its error in one line."""
     try:
-        return work()
+        return work(*given)
     except Exception as error:
-        return {f"{prefix}error": in_a_line(error)}
+        return {name: in_a_line(error)}
 
 
 def in_a_line(error: Exception) -> str:
@@ -227,7 +227,7 @@ def prefill_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:
         return {"cache_declared": None}
     tokens = torch.from_numpy(bench.text[: size.context].astype(np.int64)).to(bench.device).unsqueeze(0)
     declared = model.cache_bytes(1, size.context, torch.bfloat16)
-    with torch.inference_mode(), torch.autocast(bench.device.type, torch.bfloat16):
+    with torch.no_grad(), torch.autocast(bench.device.type, torch.bfloat16):
         model.hidden(tokens[:, :1])  # rotary tables
         before = held_bytes(bench.device)
         caches = model.new_caches(1, size.context, torch.bfloat16)
@@ -240,77 +240,6 @@ def prefill_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:
         "cache_kept": kept,
         "prefill_bytes": peak,
     }
-
-
-def held_bytes(device: torch.device) -> int | None:
-    """Return the bytes of all tensors on a GPU; None on a CPU, which does not say."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def peak_over(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that the work held at once, over what was held before."""
-    if device.type != "cuda":
-        with CountedBytes() as counted:
-            work()
-        return counted.peak
-    before = held_bytes(device) or 0
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-class CountedBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that operators make, while they live; what a kernel uses inside is not seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and count what is new in its result."""
-        inputs = {
-            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)
-        }
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if not torch.is_tensor(leaf):
-                continue
-            storage = leaf.untyped_storage()
-            if storage._cdata in inputs or storage in self.known:
-                continue
-            self.known.add(storage)
-            self.now += storage.nbytes()
-            weakref.finalize(storage, self._freed, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        return result
-
-    def _freed(self, count: int) -> None:
-        self.now -= count
-
-
-def grown(first: dict[str, Any], last: dict[str, Any], key: str) -> float | None:
-    """Return how many times as much the last length takes."""
-    if not first.get(key) or not last.get(key):
-        return None
-    return round(last[key] / first[key], 2)
-
-
-def verdict(rows: list[dict[str, Any]], growth: dict[str, float | None]) -> str:
-    """Say in words what the growth means; thresholds are for four times the length."""
-    for row in rows:
-        if "error" in row:
-            return f"{row['error']} at {row['context']:,}"
-    value = growth["train_bytes"]
-    if value is None:
-        return "nothing measured"
-    if value <= LINEAR:
-        return "linear"
-    return "above linear, no map" if value <= CHUNKED else "a map was formed"
 
 
 def release() -> None:
@@ -381,13 +310,10 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
                 )
                 return [row for part in keys for key in part if (row := rows.find(key))]
             arm = key["arm"]
-            found = failing(
-                lambda arm=arm, benches=benches: (
-                    measure_memory(benches, arm)
-                    if given.memory
-                    else measure_speed(benches[0], arm, given.rounds, given.steps)
-                )
-            )
+            if given.memory:
+                found = attempt("error", measure_memory, benches, arm)
+            else:
+                found = attempt("error", measure_speed, benches[0], arm, given.rounds, given.steps)
             release()
             rows.add(key, finite(key | provenance() | found))
             clock.tell(f"{'/'.join(map(str, group))} {arm}: {words_of(found)}")
@@ -399,9 +325,8 @@ def words_of(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"failed ({row['error']})"
     if "verdict" in row:
-        sizes = [row.get("train_bytes") for row in row["lengths"]]
-        shown = " -> ".join("–" if size is None else short_bytes(size) for size in sizes)
-        return f"{shown}, {row['verdict']}"
+        sizes = " to ".join(shown(length.get("train_bytes"), short_bytes) for length in row["lengths"])
+        return f"{sizes}, {row['verdict']}"
     low, _, high = row["ratio_quartiles"]
     return (
         f"{row['tokens_per_second']:,} tokens/s, {row['ratio']:.3f} of standard ({low:.3f} to {high:.3f}), "
@@ -409,9 +334,40 @@ def words_of(row: dict[str, Any]) -> str:
     )
 
 
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: Sequence[str]) -> None:
+    """Print rows under columns, those not named in `left` aligned right; plainly where rich is not installed."""
+    try:
+        from headtohead.cli import tables
+    except ModuleNotFoundError:
+        print("\n".join("  ".join(map(str, row)) for row in (columns, *rows)))
+    else:
+        tables.print_table("", columns, rows, right=[name for name in columns if name not in left])
+
+
+def shown(value: float | None, form: str | Callable[[float], str] = ".2f") -> str:
+    """Return a number in that form, or a dash."""
+    if value is None:
+        return "–"
+    return format(value, form) if isinstance(form, str) else form(value)
+
+
 def show_speed(rows: list[dict[str, Any]]) -> None:
     """Print the table of tokens/s."""
-    columns = (
+    bare = {row["contexts"][0]: row for row in rows if row["arm"] == "no_attention" and "ratio" in row}
+    table: list[Sequence[object]] = []
+    for row in rows:
+        context, arm = row["contexts"][0], row["arm"]
+        if "error" in row:
+            table.append((context, arm, row["error"], *[""] * 5))
+            continue
+        low, _, high = row["ratio_quartiles"]
+        alone = None
+        if context in bare and row["positions"] == bare[context]["positions"]:
+            rest = 1 / bare[context]["ratio"]
+            alone = (1 / row["ratio"] - rest) / (1 - rest)
+        rates = (f"{row['parameters']:,}", f"{row['tokens_per_second']:,}", f"{row['ratio']:.3f}")
+        table.append((context, arm, row["positions"], *rates, f"{low:.3f} to {high:.3f}", shown(alone)))
+    columns = [
         "context",
         "arm",
         "positions",
@@ -420,71 +376,33 @@ def show_speed(rows: list[dict[str, Any]]) -> None:
         "of standard",
         "quartiles",
         "layer's time",
-    )
-    table = []
-    for row in rows:
-        if "error" in row:
-            table.append((row["contexts"][0], row["arm"], "", "", "", "", row["error"], ""))
-            continue
-        low, _, high = row["ratio_quartiles"]
-        bare = [
-            other for other in rows if other["arm"] == "no_attention" and other["contexts"] == row["contexts"]
-        ]
-        share = None
-        if bare and "ratio" in bare[0] and bare[0]["positions"] == row["positions"]:
-            rest = 1 / bare[0]["ratio"]
-            share = (1 / row["ratio"] - rest) / (1 - rest)
-        table.append(
-            (
-                row["contexts"][0],
-                row["arm"],
-                row["positions"],
-                f"{row['parameters']:,}",
-                f"{row['tokens_per_second']:,}",
-                f"{row['ratio']:.3f}",
-                f"{low:.3f} to {high:.3f}",
-                number(share, ".2f"),
-            )
-        )
-    print_table(
-        "", columns, table, right=("context", "parameters", "tokens/s", "of standard", "layer's time")
-    )
+    ]
+    print_table(columns, table, left=("arm", "positions"))
     print("layer's time: what a step takes longer than without attention, over the same of standard")
 
 
 def show_memory(rows: list[dict[str, Any]]) -> None:
     """Print the table of bytes and growth."""
-    contexts = [length["context"] for length in rows[0]["lengths"]] if rows and "lengths" in rows[0] else []
-    columns = ["arm", *(f"training, {context:,}" for context in contexts), "growth", "verdict"]
-    columns += [f"prefill, {context:,}" for context in contexts] + ["growth of it"]
-    columns += [f"cache, {context:,}" for context in contexts] + ["declared"]
-    table = []
+    measured = [row for row in rows if "lengths" in row]
+    contexts = [f"{length['context']:,}" for length in measured[0]["lengths"]] if measured else []
+    columns = ["arm", *(f"training, {context}" for context in contexts), "growth", "maps", "verdict"]
+    columns += [*(f"prefill, {context}" for context in contexts), "its growth"]
+    columns += [*(f"cache, {context}" for context in contexts), "declared"]
+    table: list[Sequence[object]] = []
     for row in rows:
         if "error" in row:
-            table.append(
-                (row["arm"], *("–" for _ in contexts), "–", row["error"], *("–" for _ in columns[4:]))
-            )
+            table.append((row["arm"], row["error"], *[""] * (len(columns) - 2)))
             continue
-        lengths, growth = row["lengths"], row["growth"]
         train, prefill, cache = (
-            ["–" if length.get(key) is None else short_bytes(length[key]) for length in lengths]
+            [shown(length.get(key), short_bytes) for length in row["lengths"]]
             for key in ("train_bytes", "prefill_bytes", "cache_bytes")
         )
-        table.append(
-            (
-                row["arm"],
-                *train,
-                number(growth["train_bytes"], ".2f"),
-                row["verdict"],
-                *prefill,
-                number(growth["prefill_bytes"], ".2f"),
-                *cache,
-                declared_words(lengths),
-            )
-        )
-    print_table(
-        "", columns, table, right=[name for name in columns if name not in ("arm", "verdict", "declared")]
-    )
+        growth, maps = row["growth"], row["maps"]
+        train += [shown(growth["train_bytes"]), shown(maps["train_bytes"]), row["verdict"]]
+        prefill += [shown(growth["prefill_bytes"])]
+        table.append((row["arm"], *train, *prefill, *cache, declared_words(row["lengths"])))
+    print_table(columns, table, left=("arm", "verdict", "declared"))
+    print("maps: what grows with the square of the length, over one layer's map in bf16")
 
 
 def declared_words(lengths: list[dict[str, Any]]) -> str:
@@ -496,6 +414,9 @@ def declared_words(lengths: list[dict[str, Any]]) -> str:
             return "no cache"
         if length["cache_declared"] != length["cache_bytes"]:
             return f"{length['cache_declared']:,} declared, {length['cache_bytes']:,} taken"
+        # Folded weights are kept beside a cache, and the allocator rounds up.
+        if length["cache_kept"] is not None and length["cache_kept"] > 1.01 * length["cache_bytes"] + 2**20:
+            return f"as declared; {short_bytes(length['cache_kept'])} kept in all"
     return "as declared"
 
 
@@ -579,7 +500,9 @@ def main() -> None:
     )
     rows = work_through(given, setting, Rows(given.out, given.again))
     (show_memory if given.memory else show_speed)(rows)
-    print(json.dumps(finite({"benchmark": "mechanisms", **provenance(), "rows": rows})))
+    facts = {"benchmark": "mechanisms", **provenance()} | dataclasses.asdict(setting)
+    own = [{name: value for name, value in row.items() if facts.get(name) != value} for row in rows]
+    print(json.dumps(finite(facts | {"rows": own})))
 
 
 if __name__ == "__main__":
