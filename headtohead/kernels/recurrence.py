@@ -14,6 +14,8 @@ from headtohead.kernels.path import is_plain
 
 # Tokens per chunk: decays between all pairs of a chunk are formed, CHUNK x key width numbers a token.
 CHUNK = 16
+# Decays of one row that are formed at once on CPU, so that they stay in a core's cache.
+BLOCK = 2**18
 
 
 def gated_scan(
@@ -150,7 +152,7 @@ def _tokens_last(x: Tensor, like: Tensor) -> Tensor:
 def _blocks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """Yield every row with the tensors (time, ..., rest), on CPU with so much of the rest as keeps it in a core's cache."""
     time, dim, rest = tensors[0].shape
-    size = max(1, 2**18 // (time * dim)) if tensors[0].device.type == "cpu" else rest
+    size = max(1, BLOCK // (time * dim)) if tensors[0].device.type == "cpu" else rest
     for part in zip(*(tensor.split(size, -1) for tensor in tensors), strict=True):
         for place in range(time):
             yield place, part
