@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from memory_held import grown, held_bytes, maps_in, peak_over, verdict
 
+from headtohead.common.errors import UserError
 from headtohead.common.files import finite, read_json, write_json
 from headtohead.common.numbers import short_bytes, short_time
 from headtohead.data.shards import Split
@@ -464,8 +465,13 @@ def arguments() -> argparse.Namespace:
         "--minutes", type=float, default=0.0, help="begin no row that would end later (0: no limit)"
     )
     given = parser.parse_args()
-    gpu = choose_device(given.device).type == "cuda"
     given.arms = given.arms or [*builtin_mechanisms(), *FORMS]
+    try:
+        gpu = choose_device(given.device).type == "cuda"
+        for arm in given.arms:
+            parse_layout(arm).layers(2)
+    except UserError as error:
+        parser.error(str(error))
     given.size = given.size or ("60m" if gpu or given.memory else "nano")
     given.steps = given.steps or (10 if gpu else 1)
     given.precision = given.precision or ("bf16" if gpu or given.memory else "float32")
@@ -475,8 +481,8 @@ def arguments() -> argparse.Namespace:
     given.tokens = 0 if given.memory else given.tokens or (32_768 if gpu else 8192)
     if given.rounds < 2:
         parser.error("quartiles need two rounds or more")
-    for arm in given.arms:
-        parse_layout(arm).layers(2)
+    if given.memory and given.compile and not gpu:
+        parser.error("on a CPU bytes are counted operator by operator, which a compiled model hides")
     return given
 
 

@@ -81,7 +81,8 @@ def maps_in(rows: list[dict[str, Any]], key: str, heads: int) -> float | None:
     times = rows[-1]["context"] / rows[0]["context"]
     if not first or not last or times == 1:
         return None
-    square = (last - times * first) * times / (times - 1)
+    # Below 0 where a part is the same at every length.
+    square = max(0.0, (last - times * first) * times / (times - 1))
     return round(square / (2 * heads * rows[-1]["context"] ** 2), 3)
 
 
