@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from headtohead.kernels.path import is_plain
 
 # Tokens per chunk: decays between all pairs of a chunk are formed, CHUNK x key width numbers a token.
 CHUNK = 16
+# Decays of one row that are formed at once on CPU, so that they stay in a core's cache.
+BLOCK = 2**18
 
 
 def gated_scan(
@@ -103,27 +106,53 @@ def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
 
 
 class _DecayedScores(torch.autograd.Function):
-    """Keeps q, k and L alone for backward: the decays of all pairs, the only large tensor, are formed again.
+    """Goes row by row over what a row sees, and keeps q, k and L alone for backward: decays are formed again.
 
     With D the decays and G the gradient of the scores, dq_i = sum_j G_ij D_ij k_j, dk_j = sum_i G_ij D_ij q_i, and
-    L enters only beside them: dL = q dq - k dk.
+    L enters only beside them: dL = q dq - k dk. Tokens and channels stand first, (time, dim, rest), so that every
+    pass runs through long rows of memory: a CPU step of `nano` is a fifth shorter than with the channels last.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, since: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, since)
-        return (_decays(since).mul_(k.unsqueeze(-3)) @ q.unsqueeze(-1)).squeeze(-1).tril_()
+        time = q.shape[-2]
+        scores = q.new_zeros(time, time, q.shape[:-2].numel())
+        for place, (q_part, k_part, decay, part) in _blocks(*map(_tokens_first, (q, k, since)), scores):
+            seen = slice(place + 1)
+            weights = (decay[place] - decay[seen]).exp_().mul_(k_part[seen]).mul_(q_part[place])
+            torch.sum(weights, 1, out=part[place, seen])
+        return _tokens_last(scores, q)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, since = ctx.saved_tensors
-        weights = _decays(since).mul_(grad.tril().unsqueeze(-1))
-        grad_q = (weights * k.unsqueeze(-3)).sum(-2)
-        grad_k = weights.mul_(q.unsqueeze(-2)).sum(-3)
+        first = [_tokens_first(tensor) for tensor in (q, k, since, grad)]
+        grads = [torch.zeros_like(tensor) for tensor in first[:2]]
+        for place, (q_part, k_part, decay, given, grad_q, grad_k) in _blocks(*first, *grads):
+            seen = slice(place + 1)
+            weights = (decay[place] - decay[seen]).exp_().mul_(given[place, seen].unsqueeze(1))
+            grad_k[seen].addcmul_(weights, q_part[place])
+            torch.sum(weights.mul_(k_part[seen]), 0, out=grad_q[place])
+        grad_q, grad_k = (_tokens_last(tensor, q) for tensor in grads)
         return grad_q, grad_k, q * grad_q - k * grad_k
 
 
-def _decays(since: Tensor) -> Tensor:
-    """Return exp(L_i - L_j) (..., time, time, dim), 1 where j > i."""
-    return (since.unsqueeze(-2) - since.unsqueeze(-3)).clamp_max_(0.0).exp_()
+def _tokens_first(x: Tensor) -> Tensor:
+    """Return (time, dim, rest) from (..., time, dim)."""
+    return x.flatten(0, -3).movedim(0, -1).contiguous()
+
+
+def _tokens_last(x: Tensor, like: Tensor) -> Tensor:
+    """Return (..., time, any), whole in memory as matrix products want it, from (time, any, rest)."""
+    return x.movedim(-1, 0).contiguous().view(*like.shape[:-1], x.shape[1])
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """Yield every row with the tensors (time, ..., rest), on CPU with so much of the rest as keeps it in a core's cache."""
+    time, dim, rest = tensors[0].shape
+    size = max(1, BLOCK // (time * dim)) if tensors[0].device.type == "cpu" else rest
+    for part in zip(*(tensor.split(size, -1) for tensor in tensors), strict=True):
+        for place in range(time):
+            yield place, part

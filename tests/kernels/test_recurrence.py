@@ -75,6 +75,24 @@ def test_the_length_of_a_chunk_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert torch.allclose(gated_scan(*inputs)[0], wanted, rtol=1e-11, atol=1e-13)
 
 
+def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, _, log_decay, _ = drawn(9)
+    inputs = (q, k, log_decay.detach().cumsum(-2).requires_grad_())
+    found = []
+    for size in (
+        1,
+        2 * 9 * 4,
+        4 * 9 * 4,
+        recurrence.BLOCK,
+    ):  # blocks of 1, 2 and 4 of the 6 sequences, and all
+        monkeypatch.setattr(recurrence, "BLOCK", size)
+        scores = decayed_scores(*inputs)
+        found.append((scores, *torch.autograd.grad(scores.square().sum(), inputs)))
+    for other in found[:-1]:
+        for ours, wanted in zip(other, found[-1], strict=True):
+            assert torch.allclose(ours, wanted, rtol=1e-12, atol=1e-14)
+
+
 def test_scores_and_their_gradients() -> None:
     q, k, _, log_decay, _ = drawn(6)
     since = log_decay.detach().cumsum(-2).requires_grad_()
