@@ -10,9 +10,8 @@ Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract fixes the
 same author's arXiv 2606.18694. It is an implementation of the published abstract, with our choices around it, and the
 default is its literal reading.
 
-Score and mean are dot products of features [cos, sin], so the layer is softmax attention with
-q = g [cos, sin](th + t w), k = [cos, sin](th + t w), v = [cos, sin](th) and scale 1: no map is formed, and the strict
-mask is a shift by one. State and update are those of its residual space, `torus`: angles in float32, no norms, a
+Score and mean are dot products of features F = [cos, sin], so the layer is softmax attention with q = g F(th + t w),
+k = F(th + t w), v = F(th) and scale 1: no map is formed, and the strict mask is a shift by one. State and update are those of its residual space, `torus`: angles in float32, no norms, a
 feed-forward part and a read-out that see [cos, sin]. The same holds for any compact group: derive from `h2h.Group`
 (features, score, mean, pull, step) and return it from `make_group` in a class derived from `h2h.Kuramoto`.
 
