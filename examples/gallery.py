@@ -38,7 +38,6 @@ COLUMNS, PANEL, CIRCLE = 6, 150, 150
 COORDINATES = 3  # of Kuramoto's phases that are drawn
 SHADES = {"n": "#0072B2", "a": "#D55E00", "m": "#009E73", "e": "#CC79A7"}
 PLAIN = "#9a9a9a"
-Row = dict[str, Any]
 
 
 def trained(out: Path) -> dict[str, Decoder]:

@@ -149,7 +149,7 @@ def _limits(name: str) -> str:
     kind = builtin_mechanisms()[name]
     able, words = kind.supports, []
     if len(able.positions) < 3:
-        words.append(f"Takes {' or '.join(sorted(able.positions))} positions only.")
+        words.append(f"Positions it takes: {', '.join(sorted(able.positions))}.")
     if not able.bidirectional:
         words.append("Causal only.")
     if (space := getattr(kind, "residual", "euclidean")) != "euclidean":

@@ -13,7 +13,7 @@ reads on beyond 20K without much loss of perplexity; faster than FlashAttention-
 
 Watch: FLOPs and cache do not depend on the context: at short contexts the state is the larger one (float32).
 Within a chunk training does more arithmetic than its count says. Order is known through the decays alone: it takes any
-positions, and rotary ones turn nothing in it. Causal only; its map, shown before the norm, is signed.
+positions, and rotary ones turn nothing in it. Its map, shown before the norm, is signed.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ Claims: DeepSeek-V2 keeps 93.3 % less cache than DeepSeek 67B and generates 5.76
 attention is reported stronger than multi-head attention at the same size.
 
 Watch: By default `latent` + `rope_dim` is the model's width, the cache of (Q, K=V), its rival at equal cache; it then
-has more parameters than standard. Absorbed
-decoding multiplies more, 2H (2 `latent` + `rope_dim`) FLOPs per key in place of 4d: less memory is read, not less
-done. The published comparison is between models that differ in much else.
+has more parameters than standard. Absorbed decoding multiplies more, 2H (2 `latent` + `rope_dim`) FLOPs per key in place
+of 4d: less memory is read, not less done. The published comparison is between models that differ in much else.
 """
 
 from __future__ import annotations
