@@ -87,7 +87,8 @@ def _index(told: Sequence[Description]) -> str:
         "# The mechanisms here",
         NOTE,
         "One page each: idea, equation, options, cost, what the paper claims, what to watch. The contract, arms and "
-        "`h2h check` are in [mechanisms](../mechanisms.md).",
+        "`h2h check` are in [mechanisms](../mechanisms.md), with a picture of "
+        "[what each looks at](../mechanisms.md#what-they-look-at).",
         _table(("mechanism", "what it does", *COSTS), rows),
         _conditions(size) + " Each with its default options; `factorised` with learned positions.",
     ]
