@@ -10,7 +10,7 @@ import pytest
 from headtohead.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def test_the_example_in_contributing_is_the_example_file() -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from headtohead import api
 from headtohead.cli.flags import flag
+from headtohead.cli.pages import option_values, write_pages
 from headtohead.cli.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.data.corpora import corpus_names
+from headtohead.mechanisms.describe import describe
 from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.options import describe_options, value_text
-from headtohead.mechanisms.projected import Stage
+from headtohead.mechanisms.options import value_text
 from headtohead.model.check import LEVELS
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
@@ -26,15 +27,7 @@ from headtohead.model.sizes import SIZES
 
 def catalogue() -> dict[str, Any]:
     """Return everything a study can name, JSON-ready."""
-    mechanisms = [
-        {
-            "name": name,
-            "summary": (inspect.getdoc(kind) or "").splitlines()[0],
-            "stage": issubclass(kind, Stage),
-            "options": describe_options(kind.Options),
-        }
-        for name, kind in builtin_mechanisms().items()
-    ]
+    mechanisms = [describe(kind).as_dict() for kind in builtin_mechanisms().values()]
     sizes = []
     for name, size in SIZES.items():
         model = Decoder.outline(size, parse_layout("standard").layers(size.layers))
@@ -45,25 +38,29 @@ def catalogue() -> dict[str, Any]:
     return {"mechanisms": mechanisms, "sizes": sizes, "corpora": corpora, "layouts": sorted(NAMED_LAYOUTS)}
 
 
-def list_all(*, json_: Annotated[bool, flag(name="json")] = False) -> int:
+def list_all(
+    *,
+    json_: Annotated[bool, flag(name="json")] = False,
+    pages: Annotated[Path | None, flag("DIR")] = None,
+) -> int:
     """Show mechanisms with their options, sizes, corpora and named layouts.
 
     Args:
         json_: as one JSON document.
+        pages: write a page about each mechanism into that directory instead.
     """
+    if pages is not None:
+        print(f"{len(write_pages(pages))} pages written to {pages}")
+        return 0
     everything = catalogue()
     if json_:
         print(json.dumps(everything, indent=1, ensure_ascii=False))
         return 0
     for mechanism in everything["mechanisms"]:
-        rows = []
-        for option in mechanism["options"]:
-            choices = (
-                "|".join(value_text(choice) for choice in option["choices"])
-                if option["choices"]
-                else option["type"]
-            )
-            rows.append((option["name"], value_text(option["default"]), choices, option["help"]))
+        rows = [
+            (option["name"], value_text(option["default"]), option_values(option), option["help"])
+            for option in mechanism["options"]
+        ]
         title = f"{mechanism['name']}: {mechanism['summary']}"
         if rows:
             print_table(title, ("option", "default", "values", "what it does"), rows)

@@ -45,6 +45,12 @@ def arm_cost(
     }
 
 
+def attention_parameters(size: Size, layers: Sequence[Composed]) -> list[int]:
+    """Return how many parameters each layer's mechanism has, the stages in it included."""
+    blocks = Decoder.outline(size, layers).layers
+    return [sum(parameter.numel() for parameter in block.mechanism.parameters()) for block in blocks]
+
+
 def _entries(model: Decoder, kind: str, dtype: torch.dtype) -> int | None:
     total = 0
     for block in model.layers:

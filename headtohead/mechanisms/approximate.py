@@ -1,8 +1,21 @@
-"""Taylor weights in place of exp: a_ij = w_ij / sum_m w_im, w = 1 + s + s^2/2, s_ij = q_i . k_j / sqrt(d).
+"""The second-order Taylor weights of exp in place of exp: close to softmax, and linear in features of q and k.
 
-Approximate of Xue et al., arXiv 2510.11602, eq. 6, after BASED (Arora et al., arXiv 2402.18668). `features` says
-what the square is: `outer` the whole (q . k)^2 / 2d, a true distribution; `elementwise` sum_u (q_u k_u)^2 / 2d, whose
-weights can be negative, with a state of fixed size. `per_order` norms the three orders apart, and takes their mean.
+    a_ij = w_ij / sum_(m <= i) w_im        w = 1 + s + s^2/2        s_ij = q_i . k_j / sqrt(d)
+
+Approximate of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602, eq. 6, after BASED (Arora et al.,
+arXiv 2402.18668). `features=outer` takes the whole (q . k)^2 / 2d, a true distribution, dense on CPU and through
+FlexAttention with the log-score log(1 + s + s^2/2) on a GPU: no map in memory. `features=elementwise` takes
+sum_u (q_u k_u)^2 / 2d: a state of fixed size, and weights that can be negative. `normaliser=per_order` norms the three
+orders apart and takes their mean.
+
+Arms: approximate:features=elementwise even(approximate)
+
+Claims: Alone 47.9 word perplexity on WikiText against 38.1 (500M, 15B tokens), the best of the substitutes used alone;
+every second layer standard, 39.4.
+
+Watch: The paper can be read three ways; `outer` with a joint normaliser is our default, the published state size fits
+`elementwise`, and `per_order` divides by first-order sums that change sign (it is there to show that). `outer` keeps
+standard's cache: its own state would be the keys and values of 1,089 tokens at head width 64. One run per cell.
 """
 
 from __future__ import annotations

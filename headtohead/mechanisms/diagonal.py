@@ -1,6 +1,16 @@
-"""One shared projection with three learned diagonals: s = x W; q = s * Dq, k = s * Dk, v = s * Dv.
+"""One projection serves as query, key and value, told apart by three learned diagonals: the cheapest repair of (Q=K=V).
 
-Kowsher et al., arXiv 2412.00359: the cheapest repair of (Q=K=V).
+    s = W_s x        q = s * Dq        k = s * Dk        v = s * Dv
+    o_i = W_o sum_j softmax_j(q_i . k_j / sqrt(d)) v_j
+
+Kowsher et al., "Does Self-Attention Need Separate Weights in Transformers?", arXiv 2412.00359. `init=signs` starts half
+of the query's entries negative, off the positive form that favours the token itself.
+
+Claims: In BERT 66.53 % fewer parameters in the attention block, a tenth less training time, and GLUE accuracy 0.38 %
+above three projections, 5.81 % above a symmetric form (v1 of the paper; encoders only).
+
+Watch: Half of standard's attention parameters: use `shape = params`. Rotary positions turn scores alone here, where
+(Q=K=V) of `sharing` carries them in the value too and does better for it (results/sharing-1m).
 """
 
 from __future__ import annotations

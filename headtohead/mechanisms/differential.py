@@ -1,9 +1,22 @@
-"""Differential Attention: what two softmax maps see in common is taken away, O_j = (A_1 - lambda A_2) v_j.
+"""What two softmax maps see in common is taken away, as noise is in a differential amplifier.
 
+    O_j = (A_1 - lambda A_2) v_j
     version 1:  lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_init, one per layer; each head's output is normed
     version 2:  lambda = sigmoid(W_lambda x), one per token and head; two queries share a key and a value; no norm
 
-Version 1: Ye et al., "Differential Transformer", arXiv 2410.05258. Version 2: the authors' note and code of January 2026.
+Version 1: Ye et al., "Differential Transformer", arXiv 2410.05258; half the heads, with values twice as wide.
+Version 2: the authors' note and code of January 2026; twice the queries. Both are computed as differences of mixes, so
+no map is formed.
+
+Arms: differential:version=2 differential:version=2,kv_heads=2
+
+Claims: Version 1 needs about 65 % of the parameters or tokens of a transformer for the same loss (6.8B against 11B),
+with fewer outliers and better retrieval. Version 2: loss 0.02 to 0.03 lower near 1T tokens, standard's speed of
+decoding, fewer gradient spikes.
+
+Watch: Version 2 has 5 D² + D h parameters per layer where standard has 4 D²: race it with `shape = params`. Version 1
+mixes values twice as wide, so FLOPs differ at equal parameters. The map is signed and its rows sum to 1 - lambda.
+Others report failed small runs of version 1.
 """
 
 from __future__ import annotations

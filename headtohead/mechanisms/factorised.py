@@ -1,11 +1,27 @@
-"""Query-key and output-value circuit, each a product of two trained matrices or one trained matrix.
+"""The query-key circuit decides where to look, the output-value circuit what to carry. Each is a product of two trained
+matrices, as usual, or one trained matrix.
 
     factorised attention  s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k)     collapsed  s_ij = x_j . (W_QK x_i) / sqrt(k)
     factorised output     o_i = W_O sum_j a_ij W_V x_j               collapsed  o_i = W_OV sum_j a_ij x_j
 
-for each head; the heads' outputs add. FAFO is the usual layer, FACO, CAFO and CACO collapse the output, the attention
+for each head; the heads' outputs add. FAFO is the usual layer; FACO, CAFO and CACO collapse the output, the attention
 or both. Vashisht, Ramaswamy, "Faster Query-Key Learning Sharpens Attention in Self-Attention Models",
-arXiv 2608.06776. Rotary positions sit between the two factors of a score and cannot be absorbed, so they are refused.
+arXiv 2608.06776. Costs per token with d the width, H heads, k the inner width per head and n keys seen:
+
+| part | parameters | projection FLOPs | mixing FLOPs | cache elements |
+|---|---|---|---|---|
+| FA or FO | 2Hdk | 4Hdk | 2Hkn | Hk |
+| CA or CO | Hd² | 2Hd² | 2Hdn | d: x itself, kept once for both |
+
+Arms: factorised:form=FACO factorised:form=CAFO factorised:form=CACO
+
+Claims: A factorised circuit learns like a collapsed one with a growing learning rate, so that FAFO and CAFO end
+diffuse, FACO sharp, CACO between: on a toy task 0 % of FAFO's sequences put over 0.8 of the weight on informative
+tokens, 94.6 % of FACO's. Faster query-key learning raises attention confidence on SQuAD from 12.65 to 42.95 %.
+
+Watch: Say in which sense two forms are equal: two heads of half the width have equal parameters, `inner` = d equal
+rank. Rotary positions sit between the two factors, cannot be absorbed, and are refused: race at learned positions or
+none. `init=product` starts all four as one function. The theory is for SGD; under Adam the product moves otherwise.
 """
 
 from __future__ import annotations

@@ -1,12 +1,19 @@
-"""A gated linear recurrence: a state of fixed size that forgets by what it reads, in place of a growing cache.
+"""A recurrence of the state-space family: a state of fixed size that forgets by what it reads, in place of a growing
+cache. The arm for hybrids, `(gated_linear standard)*3`.
 
     S_t = diag(a_t) S_(t-1) + k_t^T v_t        o_t = q_t S_t / sqrt(d_k)        a_t = sigmoid(W_2 W_1 x_t + b)^(1/tau)
+    y_t = W_o (norm(o_t) * silu(W_g x_t))
 
-per head, S of (d_k, d_v); then y_t = W_o (norm(o_t) * silu(W_g x_t)). Yang et al., "Gated Linear Attention
-Transformers with Hardware-Efficient Training", arXiv 2312.06635; the state-space family's member nearest to attention.
+per head, S of (d_k, d_v). Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training",
+arXiv 2312.06635. Queries and keys are half as wide as values (`key_dim`), so that the parameters come near the usual
+4d². Training goes by chunks of 16 tokens, equal to the recurrence step by step.
 
-Order is known to it through its decays alone: it takes a model of any positions and never turns q and k. Training goes
-by chunks, equal to the recurrence step by step.
+Claims: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens it
+reads on beyond 20K without much loss of perplexity; faster than FlashAttention-2 as a layer alone, even at 1K.
+
+Watch: FLOPs and cache do not depend on the context: at short contexts the state is the larger one (float32).
+Within a chunk training does more arithmetic than its count says. Order is known through the decays alone: it takes any
+positions, and rotary ones turn nothing in it. Its map, shown before the norm, is signed.
 """
 
 from __future__ import annotations

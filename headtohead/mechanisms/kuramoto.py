@@ -1,15 +1,32 @@
-"""Attention on the torus: tokens are oscillators, every coordinate th[t, j] of a state is an angle.
+"""Attention on the torus: tokens are oscillators, every coordinate th[t, j] of a state is an angle. Scores are gated
+cosines of phase differences, values are the raw phases, and a token's phases are pulled to the weighted circular mean
+of those it attends to.
 
     s[t, u]   = sum_j g_j cos(th[t, j] - th[u, j] + w_j (t - u))      gated cosine score, rotary drift
     A[t, .]   = softmax over u < t
     dth[t, j] = kappa_j sum_u A[t, u] sin(th[u, j] - th[t, j])        the tangent part of the weighted circular mean
 
 Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract fixes the layer; successor values after the
-same author's arXiv 2606.18694. It is an implementation of the published abstract, with our choices around it.
+same author's arXiv 2606.18694. It is an implementation of the published abstract, with our choices around it, and the
+default is its literal reading.
 
-Score and mean are dot products of features [cos, sin], so the layer is softmax attention with
-q = g [cos, sin](th + t w), k = [cos, sin](th + t w), v = [cos, sin](th) and scale 1: no map is formed. The same holds
-for any `Group`. State and update are the residual space's: the layer returns a tangent, the torus takes the step.
+Score and mean are dot products of features F = [cos, sin], so the layer is softmax attention with q = g F(th + t w),
+k = F(th + t w), v = F(th) and scale 1: no map is formed, and the strict mask is a shift by one. State and update are
+those of its residual space, `torus`: angles in float32, no norms, a feed-forward part and a read-out that see features.
+The same holds for any compact group: derive from `h2h.Group` (features, score, mean, pull, step) and return it from
+`make_group` in a class derived from `h2h.Kuramoto`.
+
+Arms: kuramoto:cache=i16 kuramoto:gate=pair kuramoto:successor=replace kuramoto:heads=full
+
+Claims: On enwik8 at 1M 1.637 +- 0.010 bits per character against 1.616 +- 0.004 of a tuned transformer; at 5M median
+1.448 against 1.452, mean 1.468 against 1.456. The follow-up: the layer finds where a context was and not what came
+next; a kernel with a delay of one step and harmonics has 1.5953 against 1.611 at 1M after 50 epochs.
+
+Watch: The layer itself has almost no parameters; they sit in a feed-forward part and an untied read-out that see twice
+the width, so match with `shape = params`. Learning rates matter more for phases than for a transformer: tune both on
+one grid. With `mask=inclusive` a token attends to itself and the layer switches off. The cache is one number per
+coordinate, but in float32 (`cache=i16` halves it). Beside other mechanisms a linear adapter stands where the spaces
+meet, and a tied head needs `tied = false`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,18 @@
-"""Kuramoto attention in the form that trains best so far, under a name of its own.
+"""Kuramoto attention in the form that trains best so far, under a name of its own: gates from query and key token, sharp
+from the start, and successor values.
 
-Gates from query and key token, sharp from the start, and successor values: within what the abstract of
-arXiv 2606.11585 fixes (phases as state and as values, gated cosine score, rotary drift, Kuramoto update), and not its
-literal reading, which `kuramoto` keeps.
+    gate      softplus(g) * 2 sigmoid(W_gq [cos, sin] + b) of the query * 2 sigmoid(W_gk [cos, sin] + b) of the key
+    step      dth[t, j] = kappa_j sum_(u < t) A[t, u] sin(th[u + 1, j] - th[t, j])
+
+Within what the abstract of arXiv 2606.11585 fixes (phases as state and as values, gated cosine score, rotary drift,
+Kuramoto update), and not its literal reading, which `kuramoto` keeps. All options are those of `kuramoto`, with other
+defaults.
+
+Claims: None of its own; those published are for `kuramoto` and for the kernel of arXiv 2606.18694.
+
+Watch: Its gates cost 4 D² parameters a layer; `shape = params` takes them from the feed-forward part. Keys are made by
+maps, so decoding keeps them beside the phases. It trains best at a higher learning rate than the usual layer with its
+feed-forward part at half of it (`rates = "ffn=0.5"`). Results of this form say nothing of the paper's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,25 @@
-"""Multi-head latent attention (MLA): keys and values of all heads come from one small latent per token.
+"""Multi-head latent attention (MLA): keys and values of all heads are made from one small latent per token, which is all
+that decoding keeps, beside one rotary key that all heads share.
 
     c = W_D x                   k_h = [W_UK^h c ; R W_KR x]        v_h = W_UV^h c
     q_h = [W_Q^h y ; R W_QR^h y]    y = x, or W_DQ x with a query latent
     o_i = W_O [ sum_j softmax_j(q_h,i . k_h,j / sqrt(d_h + d_R)) v_h,j ]_h
 
-The rotary key R W_KR x is one for all heads: rotary positions on W_UK c could not be absorbed. DeepSeek-AI, "DeepSeek-V2",
-arXiv 2405.04434.
+The rotary key R W_KR x stands apart because rotary positions on W_UK c could not be absorbed. DeepSeek-AI,
+"DeepSeek-V2", arXiv 2405.04434.
 
 Training forms keys and values (explicit). Decoding moves W_UK to the query and W_UV behind the mix (absorbed),
 (W_Q y) . (W_UK c) = (W_UK^T W_Q y) . c, and so reads nothing but the latent and the rotary key of each token.
+`latent_norm` norms the latents as the published models do. Without rotary positions there is no rotary key.
+
+Arms: latent:latent=128,rope_dim=64 latent:query_latent=256
+
+Claims: DeepSeek-V2 keeps 93.3 % less cache than DeepSeek 67B and generates 5.76 times as fast at its peak; its latent
+attention is reported stronger than multi-head attention at the same size.
+
+Watch: By default `latent` + `rope_dim` is the model's width, the cache of (Q, K=V), its rival at equal cache; it then
+has more parameters than standard. Absorbed decoding multiplies more, 2H (2 `latent` + `rope_dim`) FLOPs per key in place
+of 4d: less memory is read, not less done. The published comparison is between models that differ in much else.
 """
 
 from __future__ import annotations

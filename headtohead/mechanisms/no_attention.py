@@ -1,4 +1,16 @@
-"""No attention part at all: a block is its feed-forward part; a control for what the other parts do alone."""
+"""No attention part at all: a block is its feed-forward part. A control for what the other parts do alone.
+
+    x <- x + ffn(norm(x))
+
+The norm before the attention part is left out too.
+
+Arms: even(no_attention)
+
+Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
+
+Watch: The arm has no attention parameters: `shape = params` gives them to the feed-forward part. A hybrid that is no
+better than `even(no_attention)` owes nothing to its substitute.
+"""
 
 from __future__ import annotations
 

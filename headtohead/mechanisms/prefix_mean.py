@@ -1,6 +1,15 @@
-"""The mean of all values so far: a_ij = 1/i, no queries and no keys; a control for mechanisms with weights.
+"""The mean of all values so far, no queries and no keys: a control for mechanisms with weights.
+
+    a_ij = 1/i        o_i = W_o (1/i) sum_(j <= i) W_v x_j
 
 `non_approximate` with a zero query is this.
+
+Arms: even(prefix_mean)
+
+Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
+
+Watch: Half of standard's attention parameters: use `shape = params`. A substitute whose hybrid does not beat
+`even(prefix_mean)` has weights that do nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,20 @@
-"""Queries and keys from noise: X starts as eps ~ N(0, sigma^2 I), drawn once, and passes the same blocks.
+"""Queries and keys from noise drawn once, the companion, which passes the same blocks: softmax of dot products, and a map
+that no input changes.
 
-RndEmbQK of Xue et al., arXiv 2510.11602: softmax of dot products, and a map that no input changes.
+    X starts as eps ~ N(0, sigma^2 I)        q, k = W_q norm(X), W_k norm(X)        v = W_v x
+    o_i = W_o sum_j softmax_j(q_i . k_j / sqrt(d)) v_j
+
+RndEmbQK of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602. The noise comes from the run's seed and
+is saved with the weights. `per_layer=true` gives each layer noise of its own and runs no companion.
+
+Arms: rnd_emb_qk:per_layer=true even(rnd_emb_qk)
+
+Claims: Alone 84.8 word perplexity on WikiText against 38.1, last words of LAMBADA 1.3 % right against 22.9; every
+second layer standard, 39.3 and 22.0 % (500M, 15B tokens); at 1.7B the hybrid has 28.0 against 27.6.
+
+Watch: What it learns is where to look by position alone: race it beside `prefix_mean`. The companion costs a batch one
+sequence more, and inputs longer than it are refused. `sigma` is not published; ours is the usual start of an embedding.
+One run per cell.
 """
 
 from __future__ import annotations

@@ -1,6 +1,46 @@
-"""Projections shared between queries, keys and values: (Q, K=V), (Q=K, V), (Q=K=V), V = aQ + bK, depth-2 queries.
+"""Two or three of the projections are one, so that fewer matrices are learned and, where keys are values, one tensor is
+cached in place of two.
 
-Kayyam, Madan Gopal, Lewis, "Do Transformers Need Three Projections?", arXiv 2606.04032.
+    (Q, K=V)      q = W_q x   v = k = W_k x            (Q=K, V)   q = k = W_k x   v = W_v x
+    (Q=K=V)       q = k = v = W_k x                    V = aQ + bK   v = a q + b k, fixed or learned per head
+    depth 2       q = W_r W_q x, multiplied out for decoding
+
+Kayyam, Madan Gopal, Lewis, "Do Transformers Need Three Projections?", arXiv 2606.04032; the depth-2 query after
+arXiv 2606.21848.
+
+| form | arm | cache per token |
+|---|---|---|
+| (Q, K=V) | `sharing:tie=kv` | one tensor, half of standard |
+| (Q=K, V) | `sharing:tie=qk` | as standard |
+| (Q=K=V) | `sharing:tie=qkv` | one tensor |
+| grouped | `sharing:tie=kv,kv_heads=2` | one narrow tensor |
+| V = Q - K | `sharing:value_mix=(1,-1)` | as standard |
+| V = aQ + bK, learned | `sharing:value_mix=learnt` | as standard |
+| QVV(3), a depth-2 query | `sharing:tie=kv,query_depth=2` | one tensor |
+
+With rotary positions a shared K=V must choose what is turned. `rope=roundtrip` (the default then) turns keys and values
+together and turns the mix back at the query: it depends on distances alone, and one turned tensor is cached. `score`
+carries keys unturned and turns them again at each step; `rotated` carries turned values and is not shift-invariant;
+`decoupled` turns a part of the key that is no value, half of each head (`rotary_key=split`) or one key more for all
+heads (`shared`); `none` turns nothing. These are different models: train and decode with the same one.
+
+`pos2d=true` is the paper's (X)+, S' = sum_c w_c (S + P_c) + b with fixed sines and cosines P of both indices. What
+depends on the query alone cancels in the softmax: a learned temperature sum(w) and a learned bias by the key's position
+are left, and so it is computed. `score_bias=t5` (Raffel et al., arXiv 1910.10683) and `alibi` (Press et al., arXiv
+2108.12409) are its relative rivals. `kv_norm` norms the key of a shared K=V in the score alone, at one more cached
+number per key head.
+
+Arms: sharing:tie=kv sharing:tie=qk sharing:tie=qkv sharing:tie=kv,kv_heads=2 sharing:value_mix=(1,-1)
+sharing:tie=kv,query_depth=2
+
+Claims: At 300M (Q, K=V) costs +3.1 % perplexity (5.27 against 5.11) and +2.5 % at 1.2B for half the cache, (Q=K, V)
++4.9 %, (Q=K=V) +25.4 %; with one key head (Q, K=V) +4.9 % for 96.9 % less cache. QVV(3) beats three projections on
+four of five models.
+
+Watch: These published losses count padding as text, so the gaps on text are larger; one seed, parameters not matched.
+(Q, K=V) has exactly the parameters, FLOPs and cache of grouped attention with half the key heads:
+`standard:kv_heads=H/2` is its fair rival. Q=K favours the token itself (`mask_self=true` hides it). The paper's models
+have learned positions, and its (X)+ no causal mask.
 """
 
 from __future__ import annotations

@@ -1,6 +1,18 @@
-"""No mixing of tokens: o_i = W_o W_down (SiLU(W_gate x_i) * W_up x_i), three width x width maps in place of q, k, v.
+"""No mixing of tokens: three width x width maps, in place of those of q, k and v, make a gated layer on each token alone.
+What attention's parameters are worth without other tokens to look at.
 
-MLP of Xue et al., arXiv 2510.11602: what attention's parameters are worth without other tokens to look at.
+    o_i = W_o W_down (SiLU(W_gate x_i) * W_up x_i)
+
+MLP of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602.
+
+Arms: even(token_mlp)
+
+Claims: Alone it fails, 993.5 word perplexity on WikiText against 38.1, the same at every context (500M, 15B tokens);
+every second layer standard, 45.8.
+
+Watch: Alone the loss cannot fall below the bigrams of the text, whatever the context. It has standard's parameters and
+none of its quadratic FLOPs: compare at equal FLOPs as well. A hybrid that does well may only show that half the
+attention layers suffice; `even(no_attention)` tells.
 """
 
 from __future__ import annotations

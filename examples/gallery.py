@@ -1,0 +1,279 @@
+"""What the mechanisms look at: the attention map of each on one line of text, and Kuramoto's phases layer by layer.
+
+    python examples/gallery.py [--out races/gallery] [--images docs/images]
+
+Trains one small model per mechanism (`nano` on this Python's standard library, a million bytes each, some ten minutes on
+one core; started again it does what is missing), then draws gallery.png and phases.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import torch
+from torch import Tensor
+
+import headtohead as h2h
+from headtohead.mechanisms.base import Mechanism
+from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.model.decoder import Decoder
+from headtohead.study.environment import provenance
+
+TEXT = "self.name = name"
+TOKENS = "1M"
+# `sharing` without a tie is `standard`, so is FAFO, and factorised forms take no rotary positions.
+ARMS: dict[str, dict[str, Any]] = {
+    "sharing": {"arm": "sharing:tie=kv"},
+    "factorised": {"arm": "factorised:form=CACO", "model": {"positions": "learned"}},
+}
+# Neighbours in the picture have something in common; what is not named here comes last.
+ORDER = ["standard", "sharing", "diagonal", "coupled", "differential", "factorised"]
+ORDER += ["latent", "gated_linear", "kuramoto", "kuramoto_gated", "approximate", "static_emb_qk"]
+ORDER += ["fixed_seq_qk", "rnd_emb_qk", "non_approximate", "prefix_mean", "token_mlp", "no_attention"]
+COLUMNS, PANEL, CIRCLE = 6, 150, 150
+COORDINATES = 3  # of Kuramoto's phases that are drawn
+SHADES = {"n": "#0072B2", "a": "#D55E00", "m": "#009E73", "e": "#CC79A7"}
+PLAIN = "#9a9a9a"
+
+
+def trained(out: Path) -> dict[str, Decoder]:
+    """Return a trained model of every mechanism by name, training those that `out` lacks."""
+    names = sorted(
+        builtin_mechanisms(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
+    )
+    arms = [{"arm": name, "name": name} | ARMS.get(name, {}) for name in names]
+    settings = {"tokens": TOKENS, "batch": 1024, "lr": 4e-3, "model": {"init_std": 0.08}}
+    result = h2h.Study(arms, name="gallery", seeds=1, **settings).run(out, workers=1)
+    runs = {entry.label: entry.run for entry in result.outline.entries}
+    return {name: h2h.load(out / "runs" / runs[name])[0] for name in names}
+
+
+@torch.no_grad()
+def maps(model: Decoder, tokens: Tensor) -> list[Tensor | None]:
+    """Return the map (heads, time, time) of each layer on tokens (1, time), None where a layer has none."""
+    found: dict[int, Tensor | None] = {}
+
+    def watch(layer: int) -> Any:
+        def before(mechanism: Mechanism, given: tuple[Any, ...]) -> None:
+            # A companion's own pass comes first; the data's call, the last, is the one kept.
+            weights = mechanism.attention_map(given[0], given[1])
+            found[layer] = None if weights is None else weights[0]
+
+        return before
+
+    hooks = [
+        block.mechanism.register_forward_pre_hook(watch(layer)) for layer, block in enumerate(model.layers)
+    ]
+    model.hidden(tokens)
+    for hook in hooks:
+        hook.remove()
+    return [found.get(layer) for layer in range(len(model.layers))]
+
+
+def most_telling(layers: list[Tensor | None]) -> tuple[int, int, Tensor] | None:
+    """Return layer, head and map (time, time) of the head that looks back furthest and most surely.
+
+    That is the largest mean over queries of sum_j a_ij^2 (i - j). Rows enter by their absolute sum, which is 1 already
+    unless a map is signed.
+    """
+    best: tuple[float, int, int, Tensor] | None = None
+    for layer, weights in enumerate(layers):
+        for head, one in enumerate(weights if weights is not None else ()):
+            shares = one / one.abs().sum(-1, keepdim=True).clamp_min(1e-9)
+            place = torch.arange(len(one))
+            reach = float((shares.square() * (place[:, None] - place)).sum(-1).mean())
+            if best is None or reach > best[0]:
+                best = (reach, layer, head, shares)
+    return best and best[1:]
+
+
+def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
+    """Return one mechanism's map: a row for each character read, a column for each it looks at."""
+    found = most_telling(maps(model, tokens))
+    label = ARMS.get(name, {}).get("arm", name)
+    if found is None:
+        blank = alt.Chart(alt.Data(values=[{"words": "no map: no token looks at another"}]))
+        words = blank.mark_text(color=PLAIN, fontSize=11, lineBreak=":", lineHeight=14).encode(text="words:N")
+        return words.properties(width=PANEL, height=PANEL, title=alt.Title(label))
+    layer, head, weights = found
+    rows = [
+        {"read": i, "seen": j, "weight": float(weights[i, j])} for i in range(len(TEXT)) for j in range(i + 1)
+    ]
+    letters = f"replace({list(TEXT)!r}[datum.value], ' ', '\\u2423')"
+    axis = alt.Axis(
+        title=None,
+        labelExpr=letters,
+        labelAngle=0,
+        labelFontSize=8,
+        labelFont="monospace",
+        labelPadding=2,
+        labelOverlap=False,
+        ticks=False,
+        domain=False,
+    )
+    signed = model.layers[layer].mechanism.signed
+    colour = alt.Color(
+        "weight:Q",
+        scale=alt.Scale(scheme="redblue", type="sqrt", domain=[-1, 1], domainMid=0, clamp=True),
+        legend=alt.Legend(
+            title="weight",
+            orient="bottom",
+            direction="horizontal",
+            gradientLength=300,
+            values=[-1, -0.25, 0, 0.25, 1],
+            format="~g",
+        ),
+    )
+    subtitle = f"layer {layer + 1}, head {head + 1}" + (", signed" if signed else "")
+    return (
+        alt.Chart(alt.Data(values=rows))
+        .mark_rect()
+        .encode(x=alt.X("seen:O", axis=axis), y=alt.Y("read:O", axis=axis), color=colour)
+        .properties(width=PANEL, height=PANEL, title=alt.Title(label, subtitle=subtitle))
+    )
+
+
+def gallery(models: dict[str, Decoder], tokens: Tensor) -> Any:
+    """Return the picture of all maps."""
+    panels = [map_panel(name, model, tokens) for name, model in models.items()]
+    return alt.concat(*panels, columns=COLUMNS, spacing=14).properties(
+        title=alt.Title(
+            f"What each mechanism looks at while it reads “{TEXT}”",
+            subtitle="row: the character read; column: the one it looks at; of each, the head that looks back furthest and most surely",
+            fontSize=15,
+            subtitleFontSize=12,
+            offset=14,
+        )
+    )
+
+
+@torch.no_grad()
+def phases(model: Decoder, tokens: Tensor) -> list[Tensor]:
+    """Return Kuramoto's angles (time, width): as embedded, then after coupling and feed-forward part of each layer."""
+    states: list[Tensor] = []
+
+    def before(_: Any, given: tuple[Any, ...]) -> None:
+        states.append(given[0][0])
+
+    parts = [part for block in model.layers for part in (block, block.ffn)]
+    hooks = [part.register_forward_pre_hook(before) for part in parts]
+    hooks.append(model.norm.register_forward_pre_hook(before))
+    model.hidden(tokens)
+    for hook in hooks:
+        hook.remove()
+    return states
+
+
+def order(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return r and psi (width,) of r e^(i psi) = mean over tokens of e^(i th): 1 is one phase, 0 none in common."""
+    cosine, sine = angles.cos().mean(0), angles.sin().mean(0)
+    return torch.hypot(cosine, sine), torch.atan2(sine, cosine)
+
+
+def circle(angles: Tensor, title: alt.Title | str) -> Any:
+    """Return the phases (time,) of one coordinate on the circle, with the order parameter as a hand."""
+    r, psi = (float(part) for part in order(angles[:, None]))
+    reach = 1.65
+    rows = [
+        {
+            "x": math.cos(angle),
+            "y": math.sin(angle),
+            "x_letter": math.cos(angle) * (1.17 + 0.36 * place / len(TEXT)),
+            "y_letter": math.sin(angle) * (1.17 + 0.36 * place / len(TEXT)),
+            "letter": TEXT[place].replace(" ", "\u2423"),
+            "shade": SHADES.get(TEXT[place], PLAIN),
+        }
+        for place, angle in enumerate(angles.tolist())
+    ]
+    ring = [
+        {"x": math.cos(step * math.pi / 60), "y": math.sin(step * math.pi / 60), "step": step}
+        for step in range(121)
+    ]
+    hand = [{"x": 0, "y": 0, "x2": r * math.cos(psi), "y2": r * math.sin(psi), "words": f"r = {r:.2f}"}]
+
+    def at(name: str, channel: Any) -> Any:
+        return channel(f"{name}:Q", axis=None, scale=alt.Scale(domain=[-reach, reach]))
+
+    x, y = at("x", alt.X), at("y", alt.Y)
+    shade = alt.Color("shade:N", scale=None)
+    tokens, pull = alt.Chart(alt.Data(values=rows)), alt.Chart(alt.Data(values=hand))
+    layers = [
+        alt.Chart(alt.Data(values=ring)).mark_line(color="#cccccc").encode(x=x, y=y, order="step:Q"),
+        pull.mark_rule(strokeWidth=3, color="#222").encode(x=x, y=y, x2="x2", y2="y2"),
+        tokens.mark_circle(size=55, opacity=0.9).encode(x=x, y=y, color=shade),
+        tokens.mark_text(font="monospace", fontSize=10).encode(
+            x=at("x_letter", alt.X), y=at("y_letter", alt.Y), text="letter:N", color=shade
+        ),
+        pull.mark_text(fontSize=11, color="#222", align="left").encode(
+            x=alt.value(0), y=alt.value(8), text="words:N"
+        ),
+    ]
+    return alt.layer(*layers).properties(width=CIRCLE, height=CIRCLE, title=title)
+
+
+def phase_picture(model: Decoder, tokens: Tensor) -> Any:
+    """Return the phases of the coordinates that the coupling brings together most, before and after each layer."""
+    states = phases(model, tokens)
+    orders = [order(state)[0] for state in states]
+    gained = sum((orders[step] - orders[step - 1] for step in range(1, len(orders), 2)), torch.zeros(1))
+    chosen = gained.argsort(descending=True)[:COORDINATES].tolist()
+    steps = ["before layer 1"]
+    for layer in range(1, len(model.layers) + 1):
+        steps += [f"layer {layer}, after coupling", f"after layer {layer}"]
+    titles = [
+        alt.Title(step, subtitle=f"mean r of all {len(found)}: {float(found.mean()):.2f}")
+        for step, found in zip(steps, orders, strict=True)
+    ]
+    rows = [
+        alt.hconcat(
+            *(
+                circle(state[:, coordinate], title if place == 0 else "")
+                for title, state in zip(titles, states, strict=True)
+            ),
+            spacing=4,
+        )
+        for place, coordinate in enumerate(chosen)
+    ]
+    return alt.vconcat(*rows, spacing=4).properties(
+        title=alt.Title(
+            f"Kuramoto coupling pulls the phases of tokens together: “{TEXT}” on three of {len(orders[0])} circles",
+            subtitle="dot: the phase of one character; hand: the order parameter r, 1 when all have one phase",
+            fontSize=15,
+            subtitleFontSize=12,
+            offset=14,
+        )
+    )
+
+
+def save(chart: Any, file: Path) -> None:
+    """Write a chart as a picture, at twice its size."""
+    import vl_convert
+
+    chart = chart.configure_view(stroke=None).configure_title(
+        anchor="start", fontSize=12, subtitleFontSize=10
+    )
+    file.write_bytes(vl_convert.vegalite_to_png(chart.to_json(), scale=2))
+
+
+def main() -> None:
+    """Train what is missing, draw both pictures, and say where they came from."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("races/gallery"))
+    parser.add_argument("--images", type=Path, default=Path("docs/images"))
+    given = parser.parse_args()
+    alt.data_transformers.disable_max_rows()
+    models = trained(given.out)
+    tokens = torch.tensor([list(TEXT.encode())])
+    save(gallery(models, tokens), given.images / "gallery.png")
+    save(phase_picture(models["kuramoto"], tokens), given.images / "phases.png")
+    print(provenance())
+
+
+if __name__ == "__main__":
+    main()
