@@ -13,7 +13,7 @@ Gahtan et al., "Coupled Query-Key Dynamics for Attention", arXiv 2604.01683 v1; 
 with `affine`. A stage: alone it stands on `standard`; `sharing:tie=kv+coupled` and
 `differential+coupled:dynamics=euler` put it elsewhere. Under coupling K=V means that v is the evolved key before it is
 turned. f's last layer starts at zero and dt at 0.1 per head, so a layer starts close to its baseline, and `affine`
-starts as it.
+starts as it. `force=potential` is the gradient of a learned energy, which makes `leapfrog` symplectic.
 
 Arms: coupled:dynamics=leapfrog coupled:steps=7 coupled:dynamics=uncoupled coupled:dynamics=affine differential+coupled
 

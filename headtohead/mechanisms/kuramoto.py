@@ -11,21 +11,22 @@ same author's arXiv 2606.18694. It is an implementation of the published abstrac
 default is its literal reading.
 
 Score and mean are dot products of features F = [cos, sin], so the layer is softmax attention with q = g F(th + t w),
-k = F(th + t w), v = F(th) and scale 1: no map is formed, and the strict mask is a shift by one. State and update are those of its residual space, `torus`: angles in float32, no norms, a
-feed-forward part and a read-out that see [cos, sin]. The same holds for any compact group: derive from `h2h.Group`
-(features, score, mean, pull, step) and return it from `make_group` in a class derived from `h2h.Kuramoto`.
+k = F(th + t w), v = F(th) and scale 1: no map is formed, and the strict mask is a shift by one. State and update are
+those of its residual space, `torus`: angles in float32, no norms, a feed-forward part and a read-out that see features.
+The same holds for any compact group: derive from `h2h.Group` (features, score, mean, pull, step) and return it from
+`make_group` in a class derived from `h2h.Kuramoto`.
 
 Arms: kuramoto:cache=i16 kuramoto:gate=pair kuramoto:successor=replace kuramoto:heads=full
 
 Claims: On enwik8 at 1M 1.637 +- 0.010 bits per character against 1.616 +- 0.004 of a tuned transformer; at 5M median
 1.448 against 1.452, mean 1.468 against 1.456. The follow-up: the layer finds where a context was and not what came
-next; with a delay of one step 1.5953 against 1.611 at 1M after 50 epochs.
+next; a kernel with a delay of one step and harmonics has 1.5953 against 1.611 at 1M after 50 epochs.
 
 Watch: The layer itself has almost no parameters; they sit in a feed-forward part and an untied read-out that see twice
 the width, so match with `shape = params`. Learning rates matter more for phases than for a transformer: tune both on
-one grid. With `mask=inclusive` a token attends to
-itself and the layer switches off. The cache is one number per coordinate, but in float32 (`cache=i16` halves it). Beside
-other mechanisms a linear adapter stands where the spaces meet, and a tied head needs `tied = false`.
+one grid. With `mask=inclusive` a token attends to itself and the layer switches off. The cache is one number per
+coordinate, but in float32 (`cache=i16` halves it). Beside other mechanisms a linear adapter stands where the spaces
+meet, and a tied head needs `tied = false`.
 """
 
 from __future__ import annotations
