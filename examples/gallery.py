@@ -124,8 +124,7 @@ def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
             orient="bottom",
             direction="horizontal",
             gradientLength=300,
-            values=[-1, -0.25, 0, 0.25, 1],
-            format="~g",
+            values=[-1, -0.5, -0.1, 0, 0.1, 0.5, 1],
         ),
     )
     subtitle = f"layer {layer + 1}, head {head + 1}" + (", signed" if signed else "")

@@ -78,11 +78,11 @@ def _page(told: Description) -> str:
 
 
 def _index(told: Sequence[Description]) -> str:
-    size = find_size(SIZE)
-    rows = []
+    size, rows, others = find_size(SIZE), [], ""
     for one in told:
-        costs = _costs(one.name, _size(one.name))
-        rows.append((f"[`{one.name}`]({one.name}.md)", one.summary.rstrip("."), *costs))
+        own = _size(one.name)
+        rows.append((f"[`{one.name}`]({one.name}.md)", one.summary.rstrip("."), *_costs(one.name, own)))
+        others += f"; `{one.name}` with {own.settings.positions} positions" if own != size else ""
     parts = [
         "# The mechanisms here",
         NOTE,
@@ -90,7 +90,7 @@ def _index(told: Sequence[Description]) -> str:
         "`h2h check` are in [mechanisms](../mechanisms.md), with a picture of "
         "[what each looks at](../mechanisms.md#what-they-look-at).",
         _table(("mechanism", "what it does", *COSTS), rows),
-        _conditions(size) + " Each with its default options; `factorised` with learned positions.",
+        f"{_conditions(size)} Each with its default options{others}.",
     ]
     return "\n\n".join(parts) + "\n"
 
