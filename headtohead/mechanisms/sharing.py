@@ -123,6 +123,11 @@ class SharingOptions(Options):
 
     def validate(self) -> None:
         """Refuse forms that are another form in disguise, or nothing at all."""
+        if self.tie in ("qk", "qkv") and self.kv_heads:
+            raise UserError(
+                f"tie={self.tie} with kv_heads={self.kv_heads}: queries are keys, so there are as many of both, and grouped "
+                "ones would be identical; leave kv_heads out"
+            )
         if self.tie in ("qk", "qkv") and self.query_depth == 2:
             raise UserError(f"query_depth=2 needs a query of its own; tie={self.tie} has none")
         if self.value_mix == "off":
@@ -202,11 +207,8 @@ class Sharing(Projected):
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, strict=options.mask_self)
-        if options.tie in ("qk", "qkv") and self.kv_heads != self.heads:
-            raise UserError(
-                f"sharing: tie={options.tie} with kv_heads={self.kv_heads} would make the heads of a group identical; "
-                f"it needs kv_heads={self.heads}"
-            )
+        if options.tie in ("qk", "qkv") and self.kv_heads != self.heads:  # the model's own setting
+            raise UserError(f"sharing: tie={options.tie} needs as many key heads as query heads")
         width, narrow = shape.width, self.kv_heads * self.dim
         self.one_tensor = options.tie in ("kv", "qkv")
         self.rope = options.rope

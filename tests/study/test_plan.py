@@ -96,8 +96,8 @@ def test_a_corpus_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_cannot_be_built_is_refused_before_anything_runs(story: Path) -> None:
-    with pytest.raises(UserError, match="identical"):
-        plan(story, arms=["standard", "sharing:tie=qk,kv_heads=2"])
+    with pytest.raises(UserError, match="cannot share kv_heads=3 evenly"):
+        plan(story, arms=["standard", "sharing:tie=kv,kv_heads=3"])
 
 
 def test_the_record_rebuilds_the_run(story: Path) -> None:

@@ -79,7 +79,8 @@ def test_equal_labels_are_told_apart() -> None:
         ({"arms": ARMS, "model": {"positionz": "rope"}}, "did you mean 'positions'"),
         ({"arms": ARMS, "model": {"dropout": "much"}}, "takes a float"),
         ({"arms": ["standard*3"]}, "gives 3 layers; this size has 2"),
-        ({"arms": ["sharing:tie=qk,kv_heads=2"]}, None),
+        ({"arms": ["sharing:tie=qk,kv_heads=2"]}, "identical; leave kv_heads out"),
+        ({"arms": ["sharing:tie=kv,kv_heads=3"]}, None),
     ],
 )
 def test_mistakes_are_one_clear_line(values: dict[str, Any], words: str | None) -> None:
