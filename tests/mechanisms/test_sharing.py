@@ -258,17 +258,17 @@ def test_4_the_diagonal_form_folded_equals_unfolded() -> None:
     )
 
 
-RACED = [*itertools.product(("none", "kv"), (1, 2, 4), ("auto",)), ("qk", 4, "auto"), ("qkv", 4, "auto")]
+RACED = [*itertools.product(("none", "kv"), (1, 2, 4), ("auto",)), ("qk", 0, "auto"), ("qkv", 0, "auto")]
 RACED += [("kv", groups, rope) for groups in (1, 4) for rope in ("none", "score", "rotated", "decoupled")]
 RACED += [
-    ("qkv", 4, "decoupled"),
+    ("qkv", 0, "decoupled"),
     ("kv", 2, "decoupled,rotary_key=shared"),
     ("kv", 2, "auto,kv_norm=gain"),
     ("kv", 2, "score,kv_norm=gain"),
     ("kv", 2, "decoupled,kv_norm=gain"),
     ("kv", 2, "decoupled,rotary_key=shared,kv_norm=scale_free"),
-    ("qk", 4, "auto,pos2d=true,pos2d_init=paper"),
-    ("qk", 4, "auto,score_bias=t5"),
+    ("qk", 0, "auto,pos2d=true,pos2d_init=paper"),
+    ("qk", 0, "auto,score_bias=t5"),
     ("kv", 2, "none,score_bias=alibi"),
 ]
 
