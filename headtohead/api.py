@@ -30,15 +30,16 @@ from headtohead.model.layout import parse_layout, skipped_layers
 from headtohead.model.sizes import find_size
 from headtohead.study import doctor
 from headtohead.study.doctor import Finding
-from headtohead.study.environment import choose_device, commit
+from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import planned_seeds
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.perform import Conditions, layers_of
-from headtohead.study.plan import Plan, plan_study
+from headtohead.study.plan import plan_study
 from headtohead.study.records import size_of
+from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
-from headtohead.study.store import RunDirectory, Store, find_run, set_aside
+from headtohead.study.store import RunDirectory, Store, find_run
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
@@ -91,9 +92,9 @@ class Study:
         store.make()
         runs = plan.distinct()
         if retry_failed:
-            _forget_failed(store, [run.id for run in runs])
-        known, notes = _sound_results(store, [run.id for run in runs])
-        for words in [*notes, *_reuse_notes(store, plan, known)]:
+            forget_failed(store, [run.id for run in runs])
+        known, notes = sound_results(store, [run.id for run in runs])
+        for words in [*notes, *reuse_notes(store, plan, known)]:
             display.note(words)
         added = planned_seeds(store.path, plan, started=bool(known))
         outline = plan.outline()
@@ -196,17 +197,6 @@ def _judged(
     results = known | store.results(others, damage)
     verdicts = study_verdicts(outline, results, added)
     return StudyResult(store.path, outline, verdicts, results=results, damage=list(damage.values()))
-
-
-def _sound_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the results at hand, and a line about each damaged one: it is set aside and its run done again."""
-    damage: dict[str, str] = {}
-    known = store.results(ids, damage)
-    notes = []
-    for run_id, words in damage.items():
-        kept = set_aside(store.run(run_id).path / "result.json")
-        notes.append(f"{words}; kept as {kept.name}, and the run is done again")
-    return known, notes
 
 
 def _stamp(outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]) -> str:
@@ -377,53 +367,6 @@ def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]
                     f"{composed.text} has changed since this run; its weights belong to the file as it was"
                 )
     return layers
-
-
-def _forget_failed(store: Store, ids: list[str]) -> None:
-    for run_id in ids:
-        run = store.run(run_id)
-        if run.finished() and run.state() not in ("done", "diverged", "damaged"):
-            run.forget()
-
-
-def _reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> list[str]:
-    """Say why runs are new or taken over: a mechanism's file that changed, results of another commit."""
-    notes = []
-    sources = {
-        (term.path, term.kind.name): term.source
-        for run in plan.runs
-        for composed in run.layers
-        for term in composed.terms
-        if term.path
-    }
-    here = commit()
-    others: dict[str, int] = {}
-    planned = {run.id for run in plan.runs}
-    changed: set[str] = set()
-    for folder in store.runs():
-        if folder.id in planned:
-            if folder.id in known and (stretches := folder.stretches()):
-                made = str(stretches[-1].get("commit", "unknown"))
-                others[made] = others.get(made, 0) + (made != here)
-            continue
-        if sources and (text := _layers_text(folder)):
-            changed |= {
-                path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
-            }
-    notes += [f"{path} has changed: its runs start anew" for path in sorted(changed)]
-    notes += [
-        f"{count} runs of commit {made} are reused: the same numerics"
-        for made, count in others.items()
-        if count
-    ]
-    return notes
-
-
-def _layers_text(folder: RunDirectory) -> str:
-    try:
-        return json.dumps(folder.spec()["identity"]["layers"])
-    except UserError:
-        return ""
 
 
 def _plain(value: Any) -> Any:

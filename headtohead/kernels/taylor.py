@@ -57,7 +57,8 @@ def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
     """Return the same through the log-score, with no map in memory."""
     time, key = q.shape[-2], (q.shape[-2], str(q.device))
     if key not in _causal_blocks:
-        _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
+        with torch.inference_mode(False):  # kept for training too, which takes no tensors of inference
+            _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
     output: Tensor = flex(
         q,
         k,
