@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,11 +37,12 @@ from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import planned_seeds
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.perform import Conditions, layers_of
-from headtohead.study.plan import plan_study
+from headtohead.study.plan import Plan, Rates, plan_study
 from headtohead.study.records import size_of
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
 from headtohead.study.store import RunDirectory, Store, find_run
+from headtohead.study.tuning import Tuning, tune_study
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
@@ -87,23 +90,6 @@ class Study:
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
         display = choose_display(quiet)
-        with piece_of_work("preparing", quiet) as progress:
-            plan = plan_study(self.spec, data_dir=data_dir, progress=progress)
-        store.make()
-        runs = plan.distinct()
-        if retry_failed:
-            forget_failed(store, [run.id for run in runs])
-        known, notes = sound_results(store, [run.id for run in runs])
-        for words in [*notes, *reuse_notes(store, plan, known)]:
-            display.note(words)
-        added = planned_seeds(store.path, plan, started=bool(known))
-        outline = plan.outline()
-        record = {
-            "outline": outline.as_dict(),
-            "added_seeds": sorted(added),
-            "settings": _plain(self.values),
-        }
-        write_json(store.path / "study.json", record, indent=None)
         conditions = Conditions(
             device=str(chosen),
             threads=threads,
@@ -113,7 +99,42 @@ class Study:
             compile=compile,
         )
         count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
-        summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
+        end = time.monotonic() + limit
+
+        def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
+            with piece_of_work("preparing", quiet) as progress:
+                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress)
+
+        def done(plan: Plan) -> Summary:
+            left = max(0.0, end - time.monotonic())
+            return execute(
+                store, plan.distinct(), conditions, display, workers=max(1, count // threads), seconds=left
+            )
+
+        tuning = Tuning()
+        if self.spec.tune is not None:
+            store.make()
+            found = _tuned(self.spec, store, planned, done, display.note)
+            if isinstance(found, StudyResult):
+                return found
+            tuning = found
+        plan = planned(self.spec, tuning.rates())
+        store.make()
+        runs = plan.distinct()
+        if retry_failed:
+            forget_failed(store, [run.id for run in runs])
+        known, notes = sound_results(store, [run.id for run in runs])
+        for words in [*notes, *tuning.warnings(), *reuse_notes(store, plan, known)]:
+            display.note(words)
+        added = planned_seeds(store.path, plan, started=bool(known))
+        outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        record = {
+            "outline": outline.as_dict(),
+            "added_seeds": sorted(added),
+            "settings": _plain(self.values),
+        }
+        write_json(store.path / "study.json", record, indent=None)
+        summary = done(plan)
         result = _judged(store, outline, added, known)
         result.summary = summary
         try:
@@ -177,6 +198,29 @@ class StudyResult:
         from headtohead.report.templates import verdict_table
 
         return verdict_table(self.outline, self.verdicts)
+
+
+def _tuned(
+    spec: StudySpec,
+    store: Store,
+    planned: Callable[[StudySpec], Plan],
+    done: Callable[[Plan], Summary],
+    say: Callable[[str], None],
+) -> Tuning | StudyResult:
+    """Return the tuned rates, or, where tuning was stopped, a result without verdicts that says so."""
+    stopped: list[tuple[Plan, Summary]] = []
+
+    def run(plan: Plan) -> bool:
+        summary = done(plan)
+        if summary.left:
+            stopped.append((plan, summary))
+        return not summary.left
+
+    found = tune_study(spec, store, planned, run, say)
+    if found is not None:
+        return found
+    plan, summary = stopped[-1]
+    return StudyResult(store.path, plan.outline(), [], summary)
 
 
 def open_study(path: str | Path) -> StudyResult:

@@ -115,7 +115,8 @@ def race(
         compile=compile,
         quiet=quiet,
     )
-    show_result(result)
+    if result.verdicts:
+        show_result(result)
     if result.summary.left and result.summary.stopped:
         print(
             f"\nstopped with {result.summary.left} runs left; the same command continues where this one stopped"

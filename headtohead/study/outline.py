@@ -39,6 +39,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """What an arm scored on valid at one learning rate of its tuning."""
+
+    corpus: str
+    size: str
+    shape: str
+    label: str
+    lr: float
+    bits_per_byte: float | None
+    chosen: bool
+    edge: bool
+    """Whether the arm's best rate lies at the edge of the grid."""
+
+
+@dataclass(frozen=True)
 class Outline:
     """All runs of a study by contest, arm and seed."""
 
@@ -52,6 +67,8 @@ class Outline:
     entries: tuple[Entry, ...]
     references: dict[str, dict[str, float]] = field(default_factory=dict)
     """Bits per byte of the reference lines, by corpus label."""
+    tuning: tuple[Rate, ...] = ()
+    """Every learning rate that was tried, where rates were tuned."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -88,6 +105,7 @@ class Outline:
             "seeds": list(self.seeds),
             "entries": entries,
             "references": self.references,
+            "tuning": [dict(vars(row)) for row in self.tuning],
         }
 
 
@@ -121,10 +139,24 @@ def outline_from(record: dict[str, Any]) -> Outline:
             _text(key): {_text(name): _number(value) for name, value in lines.items()}
             for key, lines in record["references"].items()
         },
+        tuning=tuple(_rate(row) for row in record.get("tuning", ())),
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")
     return outline
+
+
+def _rate(row: dict[str, Any]) -> Rate:
+    return Rate(
+        corpus=_text(row["corpus"]),
+        size=_text(row["size"]),
+        shape=_text(row["shape"]),
+        label=_text(row["label"]),
+        lr=_number(row["lr"]),
+        bits_per_byte=None if row["bits_per_byte"] is None else _number(row["bits_per_byte"]),
+        chosen=bool(row["chosen"]),
+        edge=bool(row["edge"]),
+    )
 
 
 def _contest(row: dict[str, Any]) -> Contest:

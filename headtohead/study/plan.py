@@ -129,10 +129,15 @@ class Plan:
         return list({run.id: run for run in ordered}.values())
 
 
+Rates = dict[tuple[str, str, str, str], float]
+"""Tuned learning rates by corpus, size, shape rule and arm's label."""
+
+
 def plan_study(
     spec: StudySpec,
     *,
     data_dir: str | Path | None = None,
+    rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> Plan:
     """Return the plan of a study; corpora that are not prepared yet are prepared on the way."""
@@ -147,7 +152,7 @@ def plan_study(
             for shape in spec.shapes:
                 for length in spec.lengths:
                     runs += _contest_runs(
-                        spec, corpus, corpora[key], tokenizer, size, shape, length, data_dir
+                        spec, corpus, corpora[key], tokenizer, size, shape, length, rates or {}
                     )
     return Plan(spec, tuple(runs), corpora)
 
@@ -160,7 +165,7 @@ def _contest_runs(
     size_name: str,
     shape: str,
     length: str,
-    data_dir: str | Path | None,
+    rates: Rates,
 ) -> list[Run]:
     contest = Contest(corpus, prepared.label, size_name, shape, length)
     base = spec.baseline_arm
@@ -179,6 +184,8 @@ def _contest_runs(
         model.circuits()  # refuses a parameter that no optimiser would move
         _refuse_short_companion(prepared, model)
         training = spec.train_settings(arm)
+        if (tuned := rates.get((corpus, size_name, shape, arm.label))) is not None:
+            training = dataclasses.replace(training, lr=tuned)
         training.steps(size.context)
         flops = _flops(model, training)
         if length == "flops":

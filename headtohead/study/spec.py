@@ -33,6 +33,20 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """The grid of learning rates that every arm is tuned on, and the tokens each try is given."""
+
+    lr: tuple[float, ...]
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if len(self.lr) < 3:
+            raise UserError("tune.lr takes three rates or more: with fewer no optimum lies inside the grid")
+        if not all(0 < rate < 1e3 for rate in self.lr):
+            raise UserError(f"tune.lr takes rates above 0, got {list(self.lr)}")
+
+
+@dataclass(frozen=True)
 class StudySpec:
     """Arms x seeds x corpora x sizes x rules, with everything that is equal for all arms."""
 
@@ -55,6 +69,8 @@ class StudySpec:
     """Tokens in a window; the size's own when 0."""
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    tune: Tune | None = None
+    """None: every arm is trained at the study's learning rate, or at its own."""
 
     @property
     def baseline_arm(self) -> Arm:
@@ -109,7 +125,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "model"} | _TRAINING
+    known |= {"context", "model", "tune"} | _TRAINING
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
@@ -131,6 +147,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         context=parse_count(values.get("context", 0), "context"),
         model=model,
         training=training,
+        tune=_tune(values.get("tune"), training),
     )
     for name in spec.sizes:
         for arm in spec.arms:
@@ -188,6 +205,24 @@ def _arm(entry: Any) -> Arm:
             raise unknown(f"setting of arm '{layout.text}'", key, {"arm", "name", "model"} | _TRAINING)
     label = _word(entry.get("name", layout.label), "name")
     return Arm(layout.text, label, layout, rest, _table(entry.get("model", {}), "model", _MODEL))
+
+
+def _tune(value: Any, training: dict[str, Any]) -> Tune | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
+        raise UserError("tune takes a table such as tune = {lr = [1e-3, 2e-3, 4e-3], tokens = '10M'}")
+    for key in value:
+        if key not in ("lr", "tokens"):
+            raise unknown("tune setting", str(key), ("lr", "tokens"))
+    if "lr" in training:
+        raise UserError("a study has a learning rate or tunes it; lr and tune are both given")
+    rates = value["lr"]
+    if not all(isinstance(rate, int | float) and not isinstance(rate, bool) for rate in rates):
+        raise UserError(f"tune.lr takes numbers, got {rates!r}")
+    whole = train_settings(training).tokens
+    tokens = parse_count(value.get("tokens", whole), "tune.tokens")
+    return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
 
 
 def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
