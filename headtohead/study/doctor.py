@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
-from headtohead.study.claims import Claims, owner_of
+from headtohead.study.holds import Holds, owner_of
 from headtohead.study.lock import NAME as LOCK_NAME
 from headtohead.study.lock import read_lock
 from headtohead.study.outline import read_outline
@@ -186,7 +186,7 @@ def _lock(run: RunDirectory) -> Iterator[Finding]:
 
 def _release(run: RunDirectory) -> None:
     """Take the lock over the way an executor would, and let go of it."""
-    with Claims().claim(run.path):
+    with Holds().hold(run.path):
         pass
 
 

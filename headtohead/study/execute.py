@@ -19,7 +19,7 @@ from typing import Any
 
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
-from headtohead.study.claims import Claims
+from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Run
 from headtohead.study.store import RunDirectory, Store
@@ -199,8 +199,8 @@ class _Crew:
     def _record_death(self, worker: _Worker, how: str) -> str:
         run = self.store.run(worker.run)
         words = f"its process {how.partition(':')[0]} {_DEADLY} times"
-        with Claims().claim(run.path) as claim:
-            if claim is not None and not run.finished():
+        with Holds().hold(run.path) as hold:
+            if hold is not None and not run.finished():
                 run.finish({"status": "failed", "error": words})
         return f"run {run.id} is recorded as failed: {words}; --retry failed tries it again"
 

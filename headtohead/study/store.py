@@ -21,7 +21,7 @@ from typing import Any
 from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
-from headtohead.study.claims import Owner, owner_of
+from headtohead.study.holds import Owner, owner_of
 from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")

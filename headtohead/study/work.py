@@ -1,7 +1,7 @@
-"""The loop of one executor: claim a run that has no result, do it, go on; wait for runs that others hold.
+"""The loop of one executor: take hold of a run that has no result, do it, go on; wait for runs that others hold.
 
 Several executors, on one host or on many, may work on one study at the same time. Each goes through the same list;
-whoever claims a run first does it. At the end an executor stays while others hold runs, and takes them over when
+whoever holds a run first does it. At the end an executor stays while others hold runs, and takes them over when
 their owner dies: a study is finished when any of its executors says so.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.terms import Composed
-from headtohead.study.claims import Claims
+from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions, Event, perform
 from headtohead.study.store import Store
 
@@ -33,14 +33,14 @@ def work(
     store: Store, jobs: list[Job], conditions: Conditions, stop: Callable[[], bool], tell: Event
 ) -> None:
     """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
-    claims = Claims()
+    holds = Holds()
     awaited: set[str] = set()
     while jobs and not stop():
         held = []
         for job in jobs:
             if stop():
                 return
-            state = _attempt(store, job, claims, conditions, stop, tell)
+            state = _attempt(store, job, holds, conditions, stop, tell)
             if state == "held":
                 held.append(job)
             elif state == "blocked":
@@ -52,7 +52,7 @@ def work(
 
 
 def _attempt(
-    store: Store, job: Job, claims: Claims, conditions: Conditions, stop: Callable[[], bool], tell: Event
+    store: Store, job: Job, holds: Holds, conditions: Conditions, stop: Callable[[], bool], tell: Event
 ) -> str:
     """Do one job unless it is done or held; return how that ended."""
     run = store.run(job.record["id"])
@@ -60,14 +60,14 @@ def _attempt(
         return "done"
     try:
         run.open(job.record)
-        with claims.claim(run.path) as claim:
-            if claim is None:
+        with holds.hold(run.path) as hold:
+            if hold is None:
                 return "held"
             if run.finished():
                 return "done"
             tell({"kind": "started", "run": run.id})
             layers = None if job.layers is None else list(job.layers)
-            state = perform(run, job.record, conditions, layers=layers, stop=stop, lost=claim.lost, tell=tell)
+            state = perform(run, job.record, conditions, layers=layers, stop=stop, lost=hold.lost, tell=tell)
     except (OSError, UserError) as error:
         words = f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
         tell({"kind": "obstacle", "run": run.id, "words": words})

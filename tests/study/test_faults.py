@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from headtohead import Study
-from headtohead.study import claims as claims_module
-from headtohead.study.claims import Claims, owner_of
+from headtohead.study import holds as holds_module
+from headtohead.study.holds import Holds, owner_of
 from headtohead.study.store import Store
 
 SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "seeds": 2, "lr": 5e-3}
@@ -180,8 +180,8 @@ def test_eight_executors_do_every_run_once(story: Path, tmp_path: Path, victim: 
 def foreign_lock(folder: Path) -> Path:
     """Leave the lock of a living owner on another host."""
     folder.mkdir(exist_ok=True)
-    with Claims().claim(folder) as claim:
-        assert claim is not None
+    with Holds().hold(folder) as hold:
+        assert hold is not None
         owner = owner_of(folder / "lock")
         assert owner is not None
         text = (folder / "lock").read_text()
@@ -190,25 +190,25 @@ def foreign_lock(folder: Path) -> Path:
     return folder / "lock"
 
 
-def taken(claims: Claims, folder: Path) -> bool:
-    with claims.claim(folder) as claim:
-        return claim is not None
+def taken(holds: Holds, folder: Path) -> bool:
+    with holds.hold(folder) as hold:
+        return hold is not None
 
 
 def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "LEASE_SECONDS", 0.9)
+    monkeypatch.setattr(holds_module, "LEASE_SECONDS", 0.9)
     folder = tmp_path / "run"
     lock = foreign_lock(folder)
-    claims = Claims()
+    holds = Holds()
     beats = time.monotonic() + 2.5
     while time.monotonic() < beats:
         os.utime(lock)
-        assert not taken(claims, folder)
+        assert not taken(holds, folder)
         time.sleep(0.05)
     stopped = time.monotonic()
-    while not taken(claims, folder):
+    while not taken(holds, folder):
         time.sleep(0.02)
     assert 0.8 < time.monotonic() - stopped < 5.0
 
@@ -217,16 +217,16 @@ def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
 def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
-    monkeypatch.setattr(claims_module, "LEASE_SECONDS", 0.9)
+    monkeypatch.setattr(holds_module, "LEASE_SECONDS", 0.9)
     folder = tmp_path / "run"
     lock = foreign_lock(folder)
     before = time.time() + shift
     os.utime(lock, (before, before))
-    claims = Claims()
-    assert not taken(claims, folder)
+    holds = Holds()
+    assert not taken(holds, folder)
     time.sleep(0.4)
-    assert not taken(claims, folder)
-    assert not taken(Claims(), folder), "whoever looks for the first time has to watch first"
+    assert not taken(holds, folder)
+    assert not taken(Holds(), folder), "whoever looks for the first time has to watch first"
 
 
 def test_a_study_does_not_mind_a_clock_that_goes_back(
@@ -247,9 +247,9 @@ def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> 
     text = """
         import os, signal, sys
         from pathlib import Path
-        from headtohead.study.claims import Claims
-        with Claims().claim(Path(sys.argv[1])) as claim:
-            assert claim is not None
+        from headtohead.study.holds import Holds
+        with Holds().hold(Path(sys.argv[1])) as hold:
+            assert hold is not None
             if os.fork() == 0:
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -260,7 +260,7 @@ def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> 
     assert owner is not None
     assert owner.dead
     began = time.monotonic()
-    assert taken(Claims(), folder)
+    assert taken(Holds(), folder)
     assert time.monotonic() - began < 1.0
 
 
