@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headtohead.common.errors import UserError
 from headtohead.common.files import read_json, write_json
 from headtohead.data.shards import Prepared
 
@@ -23,10 +24,12 @@ def reference_lines(corpus: Prepared) -> dict[str, float]:
     seen (Witten and Bell). xz compresses the test text alone, at its strongest setting.
     """
     path = corpus.folder / "references.json"
-    if path.is_file():
+    try:
         stored = read_json(path)
-        if stored.get("version") == VERSION:
-            return dict(stored["bits_per_byte"])
+        if stored["version"] == VERSION:
+            return {str(name): float(value) for name, value in stored["bits_per_byte"].items()}
+    except (UserError, KeyError, TypeError, AttributeError, ValueError):
+        pass  # not there yet, or damaged: they are worked out again
     train = np.asarray(corpus.splits["train"].tokens[:_MOST_TOKENS]).astype(np.int64)
     test = np.asarray(corpus.splits["test"].tokens).astype(np.int64)
     vocabulary = corpus.tokenizer.vocabulary

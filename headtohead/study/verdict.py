@@ -51,6 +51,8 @@ class Verdict:
     failed: int = 0
     missing: int = 0
     added_seeds: list[int] = field(default_factory=list)
+    unlearnt: int = 0
+    """Runs of the arm that predict no better than the frequencies of tokens."""
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
@@ -144,8 +146,14 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(added_seeds.intersection(seeds)),
+        unlearnt=sum(value > 0.99 * _unigram(outline, contest) for value in mine),
         moved=_moved(ours) + _moved(theirs),
     )
+
+
+def _unigram(outline: Outline, contest: Contest) -> float:
+    """Return what token frequencies alone score on the test split, in bits per byte."""
+    return outline.references.get(contest.corpus_label, {}).get("unigram", float("inf"))
 
 
 def _moved(results: dict[int, Result | None]) -> int:
@@ -179,6 +187,10 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"{row.failed} of its runs failed")
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
+    if row.unlearnt:
+        row.notes.append(
+            f"{row.unlearnt} of its runs learnt nothing: they predict no better than token frequencies"
+        )
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:

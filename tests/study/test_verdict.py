@@ -199,3 +199,15 @@ def test_an_outline_survives_its_file() -> None:
     assert outline_from(one.as_dict()) == one
     with pytest.raises(KeyError):
         outline_from({"name": "x"})
+
+
+def test_an_arm_that_learnt_nothing_is_said_to_have_learnt_nothing() -> None:
+    import dataclasses
+
+    one = outline(["base", "stuck"])
+    label = one.contests()[0].corpus_label
+    one = dataclasses.replace(one, references={label: {"unigram": 5.0}})
+    values = {"base": [2.0, 2.1, 2.2], "stuck": [5.01, 4.99, 2.3]}
+    (row,) = study_verdicts(one, results(values))
+    assert row.unlearnt == 2
+    assert any("2 of its runs learnt nothing" in note for note in row.notes)
