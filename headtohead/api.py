@@ -19,6 +19,8 @@ from headtohead.common.progress import choose_display, piece_of_work
 from headtohead.common.version import VERSION
 from headtohead.data.tasks import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
+from headtohead.integrations.follow import followed
+from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.measure.cost import arm_cost
 from headtohead.measure.loss import Score, score_split
 from headtohead.measure.zeroshot import TaskScore, score_examples
@@ -80,11 +82,14 @@ class Study:
         save_every: float = 60.0,
         compile: bool = False,
         quiet: bool = False,
+        track: str | Sink | Sequence[str | Sink] = (),
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
 
         `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
+        `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
         """
+        sinks = find_sinks(track)
         store = Store(Path(out) if out is not None else Path("races") / self.spec.name)
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
@@ -115,7 +120,8 @@ class Study:
             compile=compile,
         )
         count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
-        summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
+        with followed(display, store, self.spec.name, sinks) as shown:
+            summary = execute(store, runs, conditions, shown, workers=max(1, count // threads), seconds=limit)
         result = _judged(store, outline, added, known)
         result.summary = summary
         try:
