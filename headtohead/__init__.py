@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from headtohead.api import generate_text as generate_text
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
+    from headtohead.api import score_task as score_task
+    from headtohead.api import score_tasks as score_tasks
     from headtohead.common.errors import UserError as UserError
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
@@ -50,6 +52,8 @@ _HOME = {
             "generate_text",
             "load",
             "open_study",
+            "score_task",
+            "score_tasks",
         ),
         "headtohead.api",
     ),

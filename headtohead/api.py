@@ -19,9 +19,13 @@ from headtohead.common.files import digest, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, piece_of_work
 from headtohead.common.version import VERSION
+from headtohead.data.tasks import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
+from headtohead.integrations.follow import followed
+from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.measure.cost import arm_cost
 from headtohead.measure.loss import Score, score_split
+from headtohead.measure.zeroshot import TaskScore, score_examples
 from headtohead.mechanisms.base import Mechanism
 from headtohead.mechanisms.find import Kind
 from headtohead.mechanisms.terms import Composed, Term
@@ -81,11 +85,14 @@ class Study:
         save_every: float = 60.0,
         compile: bool = False,
         quiet: bool = False,
+        track: str | Sink | Sequence[str | Sink] = (),
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
 
         `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
+        `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
         """
+        sinks = find_sinks(track)
         store = Store(Path(out) if out is not None else Path("races") / self.spec.name)
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
@@ -107,9 +114,10 @@ class Study:
 
         def done(plan: Plan) -> Summary:
             left = max(0.0, end - time.monotonic())
-            return execute(
-                store, plan.distinct(), conditions, display, workers=max(1, count // threads), seconds=left
-            )
+            with followed(display, store, self.spec.name, sinks) as shown:
+                return execute(
+                    store, plan.distinct(), conditions, shown, workers=max(1, count // threads), seconds=left
+                )
 
         tuning = Tuning()
         if self.spec.tune is not None:
@@ -314,16 +322,74 @@ def evaluate(
     """
     from headtohead.data.foreign import tokens_of
 
+    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    with piece_of_work("scoring", quiet) as progress:
+        data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
+        shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
+        return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+
+
+def score_task(
+    run: str | Path,
+    task: str,
+    *,
+    limit: int = 0,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+) -> TaskScore:
+    """Return a trained run's score on one task, without training; `score_tasks` says what the settings mean."""
+    if task == ALL:
+        raise UserError("task 'all' means every task; score_tasks gives a score for each")
+    return score_tasks(
+        run, [task], limit=limit, device=device, data_dir=data_dir, trust_files=trust_files, quiet=quiet
+    )[0]
+
+
+def score_tasks(
+    run: str | Path,
+    tasks: str | Sequence[str] = ALL,
+    *,
+    limit: int = 0,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
+) -> list[TaskScore]:
+    """Return a trained run's scores on tasks, without training; `all` means every task.
+
+    `limit` takes so many examples of each, spread evenly over its file; `skip` and `keep_ffn` are those of `evaluate`.
+    """
+    # Every file is read before anything is scored: a missing set shows at once.
+    found = [find_task(name, data_dir).part(limit) for name in chosen_tasks(tasks)]
+    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    total = sum(len(task.examples) for task in found)
+    scores: list[TaskScore] = []
+    with piece_of_work("scoring", quiet) as progress:
+        for task in found:
+            before = sum(score.n for score in scores)
+
+            def shown(share: float, task: Task = task, before: int = before) -> None:
+                progress(f"scoring {task.name}", (before + share * len(task.examples)) / total)
+
+            scores.append(score_examples(model, task, tokenizer, progress=shown))
+    return scores
+
+
+def _load_skipping(
+    run: str | Path, device: str, trust_files: bool, skip: str, keep_ffn: bool
+) -> tuple[Decoder, Tokenizer]:
+    """Return a run's model without the blocks that are to be left out, and its tokenizer."""
     chosen = choose_device(device)
     if keep_ffn and not skip:
         raise UserError("keep_ffn says what a skipped layer keeps; give skip too (--skip)")
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     if skip:
         model.skip(skipped_layers(model.arms, skip), keep_ffn)
-    with piece_of_work("scoring", quiet) as progress:
-        data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
-        shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
-        return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+    return model, tokenizer
 
 
 def generate_text(

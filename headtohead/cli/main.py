@@ -19,10 +19,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
     "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
     "check": ("look", "check", "run the conformance suite on mechanisms"),
-    "data list": ("use", "data_list", "show the corpora and whether each is at hand"),
+    "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
     "generate": ("use", "generate", "let a trained run continue a text"),
-    "evaluate": ("use", "evaluate", "score a trained run on any corpus"),
+    "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
 }
 
 

@@ -47,6 +47,7 @@ def race(
     compile: Annotated[bool, flag()] = False,
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
+    track: Annotated[tuple[str, ...], flag("tensorboard|wandb")] = (),
 ) -> int:
     """Run a study: train every arm on every seed, judge, report. Run it again and it does only what is missing.
 
@@ -80,6 +81,7 @@ def race(
         compile: compile the model with torch.compile; worth its minute on a GPU at 5m and above.
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
+        track: trackers to send every run's rows to; no run fails because of one.
     """
     given: dict[str, Any] = {
         "arms": list(arms) or None,
@@ -114,6 +116,7 @@ def race(
         keep_weights=keep_weights,
         compile=compile,
         quiet=quiet,
+        track=track,
     )
     if result.verdicts:
         show_result(result)

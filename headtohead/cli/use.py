@@ -11,13 +11,15 @@ import tyro
 
 from headtohead import api
 from headtohead.cli.flags import flag
-from headtohead.cli.tables import print_table
+from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_bytes
 from headtohead.common.progress import piece_of_work
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
+from headtohead.data.tasks import task_file, task_names
 from headtohead.measure.references import reference_lines
+from headtohead.measure.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
 
 Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
@@ -25,7 +27,7 @@ Directory = Annotated[str | None, flag("DIR")]
 
 
 def data_list(*, data_dir: Directory = None) -> int:
-    """Show the corpora and whether each is at hand.
+    """Show the corpora and tasks and whether each is at hand.
 
     Args:
         data_dir: where the named sets stand; H2H_DATA when not given.
@@ -38,6 +40,14 @@ def data_list(*, data_dir: Directory = None) -> int:
             state = str(error).split(": ", 1)[-1]
         rows.append((name, about, state))
     print_table("corpora", ("corpus", "what it is", "state"), rows)
+    rows = []
+    for name, about in task_names().items():
+        try:
+            state = "at hand" if task_file(name, data_dir) else ""
+        except UserError as error:
+            state = str(error).split(": ", 1)[-1]
+        rows.append((name, about, state))
+    print_table("tasks", ("task", "what it is", "state"), rows)
     print(f"prepared data goes to {cache_dir()} (H2H_CACHE)")
     return 0
 
@@ -126,8 +136,10 @@ def evaluate(
     run: Run,
     /,
     *,
-    corpus: str,
-    split: str = "test",
+    corpus: Annotated[str | None, flag("NAME")] = None,
+    task: Annotated[tuple[str, ...], flag("NAME|all")] = (),
+    split: Annotated[str | None, flag("train|valid|test")] = None,
+    limit: Annotated[int | None, flag("COUNT")] = None,
     device: str = "auto",
     data_dir: Directory = None,
     json_: Annotated[bool, flag(name="json")] = False,
@@ -135,12 +147,14 @@ def evaluate(
     skip: Annotated[str, flag("variant|standard|LAYERS")] = "",
     keep_ffn: Annotated[bool, flag()] = False,
 ) -> int:
-    """Score a trained run on any corpus, under the run's own tokenizer.
+    """Score a trained run on any corpus or on tasks, under the run's own tokenizer; give --corpus or --task.
 
     Args:
         run: a run's directory, or STUDY/ID.
         corpus: stdlib, file:PATH, or a named set.
-        split: train, valid or test.
+        task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, arithmetic, or all.
+        split: of a corpus; test when not given.
+        limit: so many examples of each task, spread evenly over it; all when not given.
         device: auto, cpu or cuda.
         data_dir: where the named sets stand; H2H_DATA when not given.
         json_: as one JSON document.
@@ -149,6 +163,30 @@ def evaluate(
             or layers counted from 1, such as 2,4-6.
         keep_ffn: leave out only the attention part of skipped layers.
     """
+    if (corpus is None) == (not task):
+        raise UserError("give either --corpus or --task: what the run is to be scored on")
+    if task:
+        if split is not None:
+            raise UserError(f"--split {split} is of a corpus; a task has one set of examples")
+        if limit is not None and limit < 1:
+            raise UserError(f"--limit {limit} is too small; at least 1 is allowed")
+        scores = api.score_tasks(
+            run,
+            task,
+            limit=limit or 0,
+            device=device,
+            data_dir=data_dir,
+            trust_files=trust_files,
+            quiet=json_,
+            skip=skip,
+            keep_ffn=keep_ffn,
+        )
+        _show_tasks(run, scores, json_, skip, keep_ffn)
+        return 0
+    if limit is not None:
+        raise UserError(f"--limit {limit} counts a task's examples; a corpus is scored whole")
+    assert corpus is not None
+    split = split or "test"
     score = api.evaluate(
         run,
         corpus,
@@ -177,6 +215,34 @@ def evaluate(
         f"{score.tokens:,}",
     )
     columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
-    kept = " (feed-forward kept)" if keep_ffn else ""
-    print_table(f"without {skip}{kept}" if skip else "", columns, [row], right=columns[2:])
+    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
     return 0
+
+
+def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_ffn: bool) -> None:
+    """Print scores on tasks, chance and standard errors beside them."""
+    if json_:
+        tasks = [score.as_dict() for score in scores]
+        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn, "tasks": tasks}))
+        return
+    columns = (
+        *("task", "n", "accuracy", "standard error", "by bytes", "its standard error"),
+        *("chance", "one answer", "nats of the answer", "cut"),
+    )
+    rows = []
+    for score in scores:
+        shares = (
+            *(score.accuracy, score.standard_error, score.accuracy_by_bytes),
+            *(score.standard_error_by_bytes, score.chance, score.one_answer),
+        )
+        cells = [number(share, ".4f") for share in shares]
+        rows.append((score.task, f"{score.n:,}", *cells, f"{score.nats:.2f}", f"{score.cut:,}"))
+    print_table(_without(skip, keep_ffn), columns, rows, right=columns[1:])
+    cut = sum(score.cut for score in scores)
+    if cut:
+        print(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")
+
+
+def _without(skip: str, keep_ffn: bool) -> str:
+    kept = " (feed-forward kept)" if keep_ffn else ""
+    return f"without {skip}{kept}" if skip else ""

@@ -72,6 +72,12 @@ def corpus_names() -> dict[str, str]:
     }
 
 
+def data_root(data_dir: str | Path | None = None) -> Path | None:
+    """Return where the named sets stand: the argument or H2H_DATA, or None when neither is given."""
+    given = data_dir or os.environ.get("H2H_DATA")
+    return Path(given).expanduser() if given else None
+
+
 def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | None = None) -> Corpus:
     """Return the corpus of that name; its files are looked for in the data directory, then on the hub."""
     if name == "stdlib":
@@ -80,10 +86,8 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
         return _from_path(Path(name.removeprefix("file:")).expanduser())
     if name not in _KINDS:
         raise unknown("corpus", name, [*corpus_names(), "file:PATH"])
-    kind = _KINDS[name]
-    root = Path(data_dir or os.environ.get("H2H_DATA") or "").expanduser()
-    given = data_dir or os.environ.get("H2H_DATA")
-    paths = {split: root / file for split, file in kind.files.items()} if given else {}
+    kind, root = _KINDS[name], data_root(data_dir)
+    paths = {split: root / file for split, file in kind.files.items()} if root else {}
     if paths and all(path.is_file() for path in paths.values()):
         return _local(name, kind, paths)
     return _from_hub(name, kind, paths, cache)

@@ -293,10 +293,16 @@ class Decoder(nn.Module):
         return self._readout()[0]
 
     def logits(
-        self, tokens: Tensor, *, caches: Caches | None = None, padding: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        caches: Caches | None = None,
+        padding: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """Return (batch, time, vocabulary) scores of the next token."""
+        """Return (batch, time, vocabulary) scores of the next token, or (places, vocabulary) at those of `where`."""
         x = self.hidden(tokens, caches=caches, padding=padding)
+        x = x if where is None else x[where]
         weight, bias = self._readout()
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import headtohead as h2h
 from headtohead.cli.main import COMMANDS, main
+from headtohead.common.errors import UserError
 from headtohead.study.store import Store
 
 
@@ -108,6 +111,31 @@ def test_runs_report_generate_and_evaluate(
     assert "4 runs added" in capsys.readouterr().out
 
 
+def test_a_run_is_scored_on_tasks(raced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"query": "the cat", "choices": ["sat on a mat", "flew"], "gold": 0}
+    sums = {"context": "2 + 2 =", "continuation": " 4"}
+    (tmp_path / "zeroshot").mkdir()
+    for name, line, count in (("copa", row, 3), ("simple_arithmetic_withspaces", sums, 2)):
+        text = (json.dumps(line) + "\n") * count
+        (tmp_path / f"zeroshot/{name}.jsonl.xz").write_bytes(lzma.compress(text.encode()))
+    place = str(Store(raced).runs()[0].path)
+    words = ("evaluate", place, "--data-dir", str(tmp_path), "--device", "cpu")
+    run(*words, "--task", "copa", "arithmetic", "--limit", "2", "--json")
+    record = json.loads(capsys.readouterr().out)
+    copa, arithmetic = record["tasks"]
+    assert (copa["task"], copa["n"], copa["chance"]) == ("copa", 2, 0.5)
+    assert {"accuracy", "standard_error", "accuracy_by_bytes", "cut"} <= copa.keys()
+    assert arithmetic["accuracy_by_bytes"] is None
+    score = h2h.score_task(place, "copa", data_dir=tmp_path, device="cpu", limit=2, quiet=True)
+    assert score.as_dict() == copa
+    with pytest.raises(UserError, match="'all' means"):
+        h2h.score_task(place, "all", quiet=True)
+    run(*words, "--task", "copa")
+    out = capsys.readouterr().out
+    for word in ("copa", "accuracy", "standard error", "chance", "0.5000", " 3 "):
+        assert word in out
+
+
 def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[str]) -> None:
     run("list")
     out = capsys.readouterr().out
@@ -203,6 +231,13 @@ MISTAKES = [
     (["cost", "standard", "--batch", "0"], "batch=0 is too small"),
     (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
     (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
+    (["evaluate", "nowhere"], "give either --corpus or --task"),
+    (["evaluate", "nowhere", "--corpus", "stdlib", "--task", "copa"], "give either --corpus or --task"),
+    (["evaluate", "nowhere", "--task", "copper"], "did you mean 'copa'"),
+    (["evaluate", "nowhere", "--task", "copa"], "task 'copa' is not at hand"),
+    (["evaluate", "nowhere", "--task", "copa", "--split", "valid"], "--split valid is of a corpus"),
+    (["evaluate", "nowhere", "--task", "copa", "--limit", "0"], "--limit 0 is too small"),
+    (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is scored whole"),
     (["report", "nowhere"], "no study in nowhere"),
     (["runs", "nowhere"], "no study in nowhere"),
     (["data", "prepare", "file:nowhere"], "no such file or directory"),

@@ -1,0 +1,1 @@
+"""Where other programs are met: trackers, each behind an optional extra."""

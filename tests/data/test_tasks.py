@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks import Choice, Example, Task, chosen_tasks, find_task, task_names
+
+CHOSEN = {"query": "Question: which?\n", "choices": ["this one", "that"], "gold": 1}
+FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "lambada": ("zeroshot/lambada_openai", [{"context": "She said his ", "continuation": "name"}]),
+    "arithmetic": (
+        "zeroshot/simple_arithmetic_withspaces",
+        [{"context": "2 + 2 =", "continuation": " 4"}],
+    ),
+    "winogrande": (
+        "zeroshot/winogrande",
+        [{"context_options": ["So Ann", "So Eve"], "continuation": "won.", "gold": 0}],
+    ),
+    **{
+        name: (f"zeroshot/{name}", [CHOSEN])
+        for name in ("arc_easy", "arc_challenge", "boolq", "piqa", "copa")
+    },
+}
+
+
+def packed(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(text.encode()))
+
+
+def made(folder: Path) -> Path:
+    """A data directory with one example of every task."""
+    for file, rows in FILES.values():
+        packed(folder / f"{file}.jsonl.xz", "".join(json.dumps(row) + "\n" for row in rows))
+    header = "index\tsentence1\tsentence2\tlabel\n"
+    packed(
+        folder / "glue/RTE.dev.tsv.xz",
+        header + '0\tA "cat sat.\tA cat.\tentailment\n1\tB\u2028b\tC\tnot_entailment\n',
+    )
+    return folder
+
+
+def test_every_task_is_read_and_the_space_stands_with_the_answer(tmp_path: Path) -> None:
+    data = made(tmp_path)
+    tasks = {name: find_task(name, data) for name in task_names()}
+    assert tasks["lambada"].examples == (Example((Choice("She said his", " name"),)),)
+    assert tasks["arithmetic"].examples == (Example((Choice("2 + 2 =", " 4"),)),)
+    assert {name for name, task in tasks.items() if task.exact} == {"lambada", "arithmetic"}
+    question = "Question: which?"
+    both = (" this one", " that")
+    for name in ("arc_easy", "arc_challenge", "boolq", "piqa"):
+        assert tasks[name].examples == (
+            Example(tuple(Choice(f"{question}\nAnswer:", text) for text in both), 1),
+        )
+    assert tasks["copa"].examples[0].choices[0] == Choice(question, " this one")
+    assert tasks["winogrande"].examples == (
+        Example((Choice("So Ann", " won."), Choice("So Eve", " won.")), 0),
+    )
+    first, second = tasks["rte"].examples
+    assert first.choices[0] == Choice('A "cat sat.\nQuestion: A cat. True or False?\nAnswer:', " True")
+    assert (first.answer, second.answer) == (0, 1)
+
+
+def test_the_data_directory_may_stand_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"task 'copa' is not at hand: no data directory is given \(H2H_DATA"):
+        find_task("copa")
+    monkeypatch.setenv("H2H_DATA", str(made(tmp_path)))
+    assert len(find_task("copa").examples) == 1
+    (tmp_path / "zeroshot/copa.jsonl.xz").unlink()
+    with pytest.raises(UserError, match=r"task 'copa' is not at hand: .*copa\.jsonl\.xz is missing"):
+        find_task("copa")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"query": "a", "choices": ["b"]}', "example 1: no field 'gold'"),
+        (
+            '{"query": "a", "choices": ["b"], "gold": 0}\n{"query": 1, "choices": ["b"], "gold": 0}',
+            "example 2",
+        ),
+        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "answer 2 is none of 2 choices"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": "b"}', "not the number of a choice"),
+        ('{"query": "a", "choices": "bc", "gold": 0}', "expected a list of choices, got str"),
+        ('{"query": "a", "choices": ["b", " "], "gold": 0}', "an answer is empty"),
+        ("{", "line 1: not JSON"),
+        ("", "holds no examples"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_example(tmp_path: Path, text: str, words: str) -> None:
+    packed(tmp_path / "zeroshot/copa.jsonl.xz", text)
+    with pytest.raises(UserError, match=words) as raised:
+        find_task("copa", tmp_path)
+    assert "copa.jsonl.xz" in str(raised.value)
+
+
+def test_an_archive_cut_short_is_named(tmp_path: Path) -> None:
+    path = made(tmp_path) / "zeroshot/copa.jsonl.xz"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UserError, match="damaged file"):
+        find_task("copa", tmp_path)
+
+
+def test_names_are_checked_and_all_means_every_one() -> None:
+    assert chosen_tasks("all") == chosen_tasks(["copa", "all"]) == list(task_names())
+    assert chosen_tasks(["rte", "copa", "rte"]) == ["rte", "copa"]
+    with pytest.raises(UserError, match="unknown task 'lambda'; did you mean 'lambada'"):
+        chosen_tasks("lambda")
+
+
+def test_a_part_is_spread_over_the_file() -> None:
+    task = Task("x", True, tuple(Example((Choice("", f" {place}"),)) for place in range(10)))
+    assert [example.choices[0].text for example in task.part(4).examples] == [" 0", " 2", " 5", " 7"]
+    assert task.part(0) == task.part(10) == task.part(99) == task
+    with pytest.raises(UserError, match="limit=-1 is too small"):
+        task.part(-1)
+
+
+def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
+    counts = {name: len(find_task(name, shared_data).examples) for name in task_names()}
+    assert counts == {
+        "lambada": 5153,
+        "arc_easy": 2376,
+        "arc_challenge": 1172,
+        "boolq": 3270,
+        "copa": 100,
+        "piqa": 1838,
+        "winogrande": 1267,
+        "rte": 277,
+        "arithmetic": 1000,
+    }

@@ -1,0 +1,291 @@
+"""Trackers get every row of every run, and can do a study no harm."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.common.progress import Display
+from headtohead.integrations import follow
+from headtohead.integrations.follow import Followed, followed
+from headtohead.integrations.sinks import Channel, Tracked, find_sinks
+from headtohead.study.store import Store
+
+SMALL = {"tokens": 2560, "batch": 256, "seeds": 1, "lr": 5e-3}
+
+
+class Writer:
+    """Stands for the SummaryWriter of torch.utils.tensorboard."""
+
+    made: list[Writer]
+
+    def __init__(self, log_dir: str, purge_step: int) -> None:
+        self.log_dir, self.purge_step, self.closed = log_dir, purge_step, 0
+        self.scalars: list[tuple[str, float, int]] = []
+        self.texts: dict[str, str] = {}
+        Writer.made.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        assert not self.closed
+        self.scalars.append((name, value, step))
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        self.texts[name] = text
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
+    Writer.made = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    return Writer
+
+
+class Recorder:
+    """A tracker of one's own; `breaks` says where it raises `error`."""
+
+    name = "recorder"
+
+    def __init__(self, breaks: str = "", error: BaseException | None = None) -> None:
+        self.breaks, self.error = breaks, error
+        self.calls: list[tuple[str, str]] = []
+        self.rows: list[tuple[int, Mapping[str, float]]] = []
+
+    def reached(self, place: str, run: str) -> None:
+        self.calls.append((place, run))
+        if self.error is not None and place == self.breaks:
+            raise self.error
+
+    def open(self, run: Tracked) -> Channel:
+        self.reached("open", run.id)
+        return Line(self, run.id)
+
+
+class Line:
+    def __init__(self, sink: Recorder, run: str) -> None:
+        self.sink, self.run = sink, run
+
+    def row(self, step: int, values: Mapping[str, float]) -> None:
+        self.sink.rows.append((step, values))
+        self.sink.reached("row", self.run)
+
+    def end(self, state: str, step: int, values: Mapping[str, float]) -> None:
+        self.sink.reached("end", self.run)
+        self.sink.reached(state, self.run)
+
+
+class Notes(Display):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, words: str) -> None:
+        self.notes.append(words)
+
+
+def study(story: Path, **settings: Any) -> h2h.Study:
+    return h2h.Study(arms=["standard", "diagonal"], corpus=f"file:{story}", **(SMALL | settings))
+
+
+def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
+    """What the runs of a study have in their own files, as scalars."""
+    found: dict[str, set[tuple[str, float, int]]] = {}
+    for run in Store(folder).runs():
+        rows, result = run.metrics(), run.result()
+        assert result is not None
+        scalars = found[run.id] = set()
+        last = rows[-1]["step"]
+        for row in rows:
+            step = row.pop("step")
+            scores = row.pop("valid", {})
+            scalars |= {(f"train/{key}", value, step) for key, value in row.items()}
+            scalars |= {(f"valid/{key}", value, step) for key, value in scores.items()}
+        for split in ("valid", "test"):
+            scores = {key: value for key, value in result[split].items() if key != "blocks"}
+            scalars |= {(f"{split}/{key}", value, last) for key, value in scores.items()}
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tensorboard_gets_every_row_once_whoever_trains(
+    story: Path, tmp_path: Path, board: type[Writer], workers: int
+) -> None:
+    result = study(story, evaluations=2).run(tmp_path, workers=workers, quiet=True, track="tensorboard")
+    assert result.summary.left == 0
+    wanted = logged(tmp_path)
+    assert len(wanted) == len(board.made) == 2
+    for writer in board.made:
+        folder = Path(writer.log_dir)
+        assert folder.parent == tmp_path / "tensorboard"
+        run = folder.name.rpartition("_")[2]
+        assert set(writer.scalars) == wanted[run]
+        assert len(writer.scalars) == len(set(writer.scalars))
+        assert {"valid/bits_per_byte", "test/bits_per_byte", "train/grad_norm"} <= {
+            n for n, *_ in writer.scalars
+        }
+        assert (writer.closed, writer.purge_step, writer.texts["state"]) == (1, 0, "done")
+        assert '"seed": 1' in writer.texts["spec"]
+
+
+def test_the_shell_tracks_and_is_told_of_mistakes(
+    story: Path, tmp_path: Path, board: type[Writer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["race", "--arms", "standard", "--corpus", f"file:{story}", "--tokens", "2560", "--batch", "256"]
+    words += ["--seeds", "1", "--workers", "1", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--track", "tensorbored"])
+    assert ended.value.code == 2
+    assert "unknown tracker 'tensorbored'; did you mean 'tensorboard'?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--track", "tensorboard"])
+    assert ended.value.code == 0
+    assert len(board.made) == 1
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_library_is_named_with_its_extra_before_anything_runs(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"tracker '{name}' cannot be used.*headtohead\[track\]"):
+        study(story).run(tmp_path / "out", quiet=True, track=[name])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("open", RuntimeError("no network\nat all")), ("row", SystemExit(1)), ("end", ValueError())],
+)
+def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    shown = Notes()
+    monkeypatch.setattr("headtohead.api.choose_display", lambda quiet: shown)
+    broken, sound = Recorder(place, error), Recorder()
+    result = study(story).run(tmp_path, workers=1, track=[broken, sound])
+    assert (result.summary.done, result.summary.left) == (2, 0)
+    assert result.summary.trouble == []
+    warnings = [words for words in shown.notes if "tracking by" in words]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("tracking by recorder ends here, the study goes on: ")
+    assert "\n" not in warnings[0]
+    assert broken.calls.count((place, broken.calls[-1][1])) == 1, "it is let go of"
+    assert [name for name, _ in sound.calls].count("done") == 2, "the other tracker is served on"
+
+
+def test_a_tracker_that_hangs_delays_no_run(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "PATIENCE", 0.1)
+    shown, released = Notes(), threading.Event()
+    monkeypatch.setattr("headtohead.api.choose_display", lambda quiet: shown)
+    sink = Recorder()
+    monkeypatch.setattr(sink, "open", lambda run: released.wait(60) and Line(sink, run.id))
+    result = study(story).run(tmp_path, workers=1, track=sink)
+    released.set()
+    assert (result.summary.done, result.summary.left) == (2, 0)
+    assert [words for words in shown.notes if "given up (recorder)" in words]
+
+
+def test_a_stopped_run_is_closed_as_such_and_tracked_whole_when_it_goes_on(
+    story: Path, tmp_path: Path
+) -> None:
+    first, second = Recorder(), Recorder()
+    planned = study(story, tokens=256 * 150)
+    result = planned.run(tmp_path, workers=1, quiet=True, seconds=0.3, track=first)
+    assert result.summary.left > 0
+    if first.calls:
+        assert first.calls[-1][0] in ("stopped", "done")
+    planned.run(tmp_path, workers=1, quiet=True, track=second)
+    assert [name for name, _ in second.calls].count("done") == result.summary.left
+    runs = {run for name, run in second.calls if name == "done"}
+    steps = sum(len(Store(tmp_path).run(run).metrics()) for run in runs)
+    assert len(second.rows) == steps, "rows of the first stretch too: a tracker may be new"
+
+
+class Remote:
+    """Stands for wandb and for one of its runs."""
+
+    def __init__(self) -> None:
+        self.inits: list[dict[str, Any]] = []
+        self.logs: list[tuple[int, dict[str, float]]] = []
+        self.summary: dict[str, Any] = {}
+        self.codes: list[int] = []
+        self.step = 0
+
+    def init(self, **settings: Any) -> Remote:
+        self.inits.append(settings)
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logs.append((step, values))
+
+    def finish(self, exit_code: int) -> None:
+        self.codes.append(exit_code)
+
+
+def test_wandb_gets_a_run_per_run_and_no_step_twice(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote()
+    remote.step = 4
+    monkeypatch.setitem(sys.modules, "wandb", remote)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    h2h.Study(arms=["standard"], corpus=f"file:{story}", name="mine", **SMALL).run(
+        tmp_path, quiet=True, track=["wandb"]
+    )
+    run = Store(tmp_path).runs()[0]
+    (settings,) = remote.inits
+    assert (settings["id"], settings["project"], settings["group"]) == (run.id, "headtohead", "mine")
+    assert (settings["resume"], settings["reinit"]) == ("allow", "create_new")
+    assert settings["config"]["seed"] == 1
+    assert [step for step, _ in remote.logs] == [4, 5, 6, 7, 8, 9, 10], (
+        "it had steps 0 to 3 from an earlier stretch"
+    )
+    result = run.result()
+    assert result is not None
+    assert remote.summary["test/bits_per_byte"] == result["test"]["bits_per_byte"]
+    assert (remote.summary["state"], remote.codes) == ("done", [0])
+
+
+def test_what_is_no_tracker_is_refused_and_one_named_twice_is_one(board: type[Writer]) -> None:
+    with pytest.raises(UserError, match="3 is no tracker: it needs a name and open"):
+        find_sinks([3])  # type: ignore[list-item]
+    own = Recorder()
+    assert [sink.name for sink in find_sinks(["tensorboard", own, "tensorboard", own])] == [
+        "tensorboard",
+        "recorder",
+    ]
+
+
+def test_tracking_changes_neither_runs_nor_results(story: Path, tmp_path: Path) -> None:
+    for place, track in (("plain", ()), ("tracked", Recorder())):
+        study(story).run(tmp_path / place, workers=1, quiet=True, track=track)
+    contents = [
+        {run.id: (run.path / "result.json").read_bytes() for run in Store(tmp_path / place).runs()}
+        for place in ("plain", "tracked")
+    ]
+    assert contents[0] == contents[1]
+
+
+def test_without_trackers_the_display_is_left_alone(tmp_path: Path) -> None:
+    display = Display()
+    with followed(display, Store(tmp_path), "x", []) as shown:
+        assert shown is display
+
+
+def test_everything_a_display_can_show_is_passed_on() -> None:
+    public = {name for name in vars(Display) if not name.startswith("_")}
+    assert public <= vars(Followed).keys()
