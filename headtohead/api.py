@@ -40,6 +40,7 @@ from headtohead.study.plan import plan_study
 from headtohead.study.records import size_of
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import RunDirectory, Store, find_run
 from headtohead.study.table import Columns, Judged, judge_table, runs_csv
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
@@ -167,6 +168,10 @@ class StudyResult:
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
         return [sentence(row) for row in self.verdicts]
+
+    def stability(self) -> list[Stability]:
+        """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
+        return study_stability(Store(self.path), self.outline, self.results)
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""

@@ -128,15 +128,23 @@ def race(
     return 0
 
 
-def report(folder: Annotated[str, tyro.conf.Positional, flag("DIR")], /) -> int:
+def report(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    stability: Annotated[bool, flag()] = False,
+) -> int:
     """Judge a study again and rebuild its page, from its directory alone.
 
     Args:
         folder: the study's directory.
+        stability: also show how often each arm diverged and leapt, and how soon it learned.
     """
     result = open_study(folder)
     result.write()
     show_result(result)
+    if stability:
+        _show_stability(result)
     return 0
 
 
@@ -257,6 +265,31 @@ def show_verdicts(result: StudyResult) -> None:
         print_table(contest.title, columns, rows, right=columns[2:8])
     for words in (*result.sentences(), *result.damage):
         print(words)
+
+
+def _show_stability(result: StudyResult) -> None:
+    columns = (
+        *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
+        *("reached", "tokens to target", "interval of it"),
+    )
+    rows = []
+    for row in result.stability():
+        share = "–" if row.diverged_low is None else f"{row.diverged_low:.0%} to {row.diverged_high:.0%}"
+        low, high = row.tokens_ratio_low, row.tokens_ratio_high
+        rows.append(
+            (
+                row.label,
+                row.contest,
+                f"{row.diverged}/{row.runs}",
+                share,
+                number(row.spikes, ".2f"),
+                number(row.gradient_tail, ".2f"),
+                f"{row.reached}/{row.pairs}",
+                "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
+                "–" if low is None else f"{low:.3f} to {high:.3f}",
+            )
+        )
+    print_table("stability and sample efficiency", columns, rows, right=columns[2:])
 
 
 def chosen_study(study: str | None, given: dict[str, Any], settings: tuple[str, ...]) -> Study:

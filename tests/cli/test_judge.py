@@ -72,3 +72,19 @@ def test_verdict_judges_a_table_and_writes_only_where_it_is_told(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"verdicts.json", "report.html"}
     run(*words[:-1], "los", code=2)
     assert "did you mean 'loss'?" in capsys.readouterr().err
+
+
+def test_report_shows_stability_when_asked(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("race", "--arms", "standard", "sharing:tie=kv", "--corpus", f"file:{story}", "--tokens", "7680")
+    run(*words, "--batch", "256", "--seeds", "2", "--workers", "1", "--out", str(tmp_path / "out"))
+    capsys.readouterr()
+    run("report", str(tmp_path / "out"))
+    assert "sample efficiency" not in capsys.readouterr().out
+    run("report", str(tmp_path / "out"), "--stability")
+    out = capsys.readouterr().out
+    assert "stability and sample efficiency" in out
+    assert "0/2" in out
+    assert "1.000 x" in out
+    assert (tmp_path / "out" / "runs.csv").is_file()
