@@ -153,7 +153,7 @@ class StudyResult:
         write_json(self.path / "verdicts.json", rows)
         page = self.path / "report.html"
         stamp = _stamp(self.outline, rows, self.results)
-        if only_if_changed and _carries(page, stamp):
+        if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
             self.report = page
             return
         table = runs_csv(Store(self.path), self.outline, self.results, self.added_seeds)

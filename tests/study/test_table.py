@@ -187,6 +187,28 @@ def test_every_study_has_a_tidy_table_of_its_runs(raced: Path) -> None:
         assert not row["label"].startswith(("=", "-")), "a spreadsheet must not take a name for a formula"
 
 
+def test_a_table_that_is_missing_is_written_again(raced: Path) -> None:
+    before = (raced / "runs.csv").read_text()
+    (raced / "runs.csv").unlink()
+    open_study(raced).write(quiet=True, only_if_changed=True)
+    assert (raced / "runs.csv").read_text() == before
+
+
+def test_hostile_names_are_text_on_the_page(tmp_path: Path) -> None:
+    hostile = "<script>document.title='owned'</script>"
+    rows = arms(**{"base": BASE, hostile: [x + 0.1 for x in BASE]})
+    judge(table(tmp_path, rows, ("model", "seed", "<b>loss")), metric="<b>loss", out=tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    body = re.sub(r"<script type=\"(module|application/json)\".*?</script>", "", page, flags=re.DOTALL)
+    assert "<script>" not in body
+    assert "<b>loss" not in body
+    assert "&lt;script&gt;document.title" in body
+    for definition in re.findall(
+        r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL
+    ):
+        assert "<" not in definition
+
+
 def test_the_table_of_a_study_gives_the_studys_own_verdicts(raced: Path) -> None:
     known = open_study(raced).verdicts
     found = h2h.judge(raced / "runs.csv", arm="label", seed="seed", metric="test_bits_per_byte").verdicts
