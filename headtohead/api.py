@@ -199,6 +199,8 @@ class TableResult(StudyResult):
     """The verdicts of a table of runs trained elsewhere."""
 
     judged: Judged | None = None
+    source: str = ""
+    """The table's file name."""
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
         """Write verdicts.json and the page into `path`."""
@@ -213,7 +215,7 @@ class TableResult(StudyResult):
         except ImportError as error:
             _say_skipped(error, quiet)
             return
-        self.report = write_judged(self.path, self.judged, self.outline.name)
+        self.report = write_judged(self.path, self.judged, self.source)
 
 
 def judge(
@@ -242,7 +244,14 @@ def judge(
         Path(table), columns, baseline=baseline, primary=primary, margin=margin, better=better
     )
     place = Path(out) if out is not None else Path(table).parent
-    result = TableResult(place, judged.outline, judged.verdicts, results=judged.results, judged=judged)
+    result = TableResult(
+        place,
+        judged.outline,
+        judged.verdicts,
+        results=judged.results,
+        judged=judged,
+        source=Path(table).name,
+    )
     if out is not None:
         result.write()
     return result

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from headtohead.study.verdict import Verdict, metric_words
+from headtohead.study.verdict import METRIC, Verdict, metric_words
 
 Row = dict[str, Any]
 Chart = alt.LayerChart | alt.FacetChart
@@ -35,7 +35,7 @@ def forest(verdicts: list[Verdict]) -> Chart:
             "low": row.ci_low,
             "high": row.ci_high,
             "verdict": row.verdict,
-            "words": f"{row.difference:+.3f}",
+            "words": f"{row.difference:+{'.3f' if row.metric == METRIC else '.3g'}}",
         }
         for row in verdicts
         if row.difference is not None

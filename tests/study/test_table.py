@@ -49,6 +49,7 @@ def test_runs_trained_elsewhere_get_a_verdict_like_a_study(tmp_path: Path) -> No
     assert [row["verdict"] for row in written] == ["better", "equivalent"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "new is better than base by 0.02" in page
+    assert "taken from runs.csv as they stand" in page
     definitions = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL)
     assert len(definitions) == 2
     assert "in loss (left is better)" in definitions[0]
