@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
     from headtohead.api import examine_study as examine_study
+    from headtohead.api import forecast as forecast
     from headtohead.api import generate_text as generate_text
+    from headtohead.api import judge as judge
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
     from headtohead.api import score_task as score_task
@@ -49,7 +51,9 @@ _HOME = {
             "cost",
             "evaluate",
             "examine_study",
+            "forecast",
             "generate_text",
+            "judge",
             "load",
             "open_study",
             "score_task",

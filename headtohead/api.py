@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import digest, write_json
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.files import digest, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, piece_of_work
 from headtohead.common.version import VERSION
@@ -38,6 +38,7 @@ from headtohead.study import doctor
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
+from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.lock import planned_seeds
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.perform import Conditions, layers_of
@@ -45,7 +46,9 @@ from headtohead.study.plan import Plan, Rates, plan_study
 from headtohead.study.records import size_of
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import RunDirectory, Store, find_run
+from headtohead.study.table import Columns, Judged, judge_table, runs_csv
 from headtohead.study.tuning import Tuning, tune_study
 from headtohead.study.verdict import Verdict, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
@@ -105,7 +108,7 @@ class Study:
             keep_weights=keep_weights,
             compile=compile,
         )
-        count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
+        count = _processes(chosen, workers)
         end = time.monotonic() + limit
 
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
@@ -167,9 +170,11 @@ class StudyResult:
     """result.json of every finished run, by its name."""
     damage: list[str] = field(default_factory=list)
     """Files that could not be read, and are left out."""
+    added_seeds: frozenset[int] = frozenset()
+    """Seeds added after results could be looked at."""
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
-        """Write verdicts.json and the page; without the chart library the page is skipped, and said to be.
+        """Write verdicts.json, runs.csv and the page; without the chart library the page is skipped, and said to be.
 
         `only_if_changed` leaves a page that shows these very results as it is.
         """
@@ -177,22 +182,25 @@ class StudyResult:
         write_json(self.path / "verdicts.json", rows)
         page = self.path / "report.html"
         stamp = _stamp(self.outline, rows, self.results)
-        if only_if_changed and _carries(page, stamp):
+        if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
             self.report = page
             return
+        table = runs_csv(Store(self.path), self.outline, self.results, self.added_seeds)
+        write_atomic(self.path / "runs.csv", table)
         try:
             from headtohead.report.page import write_report
         except ImportError as error:
-            if not quiet:
-                print(
-                    f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
-                )
+            _say_skipped(error, quiet)
             return
         self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
         return [sentence(row) for row in self.verdicts]
+
+    def stability(self) -> list[Stability]:
+        """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
+        return study_stability(Store(self.path), self.outline, self.results)
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""
@@ -231,6 +239,123 @@ def _tuned(
     return StudyResult(store.path, plan.outline(), [], summary)
 
 
+def _say_skipped(error: ImportError, quiet: bool) -> None:
+    if not quiet:
+        print(
+            f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
+        )
+
+
+@dataclass
+class TableResult(StudyResult):
+    """The verdicts of a table of runs trained elsewhere."""
+
+    judged: Judged | None = None
+    source: str = ""
+    """The table's file name."""
+
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json and the page into `path`."""
+        assert self.judged is not None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "verdicts.json", [row.as_dict() for row in self.verdicts])
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
+        try:
+            from headtohead.report.judged import write_judged
+        except ImportError as error:
+            _say_skipped(error, quiet)
+            return
+        self.report = write_judged(self.path, self.judged, self.source)
+
+
+def judge(
+    table: str | Path,
+    *,
+    arm: str,
+    seed: str,
+    metric: str,
+    by: Sequence[str] | None = None,
+    baseline: str = "",
+    primary: str = "",
+    margin: float | None = None,
+    better: str = "lower",
+    out: str | Path | None = None,
+) -> TableResult:
+    """Return the verdicts of runs trained elsewhere: a CSV file with a row per run, and the names of its columns.
+
+    `by` names the columns that set contests apart; `out` takes verdicts.json and the page.
+    """
+    if better not in ("lower", "higher"):
+        raise unknown("value for better", str(better), ("lower", "higher"))
+    if margin is not None and not 0 <= margin < math.inf:
+        raise UserError(f"margin takes a number, 0 or more, got {margin!r}")
+    columns = Columns(arm, seed, metric, None if by is None else tuple(by))
+    judged = judge_table(
+        Path(table), columns, baseline=baseline, primary=primary, margin=margin, better=better
+    )
+    place = Path(out) if out is not None else Path(table).parent
+    result = TableResult(
+        place,
+        judged.outline,
+        judged.verdicts,
+        results=judged.results,
+        judged=judged,
+        source=Path(table).name,
+    )
+    if out is not None:
+        result.write()
+    return result
+
+
+def forecast(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    spread: float | None = None,
+    device: str = "auto",
+    workers: int = 0,
+    threads: int = 1,
+    data_dir: str | Path | None = None,
+    keep_weights: bool = True,
+    quiet: bool = False,
+) -> Forecast:
+    """Return what a study will take and what it could find; nothing of it is run but a few steps per arm.
+
+    `out` is a directory with finished runs, of this study or another: their results give the spread over seeds, their
+    speed saves the measuring, and those of this study are not counted again. `spread` is the standard deviation over
+    seeds of the paired difference, in bits per byte.
+    """
+    if spread is not None and not 0 < spread < math.inf:
+        raise UserError(f"spread takes a number of bits per byte above 0, got {spread!r}")
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        torch.set_num_threads(threads)
+    folder = Path(out) if out is not None else None
+    source = "given" if spread is not None else ""
+    if folder is not None and (folder / "study.json").is_file() and spread is None:
+        spread = seen_spread(open_study(folder).verdicts)
+        source = f"seen in {folder}" if spread is not None else ""
+    with piece_of_work("forecasting", quiet) as progress:
+        plan = plan_study(study.spec, data_dir=data_dir, progress=progress)
+        return forecast_plan(
+            plan,
+            store=Store(folder) if folder is not None else None,
+            device=chosen,
+            workers=max(1, _processes(chosen, workers) // threads),
+            spread=spread,
+            spread_source=source,
+            keep_weights=keep_weights,
+            progress=progress,
+        )
+
+
+def _processes(device: torch.device, workers: int) -> int:
+    """Return how many processes train at once: as many as asked for, else one per core, and one on a GPU."""
+    return workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)
+
+
 def open_study(path: str | Path) -> StudyResult:
     """Return a study's verdicts from its directory alone."""
     folder = Path(path)
@@ -248,7 +373,9 @@ def _judged(
     others = sorted({entry.run for entry in outline.entries if entry.run not in known})
     results = known | store.results(others, damage)
     verdicts = study_verdicts(outline, results, added)
-    return StudyResult(store.path, outline, verdicts, results=results, damage=list(damage.values()))
+    return StudyResult(
+        store.path, outline, verdicts, results=results, damage=list(damage.values()), added_seeds=added
+    )
 
 
 def _stamp(outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]) -> str:

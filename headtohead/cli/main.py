@@ -13,7 +13,9 @@ from headtohead.common.errors import UserError, unknown
 # Command: module, function, one line for the overview. Modules are imported when their command is used.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
+    "forecast": ("judge", "forecast", "say what a study will take, and what it could find, before it runs"),
     "report": ("race", "report", "judge a study again and rebuild its page"),
+    "verdict": ("judge", "verdict", "judge runs trained elsewhere, from a CSV file"),
     "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
     "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),

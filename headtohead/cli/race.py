@@ -15,6 +15,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
+from headtohead.study.verdict import METRIC, metric_words
 
 
 def race(
@@ -88,7 +89,7 @@ def race(
         "corpus": list(corpus) or None,
         "size": list(size) or None,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
-        "seeds": None if seeds is None else _seeds(seeds),
+        "seeds": None if seeds is None else parse_seeds(seeds),
         "baseline": baseline,
         "primary": primary,
         "shape": list(shape) or None,
@@ -100,10 +101,7 @@ def race(
         "tokenizer": tokenizer,
         "precision": precision,
     }
-    changes = {key: value for key, value in given.items() if value is not None}
-    for text in set:
-        _set(changes, text)
-    planned = Study.from_file(study, **changes) if study else Study(**changes)
+    planned = chosen_study(study, given, set)
     seconds = math.inf if for_ is None else parse_duration(for_)
     result = planned.run(
         out,
@@ -134,15 +132,23 @@ def race(
     return 0
 
 
-def report(folder: Annotated[str, tyro.conf.Positional, flag("DIR")], /) -> int:
+def report(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    stability: Annotated[bool, flag()] = False,
+) -> int:
     """Judge a study again and rebuild its page, from its directory alone.
 
     Args:
         folder: the study's directory.
+        stability: also show how often each arm diverged and leapt, and how soon it learned.
     """
     result = open_study(folder)
     result.write()
     show_result(result)
+    if stability:
+        _show_stability(result)
     return 0
 
 
@@ -217,11 +223,19 @@ def doctor(
 
 
 def show_result(result: StudyResult) -> None:
-    """Print the verdicts as a table, then each in a sentence, then where the rest is."""
+    """Print the verdicts, and where the rest is."""
+    show_verdicts(result)
+    print(f"\nverdicts: {result.path / 'verdicts.json'}")
+    if result.report is not None:
+        print(f"page:     {result.report}")
+
+
+def show_verdicts(result: StudyResult) -> None:
+    """Print the verdicts as a table, then each in a sentence."""
     columns = (
         "arm",
         "verdict",
-        "bits per byte",
+        metric_words(result.verdicts[0].metric if result.verdicts else METRIC),
         "difference",
         "95 % interval",
         "p (Holm)",
@@ -231,34 +245,67 @@ def show_result(result: StudyResult) -> None:
     )
     for contest in result.outline.contests():
         rows: list[tuple[object, ...]] = []
+        # Another metric than bits per byte may be of any magnitude.
+        form = ".4f" if not result.verdicts or result.verdicts[0].metric == METRIC else ".5g"
         place = (contest.corpus_label, contest.size, contest.shape, contest.length)
         found = [row for row in result.verdicts if (row.corpus, row.size, row.shape, row.length) == place]
         for row in found:
-            interval = "–" if row.ci_low is None else f"{row.ci_low:+.4f} to {row.ci_high:+.4f}"
+            interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
             remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
-            numbers = (number(row.mean, ".4f"), number(row.difference, "+.4f"), interval)
+            numbers = (number(row.mean, form), number(row.difference, f"+{form}"), interval)
             rows.append(
                 (
                     row.label,
                     row.verdict,
                     *numbers,
                     number(row.p_holm, ".2g"),
-                    number(row.detectable, ".4f"),
+                    number(row.detectable, form),
                     row.n,
                     remarks,
                 )
             )
-        base = number(found[0].baseline_mean if found else None, ".4f")
+        base = number(found[0].baseline_mean if found else None, form)
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
     for words in (*result.sentences(), *result.damage):
         print(words)
-    print(f"\nverdicts: {result.path / 'verdicts.json'}")
-    if result.report is not None:
-        print(f"page:     {result.report}")
 
 
-def _seeds(text: str) -> Any:
+def _show_stability(result: StudyResult) -> None:
+    columns = (
+        *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
+        *("reached", "tokens to target", "interval of it"),
+    )
+    rows = []
+    for row in result.stability():
+        share = "–" if row.diverged_low is None else f"{row.diverged_low:.0%} to {row.diverged_high:.0%}"
+        low, high = row.tokens_ratio_low, row.tokens_ratio_high
+        rows.append(
+            (
+                row.label,
+                row.contest,
+                f"{row.diverged}/{row.runs}",
+                share,
+                number(row.spikes, ".2f"),
+                number(row.gradient_tail, ".2f"),
+                f"{row.reached}/{row.pairs}",
+                "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
+                "–" if low is None else f"{low:.3f} to {high:.3f}",
+            )
+        )
+    print_table("stability and sample efficiency", columns, rows, right=columns[2:])
+
+
+def chosen_study(study: str | None, given: dict[str, Any], settings: tuple[str, ...]) -> Study:
+    """Return the study of a file, of flags, or of a file that flags override; a flag that is None was not given."""
+    changes = {key: value for key, value in given.items() if value is not None}
+    for text in settings:
+        _set(changes, text)
+    return Study.from_file(study, **changes) if study else Study(**changes)
+
+
+def parse_seeds(text: str) -> Any:
+    """Return how many seeds, or which."""
     return (
         [parse_count(part, "--seeds") for part in text.split(",")]
         if "," in text

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from headtohead.study.verdict import Verdict
+from headtohead.study.verdict import METRIC, Verdict, metric_words
 
 Row = dict[str, Any]
 Chart = alt.LayerChart | alt.FacetChart
@@ -35,7 +35,7 @@ def forest(verdicts: list[Verdict]) -> Chart:
             "low": row.ci_low,
             "high": row.ci_high,
             "verdict": row.verdict,
-            "words": f"{row.difference:+.3f}",
+            "words": f"{row.difference:+{'.3f' if row.metric == METRIC else '.3g'}}",
         }
         for row in verdicts
         if row.difference is not None
@@ -51,7 +51,9 @@ def forest(verdicts: list[Verdict]) -> Chart:
         title=None,
         axis=alt.Axis(labelFontSize=13, labelLimit=220, domain=False, ticks=False),
     )
-    title = f"difference to {verdicts[0].baseline_label} in bits per byte (left is better)"
+    side = "left" if verdicts[0].better == "lower" else "right"
+    unit = metric_words(verdicts[0].metric)
+    title = f"difference to {verdicts[0].baseline_label} in {unit} ({side} is better)"
     x = alt.X("difference:Q", title=title, scale=alt.Scale(nice=True))
     colour = alt.Color(
         "verdict:N",
@@ -137,7 +139,12 @@ def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Sc
     return alt.layer(*layers).properties(width="container", height=340)
 
 
-def seed_values(rows: list[Row], order: list[str], scale: alt.Scale) -> Chart:
+def seed_values(
+    rows: list[Row],
+    order: list[str],
+    scale: alt.Scale,
+    title: str = "bits per byte on test (left is better)",
+) -> Chart:
     """Return the test score of every seed, with each arm's mean."""
     data = alt.Data(values=rows)
     y = alt.Y(
@@ -146,9 +153,7 @@ def seed_values(rows: list[Row], order: list[str], scale: alt.Scale) -> Chart:
         title=None,
         axis=alt.Axis(labelFontSize=13, labelLimit=220, domain=False, ticks=False),
     )
-    x = alt.X(
-        "value:Q", title="bits per byte on test (left is better)", scale=alt.Scale(zero=False, nice=True)
-    )
+    x = alt.X("value:Q", title=title, scale=alt.Scale(zero=False, nice=True))
     colour = alt.Color("arm:N", scale=scale, legend=None)
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("seed:O"), alt.Tooltip("value:Q", format=".4f")]
     dots = alt.Chart(data).mark_circle(size=80, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tips)

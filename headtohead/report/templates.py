@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 
 from headtohead.study.outline import Outline
-from headtohead.study.verdict import Verdict
+from headtohead.study.verdict import Verdict, metric_words
 
 
 def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
@@ -27,10 +27,18 @@ def templates() -> jinja2.Environment:
     """Return the templates with the page's number formats."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    found.filters["signed"] = lambda value, digits=4: "–" if value is None else f"{value:+.{digits}f}"
-    found.filters["fixed"] = lambda value, digits=4: "–" if value is None else f"{value:.{digits}f}"
+    found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
+    found.filters["fixed"] = _shown
+    found.filters["metric"] = metric_words
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["chance"] = lambda value: (
         "–" if value is None else f"{value:.{1 if value < 0.001 else 3}{'g' if value < 0.001 else 'f'}}"
     )
     return found
+
+
+def _shown(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Return a number with so many decimals, or with two digits that count where those would all be zero."""
+    if value is None:
+        return "–"
+    return f"{value:{sign}.2g}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:{sign}.{digits}f}"

@@ -25,7 +25,8 @@ class Contest:
     @property
     def title(self) -> str:
         """The contest in words."""
-        return f"{self.corpus_label}, {self.size}, shape {self.shape}, length {self.length}"
+        rules = [f"shape {self.shape}" if self.shape else "", f"length {self.length}" if self.length else ""]
+        return ", ".join(filter(None, (self.corpus_label, self.size, *rules)))
 
 
 @dataclass(frozen=True)

@@ -64,20 +64,24 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     )
 
 
-def detectable_difference(sd: float, n: int, power: float = POWER) -> float | None:
-    """Return the smallest true difference that a two-sided 5 % test would find with that power."""
+def detectable_difference(sd: float, n: int, power: float = POWER, arms: int = 1) -> float | None:
+    """Return the smallest true difference that a two-sided 5 % test would find with that power.
+
+    `sd` is of the paired differences over seeds; `arms` are the comparisons Holm divides the 5 % among at its first,
+    hardest step.
+    """
     if n < 2 or not math.isfinite(sd):
         return None
-    return _detectable_shift(n, power) * sd / math.sqrt(n)
+    return _detectable_shift(n, power, ALPHA / arms) * sd / math.sqrt(n)
 
 
 @cache
-def _detectable_shift(n: int, power: float) -> float:
+def _detectable_shift(n: int, power: float, alpha: float) -> float:
     """Return the detectable difference in standard errors: it depends on the number of pairs alone."""
     from scipy import optimize, special
 
     df = n - 1
-    critical = float(special.stdtrit(df, 1 - ALPHA / 2))
+    critical = float(special.stdtrit(df, 1 - alpha / 2))
     # The power is an average over the estimated spread; its quantiles in even steps of probability stand for it.
     # (scipy's noncentral t loses its footing at one degree of freedom.)
     spreads = np.sqrt(2 * special.gammaincinv(df / 2, (np.arange(4000) + 0.5) / 4000) / df)
@@ -101,16 +105,21 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def decide(
-    difference: float | None, p_holm: float | None, low: float | None, high: float | None, margin: float
+    difference: float | None,
+    p_holm: float | None,
+    low: float | None,
+    high: float | None,
+    margin: float,
+    better: str = "lower",
 ) -> str:
-    """Return better, worse, equivalent or undecided; a lower metric is better.
+    """Return better, worse, equivalent or undecided; `better` says whether a lower or a higher metric is.
 
     `low` and `high` are the 90 % interval, which must lie inside the margin for equivalence.
     """
     if p_holm is None or difference is None:
         return "undecided"
     if p_holm < ALPHA:
-        return "better" if difference < 0 else "worse"
+        return "better" if (difference < 0) == (better == "lower") else "worse"
     if low is not None and high is not None and -margin < low and high < margin:
         return "equivalent"
     return "undecided"

@@ -12,6 +12,15 @@ METRIC = "bits_per_byte"
 Result = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Measure:
+    """What is compared: its name, where runs trained elsewhere use one of their own, and which way is better."""
+
+    name: str = METRIC
+    better: str = "lower"
+    """lower or higher."""
+
+
 @dataclass
 class Verdict:
     """One arm against the baseline in one contest."""
@@ -56,6 +65,8 @@ class Verdict:
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
+    better: str = "lower"
+    """Which way the metric is better: lower or higher."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict, JSON-ready."""
@@ -63,13 +74,16 @@ class Verdict:
 
 
 def study_verdicts(
-    outline: Outline, results: dict[str, Result], added_seeds: frozenset[int] = frozenset()
+    outline: Outline,
+    results: dict[str, Result],
+    added_seeds: frozenset[int] = frozenset(),
+    measure: Measure = Measure(),  # noqa: B008  a frozen value
 ) -> list[Verdict]:
     """Return one verdict per contest and arm but the baseline, from the results at hand by run id."""
     verdicts = []
     for contest in outline.contests():
         rows = [
-            _compare(outline, contest, text, label, results, added_seeds)
+            _compare(outline, contest, text, label, results, added_seeds, measure)
             for text, label in outline.arms
             if label != outline.baseline
         ]
@@ -85,10 +99,10 @@ def study_verdicts(
     return verdicts
 
 
-def _value(result: Result | None) -> float | None:
+def _value(result: Result | None, metric: str) -> float | None:
     if not result or result.get("status") != "done":
         return None
-    value = result["test"][METRIC]
+    value = result["test"][metric]
     return None if value is None else float(value)
 
 
@@ -99,13 +113,15 @@ def _compare(
     label: str,
     results: dict[str, Result],
     added_seeds: frozenset[int],
+    measure: Measure,
 ) -> Verdict:
     ours = {seed: results.get(run) for seed, run in outline.runs(contest, label).items()}
     theirs = {seed: results.get(run) for seed, run in outline.runs(contest, outline.baseline).items()}
     pairs = [
         (seed, a, b)
         for seed in outline.seeds
-        if (a := _value(ours.get(seed))) is not None and (b := _value(theirs.get(seed))) is not None
+        if (a := _value(ours.get(seed), measure.name)) is not None
+        and (b := _value(theirs.get(seed), measure.name)) is not None
     ]
     seeds = [seed for seed, _, _ in pairs]
     mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
@@ -119,7 +135,7 @@ def _compare(
         size=contest.size,
         shape=contest.shape,
         length=contest.length,
-        metric=METRIC,
+        metric=measure.name,
         n=paired.n,
         mean=sum(mine) / len(mine) if mine else None,
         baseline_mean=sum(base_values) / len(base_values) if base_values else None,
@@ -148,6 +164,7 @@ def _compare(
         added_seeds=sorted(added_seeds.intersection(seeds)),
         unlearnt=sum(value > 0.99 * _unigram(outline, contest) for value in mine),
         moved=_moved(ours) + _moved(theirs),
+        better=measure.better,
     )
 
 
@@ -167,7 +184,9 @@ def _blocks(results: dict[int, Result | None], seeds: list[int]) -> list[list[li
 
 def _judge(row: Verdict) -> None:
     """Decide after Holm, then take back what the data do not bear."""
-    row.verdict = decide(row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin)
+    row.verdict = decide(
+        row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin, row.better
+    )
     if row.n < 2:
         row.notes.append(f"{row.n} paired seeds give no interval")
     elif row.n == 2:
@@ -203,19 +222,24 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
 
 
+def metric_words(metric: str) -> str:
+    """Return a metric's name for people; a column of somebody's table keeps its own."""
+    return "bits per byte" if metric == METRIC else metric
+
+
 def sentence(row: Verdict) -> str:
     """Return the verdict in one plain sentence."""
     shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
-    where = f"at equal {row.length}{shape}"
+    # A table of runs trained elsewhere need not say what was held equal.
+    where = f" at equal {row.length}{shape}" if row.length else ""
+    unit, form = metric_words(row.metric), ".3f" if row.metric == METRIC else ".3g"
     if row.difference is None:
-        return f"{row.label}: no finished pair of runs yet {where}."
+        return f"{row.label}: no finished pair of runs yet{where}."
     if row.verdict in ("better", "worse") and row.ci_low is not None and row.ci_high is not None:
         low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
         scope = " on this test set" if row.scope == "this test set" else ""
-        return f"{row.label} is {row.verdict} than {row.baseline_label} by {low:.3f} to {high:.3f} bits per byte {where}{scope}."
+        return f"{row.label} is {row.verdict} than {row.baseline_label} by {low:{form}} to {high:{form}} {unit}{where}{scope}."
     if row.verdict == "equivalent":
-        return (
-            f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} bits per byte {where}."
-        )
-    span = "" if row.ci_low is None else f" (between {row.ci_low:+.3f} and {row.ci_high:+.3f} bits per byte)"
-    return f"{row.label} against {row.baseline_label} is undecided {where}{span}."
+        return f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} {unit}{where}."
+    span = "" if row.ci_low is None else f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {unit})"
+    return f"{row.label} against {row.baseline_label} is undecided{where}{span}."

@@ -1,0 +1,128 @@
+"""How often the judge is right: whole studies simulated, every rule of the verdict applied, thousands at a time.
+
+    python benchmarks/simulated_studies.py [--studies 200000]
+
+prints the table in docs/studies.md. A study has a baseline and three arms; a seed's luck is shared between the arms, so
+that paired values correlate 0.5; differences are in units of the spread of the paired difference over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from headtohead.study.statistics import ALPHA, detectable_difference
+
+ARMS = 3
+CORRELATION = 0.5
+SEEDS = (3, 5, 8)
+Values = NDArray[np.float64]
+Words = NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judge's numbers for many studies at once: (studies, arms) each."""
+
+    difference: Values
+    low: Values
+    high: Values
+    p_holm: Values
+    verdict: Words
+
+
+def draw(
+    generator: np.random.Generator, studies: int, n: int, truth: tuple[float, ...], heavy: bool = False
+) -> Values:
+    """Return (studies, 1 + arms, n) values, the baseline first; each arm differs from it by its truth.
+
+    `heavy`: Student's t with three degrees of freedom in place of the normal law, scaled to the same variance.
+    """
+
+    def noise(*shape: int) -> Values:
+        if heavy:
+            return generator.standard_t(3, shape) / math.sqrt(3)
+        return generator.standard_normal(shape)
+
+    # Paired differences have spread 1: their variance is 2 (1 - correlation) times that of a value.
+    scale = 1 / math.sqrt(2 * (1 - CORRELATION))
+    shared, own = noise(studies, 1, n), noise(studies, 1 + len(truth), n)
+    luck = scale * (math.sqrt(CORRELATION) * shared + math.sqrt(1 - CORRELATION) * own)
+    return luck + np.array([0.0, *truth])[:, None]
+
+
+def judge(values: Values, margin: float = 0.0) -> Judged:
+    """Return what the judge says of each arm of each study: paired t, Holm, equivalence within the margin."""
+    differences = values[:, 1:] - values[:, :1]
+    n, arms = differences.shape[2], differences.shape[1]
+    mean = differences.mean(2)
+    error = differences.std(2, ddof=1) / math.sqrt(n)
+    p = 2 * special.stdtr(n - 1, -np.abs(mean) / error)
+    order = p.argsort(1)
+    ranked = np.take_along_axis(p, order, 1) * (arms - np.arange(arms))
+    raised = np.minimum(np.maximum.accumulate(ranked, 1), 1.0)
+    p_holm = np.empty_like(p)
+    np.put_along_axis(p_holm, order, raised, 1)
+    wide, narrow = (special.stdtrit(n - 1, 1 - share / 2) * error for share in (ALPHA, 2 * ALPHA))
+    decided = p_holm < ALPHA
+    within = (-margin < mean - narrow) & (mean + narrow < margin)
+    verdict = np.where(
+        decided, np.where(mean < 0, "better", "worse"), np.where(within, "equivalent", "undecided")
+    )
+    return Judged(mean, mean - wide, mean + wide, p_holm, verdict)
+
+
+def wins(judged: Judged) -> NDArray[np.bool_]:
+    """Return, per study and arm, whether a winner or a loser is named."""
+    return judged.p_holm < ALPHA
+
+
+def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
+    """Return how often each thing happens with n seeds, over so many simulated studies."""
+    generator = np.random.default_rng([seed, n])
+    none = (0.0,) * ARMS
+    found: dict[str, float] = {}
+    for name, heavy in (("coverage", False), ("coverage, heavy tails", True)):
+        judged = judge(draw(generator, studies, n, (0.3, 0.0, -1.0), heavy))
+        truth = np.array([0.3, 0.0, -1.0])
+        # One arm per study: the arms of a study share a baseline, and are not independent.
+        found[name] = float(((judged.low <= truth) & (truth <= judged.high))[:, 0].mean())
+    values = draw(generator, studies, 2 * n, none)
+    first, second = judge(values[:, :, :n]), judge(values)
+    found["false winner"] = float(wins(first).any(1).mean())
+    found["false winner, heavy tails"] = float(
+        wins(judge(draw(generator, studies, n, none, heavy=True))).any(1).mean()
+    )
+    # Who sees no winner and adds as many seeds again has had two chances.
+    found["false winner, seeds added"] = float((wins(first).any(1) | wins(second).any(1)).mean())
+    # The hardest case for equivalence: a true difference as large as the margin, here four standard errors.
+    margin = 4 / math.sqrt(n)
+    judged = judge(draw(generator, studies, n, (margin, 0.0, 0.0)), margin)
+    found["false equivalence"] = float((judged.verdict[:, 0] == "equivalent").mean())
+    for name, arms in (("power", 1), ("power among 3", ARMS)):
+        shift = detectable_difference(1.0, n)
+        assert shift is not None
+        judged = judge(draw(generator, studies, n, (-shift, *(0.0,) * (arms - 1))))
+        found[name] = float((judged.verdict[:, 0] == "better").mean())
+    return found
+
+
+def main() -> None:
+    """Print the table of docs/studies.md."""
+    parser = argparse.ArgumentParser(description="how often the judge is right")
+    parser.add_argument("--studies", type=int, default=200_000)
+    count = parser.parse_args().studies
+    columns = {n: rates(n, count) for n in SEEDS}
+    print("| share of studies | " + " | ".join(f"n = {n}" for n in SEEDS) + " |")
+    print("|---|" + "---|" * len(SEEDS))
+    for name in columns[SEEDS[0]]:
+        print(f"| {name} | " + " | ".join(f"{columns[n][name]:.3f}" for n in SEEDS) + " |")
+
+
+if __name__ == "__main__":
+    main()

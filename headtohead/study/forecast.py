@@ -1,0 +1,260 @@
+"""What a study will take and what it could find, before anything of it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import canonical_json
+from headtohead.data.windows import Windows
+from headtohead.model.decoder import Decoder
+from headtohead.study.environment import device_name
+from headtohead.study.perform import micro_batch
+from headtohead.study.plan import Plan, Run
+from headtohead.study.statistics import POWER, detectable_difference
+from headtohead.study.store import Store
+from headtohead.study.verdict import Verdict
+from headtohead.training.checkpoint import KEPT
+from headtohead.training.trainer import LOGGED_POINTS, Hooks, Trainer
+
+Progress = Callable[[str, float], None]
+_STEPS = 5
+"""The first step warms up, the others are measured."""
+_SECONDS = 4.0
+"""An arm is measured no longer than that, but for two steps."""
+_ROW_BYTES = 200
+_RESULT_BYTES = 40_000
+"""A run's JSON files together: spec, environment, cost, and the result with its blocks."""
+_SEEDS_SHOWN = (3, 5, 8, 12, 20)
+_MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class ArmForecast:
+    """One arm in one contest: what its runs still to do will take."""
+
+    label: str
+    contest: str
+    runs: int
+    tokens: int
+    flops: float
+    """Of training, three times the forward."""
+    tokens_per_second: float
+    seconds: float
+    """Of all its runs, one after the other; scoring counted."""
+    source: str
+    """measured (here, now) or seen (in the directory's finished runs)."""
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """What so many seeds would find with the power stated."""
+
+    seeds: int
+    alone: float | None
+    """Among two arms: two-sided 5 %."""
+    holm: float | None
+    """Among all arms of the study, at the first and hardest step of Holm's rule."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study will take and what it could find."""
+
+    runs: int
+    done: int
+    tokens: int
+    flops: float
+    seconds: float
+    workers: int
+    device: str
+    disk_bytes: int
+    """What stays when all is done: weights, curves, results."""
+    working_bytes: int
+    """Checkpoints of the runs at work, on top."""
+    arms: list[ArmForecast]
+    spread: float | None
+    """Standard deviation over seeds of the paired difference, in bits per byte; None: not known."""
+    spread_source: str
+    seeds: int
+    """Planned for every arm."""
+    power: float
+    margin: float
+    compared: int
+    """Arms compared with the baseline."""
+    detectable: list[Detectable]
+    """In bits per byte; in spreads where the spread is not known."""
+    seeds_for_margin: int | None
+    """Seeds that would find a difference as large as the margin; None where that is not known or over a thousand."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forecast, JSON-ready."""
+        return asdict(self)
+
+
+def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
+    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs."""
+    weights, total = 0, 0.0
+    for row in verdicts:
+        differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
+        # Arms that share the baseline's runs differ by nothing, and say nothing of the spread.
+        if len(differences) > 1 and any(differences):
+            weights += len(differences) - 1
+            total += (len(differences) - 1) * statistics.variance(differences)
+    return math.sqrt(total / weights) if weights else None
+
+
+def forecast_plan(
+    plan: Plan,
+    *,
+    store: Store | None = None,
+    device: torch.device,
+    workers: int = 1,
+    spread: float | None = None,
+    spread_source: str = "",
+    keep_weights: bool = True,
+    progress: Progress = lambda words, share: None,
+) -> Forecast:
+    """Return what the runs of a plan that have no result yet will take, and what the study could find."""
+    runs = plan.distinct()
+    left = [run for run in runs if store is None or not store.run(run.id).finished()]
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in left:
+        groups.setdefault((run.contest.title, run.arm.label), []).append(run)
+    seen = _seen_rates(store, device) if store is not None else {}
+    measured: dict[str, float] = {}
+    arms = []
+    for place, ((contest, label), members) in enumerate(groups.items()):
+        first = members[0]
+        key = _kind(first.identity)
+        if key not in seen and key not in measured:
+            progress(f"measuring {label}", place / len(groups))
+            measured[key] = _measure(first, plan, device)
+        rate = seen.get(key) or measured[key]
+        steps = first.training.steps(first.size.context)
+        tokens = steps * first.training.batch * len(members)
+        arms.append(
+            ArmForecast(
+                label=label,
+                contest=contest,
+                runs=len(members),
+                tokens=tokens,
+                flops=3 * first.flops * tokens,
+                tokens_per_second=rate,
+                # A forward pass is a third of a training step.
+                seconds=(tokens + len(members) * _scored_tokens(first, plan) / 3) / rate,
+                source="seen" if key in seen else "measured",
+            )
+        )
+    longest = max((arm.seconds / arm.runs for arm in arms), default=0.0)
+    total = sum(arm.seconds for arm in arms)
+    weights = [4 * run.parameters for run in runs]
+    compared = len(plan.spec.arms) - 1
+    counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
+    unit = spread if spread is not None else 1.0
+    return Forecast(
+        runs=len(runs),
+        done=len(runs) - len(left),
+        tokens=sum(arm.tokens for arm in arms),
+        flops=sum(arm.flops for arm in arms),
+        seconds=max(longest, total / workers),
+        workers=workers,
+        device=str(device),
+        disk_bytes=(sum(weights) if keep_weights else 0)
+        + len(runs) * (LOGGED_POINTS * _ROW_BYTES + _RESULT_BYTES),
+        # A checkpoint holds the weights and AdamW's two momenta.
+        working_bytes=min(workers, len(left)) * (KEPT + 1) * 3 * max(weights, default=0),
+        arms=arms,
+        spread=spread,
+        spread_source=spread_source,
+        seeds=len(plan.spec.seeds),
+        power=POWER,
+        margin=plan.spec.margin,
+        compared=compared,
+        detectable=[
+            Detectable(
+                count,
+                detectable_difference(unit, count),
+                detectable_difference(unit, count, arms=max(1, compared)),
+            )
+            for count in counts
+        ],
+        seeds_for_margin=_seeds_for(plan.spec.margin, spread),
+    )
+
+
+def _seeds_for(margin: float, spread: float | None) -> int | None:
+    """Return the fewest seeds that find a difference of `margin`, by halving: more seeds never find less."""
+    if spread is None or margin <= 0:
+        return None
+    low, high = 2, _MOST_SEEDS
+    if (detectable_difference(spread, high) or 0.0) > margin:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if (detectable_difference(spread, middle) or 0.0) <= margin:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    """Return what runs of the same speed have in common."""
+    training = {name: identity["training"][name] for name in ("batch", "precision")}
+    return canonical_json([identity["layers"], identity["size"], training])
+
+
+def _scored_tokens(run: Run, plan: Plan) -> int:
+    """Return the tokens of valid and test, on which a run is scored at its end."""
+    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
+    return sum(len(corpus.splits[split].tokens) for split in ("valid", "test"))
+
+
+def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
+    """Return tokens per second by kind of run, from a directory's finished runs on a device like this one."""
+    found: dict[str, list[float]] = {}
+    for run in store.runs():
+        rate = run.costs().get("tokens_per_second")
+        here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
+        if not here or not run.finished() or not isinstance(rate, int | float) or rate <= 0:
+            continue
+        try:
+            found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))
+        except UserError:  # a damaged run says nothing of speed
+            continue
+    return {key: statistics.median(rates) for key, rates in found.items()}
+
+
+def _measure(run: Run, plan: Plan, device: torch.device) -> float:
+    """Return tokens per second of a few training steps of a run, on this device, in this process."""
+    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
+    steps = min(_STEPS, run.training.steps(run.size.context))
+    training = dataclasses.replace(run.training, tokens=steps * run.training.batch, evaluations=0)
+    torch.manual_seed(run.seed)
+    train = corpus.splits["train"]
+    model = Decoder(run.size, list(run.layers), run.seed, companion=train.tokens).to(device)
+    times = [time.monotonic()]
+    trainer = Trainer(
+        model,
+        Windows(train, run.size.context, run.seed),
+        training,
+        micro=micro_batch(run.size, training, device),
+        hooks=Hooks(
+            progress=lambda step, nats, rate: times.append(time.monotonic()),
+            stop=lambda: len(times) > 2 and times[-1] - times[0] > _SECONDS,
+        ),
+    )
+    times[0] = time.monotonic()
+    trainer.run()
+    # The first step pays for what is set up once; a run of one step has no other.
+    start = 1 if len(times) > 2 else 0
+    return (len(times) - 1 - start) * training.batch / max(1e-9, times[-1] - times[start])
