@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headtohead.api import generate_text as generate_text
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
+    from headtohead.api import watch_study as watch_study
     from headtohead.common.errors import UserError as UserError
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
@@ -50,6 +51,7 @@ _HOME = {
             "generate_text",
             "load",
             "open_study",
+            "watch_study",
         ),
         "headtohead.api",
     ),

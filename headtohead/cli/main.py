@@ -14,6 +14,7 @@ from headtohead.common.errors import UserError, unknown
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
     "report": ("race", "report", "judge a study again and rebuild its page"),
+    "watch": ("race", "watch", "follow a running study on a page of this machine"),
     "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
     "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
