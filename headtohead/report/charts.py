@@ -124,8 +124,7 @@ def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Sc
     axis = alt.param(name=AXIS, value=names[0])
     pick = alt.selection_point(name="arms", fields=["arm"], bind="legend", toggle="true")
     near = alt.selection_point(name="near", nearest=True, on="pointermove", clear="pointerout", empty=False)
-    moved = alt.Chart(alt.Data(values=rows)).transform_calculate(x=f"datum[{AXIS}]")
-    data = moved.transform_filter("isValid(datum.x)")
+    data = _at_axis("points")
     x = alt.X("x:Q", title=None, axis=alt.Axis(format="~s", grid=False, labelOverlap=True))
     top = max([row["high"] for row in rows] + list(references.values()), default=8.0)
     floor = min([row["low"] for row in rows] + list(references.values()), default=1.0)
@@ -163,7 +162,8 @@ def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Sc
         .encode(x=x, y=y, color=colour, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0)))
         .add_params(near),
     ]
-    return _switched(layers, {name: CURVE_AXES[name] for name in names}, axis, height=340)
+    axes = {name: CURVE_AXES[name] for name in names}
+    return _switched(layers, axes, axis, {"points": rows}, height=340)
 
 
 def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) -> Chart:
@@ -189,13 +189,7 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) ->
     )
     y = alt.Y("value:Q", title="bits per byte on test", scale=alt.Scale(zero=False, nice=True, padding=14))
     colour = alt.Color("arm:N", scale=scale, legend=None)
-    chosen = f"datum[{AXIS}]"
-    means = (
-        alt.Chart(alt.Data(values=rows)).transform_calculate(x=chosen).transform_filter("isValid(datum.x)")
-    )
-    dots = (
-        alt.Chart(alt.Data(values=seeds)).transform_calculate(x=chosen).transform_filter("isValid(datum.x)")
-    )
+    means, dots = _at_axis("means"), _at_axis("seeds")
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("value:Q", format=".4f")]
     tips += [alt.Tooltip(f"{name}:Q", title=COST_AXES[name][0], format=",.4~s") for name in names]
     seed_tips = [alt.Tooltip("arm:N"), alt.Tooltip("seed:O"), alt.Tooltip("value:Q", format=".4f")]
@@ -217,7 +211,8 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) ->
         .mark_text(align="right", dx=-5, dy=-14, fontSize=12, limit=170)
         .encode(x=x, y=y, text="arm:N", color=colour),
     ]
-    return _switched(layers, {name: COST_AXES[name] for name in names}, axis, height=320)
+    axes = {name: COST_AXES[name] for name in names}
+    return _switched(layers, axes, axis, {"means": rows, "seeds": seeds}, height=320)
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
@@ -226,8 +221,18 @@ def _ends(values: list[float]) -> tuple[float, float]:
     return max(0.0, min(values) - room), max(values) + max(room, 1e-9)
 
 
+def _at_axis(name: str) -> alt.Chart:
+    """Return a chart of the named rows with the chosen cost or clock as their x; rows without it are left out."""
+    rows = alt.Chart(alt.NamedData(name)).transform_calculate(x=f"datum[{AXIS}]")
+    return rows.transform_filter("isValid(datum.x)")
+
+
 def _switched(
-    layers: list[alt.Chart], axes: dict[str, tuple[str, str]], axis: alt.Parameter, height: int
+    layers: list[alt.Chart],
+    axes: dict[str, tuple[str, str]],
+    axis: alt.Parameter,
+    rows: dict[str, list[Row]],
+    height: int,
 ) -> Chart:
     """Return the layers as one chart whose x axis is chosen by a parameter; `usermeta` lists the choices."""
     # The title of an axis cannot follow a parameter; the title of a chart, set below it, can.
@@ -237,7 +242,11 @@ def _switched(
     )
     choices = {name: short for name, (short, _) in axes.items()}
     chart = alt.layer(*layers).add_params(axis)
-    return chart.properties(width="container", height=height, title=words, usermeta={"axes": choices})
+    chart = chart.properties(width="container", height=height, title=words, usermeta={"axes": choices})
+    chart.datasets = (
+        rows  # last, and by name: altair copies a chart with its rows at every step of its making
+    )
+    return chart
 
 
 def _legend() -> alt.Legend:

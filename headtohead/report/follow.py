@@ -49,7 +49,9 @@ class Follower:
             chart = draw(outline, contest, arms, []).get("curves")
             axes = chart["usermeta"]["axes"] if chart else {}
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
-        verdicts = study_verdicts(outline, results, added)
+        # Verdicts before the last planned run would invite stopping when one looks good.
+        over = all(row["state"] not in _GOING for row in runs)
+        verdicts = study_verdicts(outline, results, added) if over else []
         return Standing(
             {
                 "name": outline.name,
@@ -57,9 +59,7 @@ class Follower:
                 "share": _share(runs),
                 "left": _left(runs),
                 "active": [row for row in runs if row["state"] in ("running", "stopped")],
-                "sentences": [
-                    {"verdict": row.verdict, "words": sentence(row)} for row in verdicts if row.n > 0
-                ],
+                "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
                 "contests": _contests(outline, curves),
             },
             curves,
@@ -148,4 +148,6 @@ def _left(runs: list[Row]) -> str:
     speed = sum(row["rate"] or 0.0 for row in runs if row["state"] == "running")
     if not any(row["state"] == "running" for row in runs):
         return "no run is at work now"
-    return f"about {short_time(_budget(runs)[1] / speed)} left" if speed else "time left not known yet"
+    if not (left := _budget(runs)[1]):
+        return "being scored"
+    return f"about {short_time(left / speed)} of training left" if speed else "time left not known yet"

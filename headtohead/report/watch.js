@@ -53,9 +53,7 @@ function show(state) {
   find("share").value = state.share;
   find("left").textContent = `${Math.floor(100 * state.share)} % trained, ${state.left}`;
   find("sentences").replaceChildren(...state.sentences.map((row) => make("li", row.words, row.verdict)));
-  const going = counts.running + counts.waiting > 0;
-  find("early").textContent = going && state.sentences.length
-    ? "Not all planned runs are in: a verdict read now is not the study's. Stopping because it looks good is not a test." : "";
+  find("early").textContent = state.left === "finished" ? "" : "Verdicts come when all planned runs are in.";
   find("active").replaceChildren(...state.active.map((run) => {
     const line = make("tr");
     line.append(make("td", run.title), make("td", run.state), make("td", run.words));

@@ -26,8 +26,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_EVERY = 3.0
-"""Seconds between two looks; longer where a look is dear, so that watching stays below a tenth of a core."""
+_EVERY, _SELDOM = 3.0, 60.0
+"""Seconds between two looks: more where a look is dear, so that watching takes a tenth of a core at most."""
 _THEMES = {"light": PAPER, "dark": NIGHT}
 _ICON = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#0072B2"/></svg>'
 Answer = tuple[str, bytes]
@@ -62,9 +62,9 @@ class Watch:
             return self._picture(route)
 
     def _look(self) -> None:
-        began = time.monotonic()
-        if began - self.seen < self.pause * 0.9:
+        if time.monotonic() - self.seen < self.pause * 0.9:
             return
+        spent = time.thread_time()
         try:
             self.standing = self.follower.look()
         except UserError as error:  # the study may be writing its files at this moment, or have been moved
@@ -74,7 +74,7 @@ class Watch:
             # A picture is asked for again only when its curves have grown.
             contest["version"] = digest(json.dumps(shown))[:12]
         self.seen = time.monotonic()
-        self.pause = max(_EVERY, 10 * (self.seen - began))
+        self.pause = min(_SELDOM, max(_EVERY, 10 * (time.thread_time() - spent)))
         self.standing.facts["again_after"] = self.pause
 
     def _picture(self, route: str) -> Answer | None:
