@@ -79,6 +79,8 @@ def _cautions(row: Verdict) -> list[str]:
     if row.verdict != "undecided":
         if row.scope == "this test set":
             found.append("on this test set alone")
+        if row.verdict != "equivalent" and abs(row.difference or 0.0) < row.margin:
+            found.append(f"the difference is real, but within the margin of {row.margin:g}")
         if row.n < 3:
             found.append(f"from {row.n} seeds, which is weak")
         if row.added_seeds:

@@ -67,7 +67,10 @@ class Watch:
         spent = time.thread_time()
         try:
             self.standing = self.follower.look()
-        except UserError as error:  # the study may be writing its files at this moment, or have been moved
+        except (
+            UserError,
+            OSError,
+        ) as error:  # the study may be writing its files at this moment, or have been moved
             self.standing.facts["trouble"] = str(error)
         for place, contest in enumerate(self.standing.facts.get("contests", ())):
             shown = self.standing.curves[place]

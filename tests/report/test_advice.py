@@ -70,9 +70,15 @@ def test_the_words_follow_from_verdict_and_costs(row: Verdict, changes: dict[str
 
 
 def test_what_weakens_a_verdict_is_said() -> None:
-    row = verdict("better", scope="this test set", n=2, added_seeds=[9], primary=False)
+    row = verdict("better", scope="this test set", n=2, added_seeds=[9], primary=False, difference=-0.004)
     words = advice([row], [arm("standard"), arm("new")], "standard")[0]["words"]
-    for part in ("this test set alone", "2 seeds", "added after looking", "not the planned comparison"):
+    for part in (
+        "this test set alone",
+        "2 seeds",
+        "added after looking",
+        "not the planned comparison",
+        "within the margin",
+    ):
         assert part in words
 
 
