@@ -257,7 +257,7 @@ def _legend() -> alt.Legend:
         symbolStrokeWidth=3,
         symbolOpacity=1,
         labelLimit=alt.ExprRef(f"{_NARROW} ? 120 : 240"),
-        columns=alt.ExprRef(f"{_NARROW} ? 2 : 4"),
+        columns=alt.ExprRef(f"{_NARROW} ? 2 : containerSize()[0] >= 900 ? 4 : 3"),
     )
 
 
