@@ -1,6 +1,6 @@
 """A store of many finished runs: how long `h2h runs`, `h2h report` and a restarted `h2h race` take, and their memory.
 
-    python benchmarks/store.py [--seeds 200] [--keep DIR]
+    python benchmarks/store.py [--seeds 200] [--points 200] [--keep DIR]
 
 The runs are made up (25 arms x 2 sizes x seeds), with files of the shape and length that real ones have; nothing is
 trained. The last line is one JSON document.
@@ -41,11 +41,11 @@ ARMS = [
     "sharing:value_mix=(1,-1)",
     "sharing:value_mix=learnt",
 ]
-BLOCKS, ROWS = 128, 200
+BLOCKS = 128
 
 
-def pretend(store: Store, run: Run, draw: random.Random) -> None:
-    """Write the files of a finished run, its numbers drawn instead of measured."""
+def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
+    """Write the files of a finished run that logged so many points, its numbers drawn instead of measured."""
     folder = store.run(run.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     level = 2.5 + 0.05 * draw.gauss(0, 1)
@@ -80,7 +80,7 @@ def pretend(store: Store, run: Run, draw: random.Random) -> None:
             "grad_norm_max": 1 + draw.random(),
             "seconds": round(0.1 * step, 3),
         }
-        for step in range(steps // ROWS, steps + 1, steps // ROWS)
+        for step in range(steps // points, steps + 1, steps // points)
     ]
     files = {
         "spec.json": json.dumps(run.record(), indent=1),
@@ -115,6 +115,7 @@ def main() -> None:
     """Make the store, time the three commands on it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--points", type=int, default=200, help="logged points of each run")
     parser.add_argument("--keep", help="a directory to make the store in and leave it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -129,7 +130,7 @@ def main() -> None:
             "arms": ARMS,
             "corpus": f"file:{text}",
             "size": ["nano", "1m"],
-            "tokens": 2048 * ROWS,
+            "tokens": 2048 * given.points,
             "batch": 2048,
             "seeds": given.seeds,
         }
@@ -140,7 +141,7 @@ def main() -> None:
         if len(store.runs()) != len(runs):
             store.make()
             for run in runs:
-                pretend(store, run, draw)
+                pretend(store, run, draw, given.points)
         print(f"{len(runs):,} finished runs")
         rows = {}
         for name, command in {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headtohead.api import open_study as open_study
     from headtohead.api import score_task as score_task
     from headtohead.api import score_tasks as score_tasks
+    from headtohead.api import watch_study as watch_study
     from headtohead.common.errors import UserError as UserError
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
@@ -58,6 +59,7 @@ _HOME = {
             "open_study",
             "score_task",
             "score_tasks",
+            "watch_study",
         ),
         "headtohead.api",
     ),

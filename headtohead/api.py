@@ -194,6 +194,15 @@ class StudyResult:
             return
         self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
 
+    def write_charts(self, quiet: bool = False) -> list[Path]:
+        """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
+        try:
+            from headtohead.report.pictures import write_charts
+        except ImportError as error:
+            raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
+        with piece_of_work("drawing", quiet) as progress:
+            return write_charts(self.path, self.outline, self.verdicts, self.results, progress)
+
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
         return [sentence(row) for row in self.verdicts]
@@ -363,6 +372,20 @@ def open_study(path: str | Path) -> StudyResult:
         raise UserError(f"no study in {folder}: study.json is missing")
     outline, added = read_outline(folder / "study.json")
     return _judged(Store(folder), outline, added, {})
+
+
+def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
+    """Serve a page on 127.0.0.1 that follows a running study, until Ctrl-C."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"port {port} is out of range; 0 to 65535 are allowed, and 0 takes a free one")
+    folder = Path(path)
+    if not (folder / "study.json").is_file():
+        raise UserError(f"no study in {folder}: study.json is missing")
+    try:
+        from headtohead.report.watch import serve
+    except ImportError as error:
+        raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
+    serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
 
 
 def _judged(

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "forecast": ("judge", "forecast", "say what a study will take, and what it could find, before it runs"),
     "report": ("race", "report", "judge a study again and rebuild its page"),
     "verdict": ("judge", "verdict", "judge runs trained elsewhere, from a CSV file"),
+    "watch": ("race", "watch", "follow a running study on a page of this machine"),
     "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
     "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),

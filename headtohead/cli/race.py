@@ -1,4 +1,4 @@
-"""h2h race, report, runs."""
+"""h2h race, report, watch, runs, doctor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from headtohead.api import Study, StudyResult, examine_study, open_study
+from headtohead.api import Study, StudyResult, examine_study, open_study, watch_study
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
@@ -137,18 +137,41 @@ def report(
     /,
     *,
     stability: Annotated[bool, flag()] = False,
+    charts: Annotated[bool, flag()] = False,
 ) -> int:
     """Judge a study again and rebuild its page, from its directory alone.
 
     Args:
         folder: the study's directory.
         stability: also show how often each arm diverged and leapt, and how soon it learned.
+        charts: write every chart as SVG and PNG too, into DIR/charts.
     """
     result = open_study(folder)
     result.write()
+    files = result.write_charts() if charts else []
     show_result(result)
     if stability:
         _show_stability(result)
+    if charts:
+        print(f"charts:   {len(files)} files in {result.path / 'charts'}")
+    return 0
+
+
+def watch(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    port: Annotated[int, flag("NUMBER")] = 8642,
+) -> int:
+    """Follow a running study in a browser on this machine: curves so far, progress, time left. Ctrl-C stops it.
+
+    The page can be reached from this machine alone, and only shows; nothing can be changed through it.
+
+    Args:
+        folder: the study's directory.
+        port: where to listen on 127.0.0.1; 0: any free port.
+    """
+    watch_study(folder, port=port)
     return 0
 
 

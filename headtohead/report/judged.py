@@ -9,8 +9,9 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
 from headtohead.report import charts
-from headtohead.report.page import _bundle, _definition, _in
-from headtohead.report.templates import style, templates
+from headtohead.report.page import chart_library, definition_text
+from headtohead.report.pictures import verdicts_of
+from headtohead.report.templates import beside, templates
 from headtohead.study.table import Judged
 from headtohead.study.verdict import metric_words, sentence
 
@@ -23,7 +24,7 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
     unit, side = metric_words(measure.name), "left" if measure.better == "lower" else "right"
     contests = []
     for contest in outline.contests():
-        rows = [row for row in judged.verdicts if _in(row, contest)]
+        rows = verdicts_of(judged.verdicts, contest)
         seeds = [
             {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
             for label in labels
@@ -33,10 +34,10 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
         pictures = {}
         with debug_mode(False):
             if any(row.difference is not None for row in rows):
-                pictures["forest"] = _definition(charts.forest(rows))
+                pictures["forest"] = definition_text(charts.forest(rows).to_dict(validate=False))
             if seeds:
                 chart = charts.seed_values(seeds, labels, scale, f"{unit} ({side} is better)")
-                pictures["seeds"] = _definition(chart)
+                pictures["seeds"] = definition_text(chart.to_dict(validate=False))
         sentences = [(row.verdict, sentence(row)) for row in rows]
         contests.append({"contest": contest, "verdicts": rows, "sentences": sentences, "charts": pictures})
     warnings = [
@@ -52,8 +53,9 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
             unit=unit,
             source=source,
             warnings=list(dict.fromkeys(warnings)),
-            bundle=_bundle(),
-            style=style(),
+            bundle=chart_library(),
+            style=beside("page.css"),
+            script=beside("page.js"),
             version=VERSION,
         )
     )

@@ -11,24 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-from altair.utils.schemapi import debug_mode
-
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, read_json, write_atomic, write_json
 from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report import charts
-from headtohead.report.gather import (
-    ArmFacts,
-    arm_rows,
-    configuration,
-    curve_rows,
-    environments,
-    gather,
-    seed_rows,
-)
-from headtohead.report.templates import style, templates
+from headtohead.report.advice import advice
+from headtohead.report.gather import ArmFacts, arm_rows, configuration, environments, gather
+from headtohead.report.pictures import draw, verdicts_of
+from headtohead.report.templates import beside, templates
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.verdict import Verdict, sentence
 
@@ -48,7 +39,7 @@ def write_report(
     contests, damage = [], list(damage)
     for contest in outline.contests():
         arms = gather(path, outline, contest, results, damage)
-        rows = [row for row in verdicts if _in(row, contest)]
+        rows = verdicts_of(verdicts, contest)
         contests.append(_contest(outline, contest, arms, rows))
     page = (
         templates()
@@ -59,8 +50,9 @@ def write_report(
             verdicts=verdicts,
             environments=environments(path, outline),
             warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
-            bundle=_bundle(),
-            style=style(),
+            bundle=chart_library(),
+            style=beside("page.css"),
+            script=beside("page.js"),
             version=VERSION,
             stamp=stamp,
         )
@@ -70,38 +62,27 @@ def write_report(
     return target
 
 
-def _in(row: Verdict, contest: Contest) -> bool:
-    mine = (row.corpus, row.size, row.shape, row.length)
-    return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
-
-
 def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: list[Verdict]) -> dict[str, Any]:
-    labels = [label for _, label in outline.arms]
-    scale = charts.colours(labels, outline.baseline)
-    references = outline.references.get(contest.corpus_label, {})
     equal, different = configuration(arms)
-    curves, seeds = curve_rows(arms), seed_rows(arms)
-    pictures = {}
-    with debug_mode(
-        False
-    ):  # the tests validate the charts; ten thousand rows of data would take seconds here
-        if any(row.difference is not None for row in rows):
-            pictures["forest"] = _definition(charts.forest(rows))
-        if curves:
-            pictures["curves"] = _definition(charts.learning_curves(curves, references, scale))
-        if seeds:
-            pictures["seeds"] = _definition(charts.seed_values(seeds, labels, scale))
+    pictures = draw(outline, contest, arms, rows)
     return {
         "contest": contest,
         "verdicts": rows,
+        "count": _count(rows),
         "sentences": [(row.verdict, sentence(row)) for row in rows],
         "arms": arm_rows(arms),
-        "charts": pictures,
+        "charts": {name: definition_text(chart) for name, chart in pictures.items()},
+        "advice": advice(rows, arms, outline.baseline),
         "equal": equal,
         "different": different,
-        "references": references,
         "size": arms[0].record.get("size", {}) if arms else {},
     }
+
+
+def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
+    """Return how many arms got each verdict, those that decide something first."""
+    found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in charts.VERDICTS]
+    return [(verdict, number) for verdict, number in found if number]
 
 
 def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
@@ -124,12 +105,14 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
     return list(dict.fromkeys(found))
 
 
-def _definition(chart: alt.TopLevelMixin) -> str:
+def definition_text(definition: dict[str, Any]) -> str:
     """Return a chart as JSON that is safe inside a script tag."""
-    text = json.dumps(chart.to_dict(validate=False), ensure_ascii=False)
+    text = json.dumps(definition | {"config": _THEME}, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+# The style sheet's own variables: a chart changes between light, dark and print without being drawn again.
+_THEME = charts.theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
 _MAKE_BUNDLE = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
@@ -137,7 +120,7 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 
 @cache
-def _bundle() -> str:
+def chart_library() -> str:
     """Return the chart library as one script; made once per version, in a process of its own: it takes 100 MB."""
     kept = cache_dir() / "pages" / f"charts-{version('vl-convert-python')}.json"
     try:

@@ -17,9 +17,9 @@ def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
 
 
 @cache
-def style() -> str:
-    """Return the page's style sheet."""
-    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+def beside(name: str) -> str:
+    """Return a style sheet or script of the pages."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @cache

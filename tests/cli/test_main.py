@@ -99,7 +99,9 @@ def test_runs_report_generate_and_evaluate(
     out = capsys.readouterr().out
     assert out.count("done") == 4
     run_id = Store(raced).runs()[0].id
-    run("report", str(raced))
+    run("report", str(raced), "--charts")
+    assert f"files in {raced / 'charts'}" in capsys.readouterr().out
+    assert (raced / "charts" / "forest.svg").is_file()
     run("generate", f"{raced}/{run_id[:10]}", "--prompt", "the cat", "--tokens", "12", "--temperature", "0")
     found = capsys.readouterr()
     assert "the cat" in found.out
@@ -239,6 +241,8 @@ MISTAKES = [
     (["evaluate", "nowhere", "--task", "copa", "--limit", "0"], "--limit 0 is too small"),
     (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is scored whole"),
     (["report", "nowhere"], "no study in nowhere"),
+    (["watch", "nowhere"], "no study in nowhere"),
+    (["watch", "nowhere", "--port", "70000"], "port 70000 is out of range"),
     (["runs", "nowhere"], "no study in nowhere"),
     (["data", "prepare", "file:nowhere"], "no such file or directory"),
     (["data", "prepare", "stdlib", "--tokenizer", "bpe"], "unknown tokenizer 'bpe'"),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headtohead.report.gather import ArmFacts, arm_rows, configuration, curve_rows, seed_rows
+from headtohead.report.gather import ArmFacts, arm_rows, configuration, cost_rows, curve_rows, seed_rows
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
@@ -30,7 +30,10 @@ def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
         for seed, value in seeds.items()
     }
     curves = {
-        seed: [{"step": step, "tokens": step * 10, "nats": value} for step in range(1, 201)]
+        seed: [
+            {"step": step, "tokens": step * 10, "nats": value, "seconds": step * value}
+            for step in range(1, 201)
+        ]
         for seed, value in seeds.items()
     }
     return ArmFacts(
@@ -52,6 +55,29 @@ def test_curves_are_thinned_and_span_the_seeds() -> None:
     for row in rows:
         assert row["low"] < row["mean"] < row["high"]
     assert rows[0]["mean"] == (1.0 + 3.0) / 2 / 0.6931471805599453 * 0.5
+
+
+def test_each_point_of_a_curve_carries_every_axis() -> None:
+    last = curve_rows([facts("a", {1: 1.0, 2: 3.0})])[-1]
+    assert last["flops"] == 3 * 2000.0 * 2000
+    assert last["seconds"] == 200 * (1.0 + 3.0) / 2
+    without = facts("a", {1: 1.0})
+    for row in without.curves[1]:
+        del row["seconds"]
+    assert curve_rows([without])[-1]["seconds"] is None
+
+
+def test_the_front_holds_the_arms_that_none_beats_in_both() -> None:
+    arms = [facts("cheap", {1: 3.0}), facts("good", {1: 1.0}), facts("beaten", {1: 3.5, 2: 3.5})]
+    for arm, parameters, rate in zip(arms, (50, 100, 60), (10.0, 20.0, 30.0), strict=True):
+        arm.record["parameters"], arm.costs[0]["tokens_per_second"] = parameters, rate
+    means, seeds = cost_rows(arms)
+    assert [row["arm"] for row in means if row["front parameters"]] == ["cheap", "good"]
+    # Of speed more is better: the slow arm is beaten by a faster and better one, the fastest by none.
+    assert [row["arm"] for row in means if row["front rate"]] == ["good", "beaten"]
+    assert not any(row["front cache"] for row in means)
+    assert len(seeds) == 4
+    assert cost_rows([ArmFacts("a", "a", {}, 0, {}, [], {})]) == ([], [])
 
 
 def test_what_is_equal_and_what_differs() -> None:
@@ -85,4 +111,7 @@ def test_charts_are_valid_vega_lite() -> None:
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
     scale = charts.colours(["a", "b"], "a")
     assert charts.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
+    assert charts.quality_against_cost(*cost_rows(arms), scale).to_dict(validate=True)
     assert charts.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)
+    rates = [{"arm": "a", "lr": lr, "value": 2.0 + lr, "chosen": lr == 1e-3} for lr in (1e-3, 2e-3)]
+    assert charts.learning_rates(rates, scale).to_dict(validate=True)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import html
 import html.parser
 import json
 import re
 import shutil
+import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,7 +72,7 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
         json.loads(text)
         for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL)
     ]
-    assert len(definitions) == 3
+    assert len(definitions) == 4
     everything = json.dumps(definitions)
     for name in ("uniform", "unigram", "bigram", "xz"):
         assert f'"{name} ' in everything
@@ -78,6 +81,8 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
         "Before you believe it",
         "Where it was run",
         "feed-forward width",
+        "When to use it",
+        "What the quality costs",
     ):
         assert words in page
     assert "parameters are not matched (shape as_is)" in page
@@ -112,27 +117,142 @@ def chromium() -> str:
     pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
 
 
-def test_in_a_real_browser_charts_are_drawn_and_hostile_text_is_inert(folder: Path, tmp_path: Path) -> None:
+# Runs inside the page, after the charts are drawn: presses what a reader presses and notes what it did.
+PRESS = """
+<script type="module">
+const wait = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+while (document.documentElement.dataset.drawn !== "all") await wait(0.1);
+await wait(0.5);
+const found = {errors: []};
+window.addEventListener("error", (event) => found.errors.push(String(event.message)));
+const box = (name) => document.querySelector(`.axes[data-for="${name}1"]`);
+const press = async (name, words) => {
+  [...box(name).children].find((node) => node.textContent === words).click();
+  await wait(0.3);
+};
+const words = (name) => [...document.querySelectorAll(`#${name}1 svg text`)].map((node) => node.textContent);
+const opacities = () => [...document.querySelectorAll("#curves1 svg .mark-line path")]
+  .map((node) => node.getAttribute("opacity") ?? getComputedStyle(node).opacity);
+found.axes = [...box("curves").children].map((node) => node.textContent);
+found.costs = [...box("cost").children].map((node) => node.textContent);
+found.before = words("curves");
+await press("curves", "seconds");
+found.seconds = words("curves");
+await press("curves", "FLOPs");
+found.flops = words("curves");
+found.pressed = [...box("curves").children].filter((node) => node.ariaPressed === "true").map((n) => n.textContent);
+await press("cost", "cache bytes/token");
+found.cache = words("cost");
+found.all = opacities();
+const legend = [...document.querySelectorAll("#curves1 svg .role-legend-label text")];
+for (const kind of ["pointerdown", "mousedown", "pointerup", "mouseup", "click"])
+  legend[0].dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
+await wait(0.3);
+found.one = opacities();
+const paper = () => getComputedStyle(document.body).backgroundColor;
+const ink = () => getComputedStyle(document.querySelector("#forest1 svg .role-axis-label text")).fill;
+found.light = [paper(), ink()];
+document.getElementById("theme").click();
+found.dark = [paper(), ink()];
+document.getElementById("theme").click();
+found.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+found.title = document.title;
+const out = document.createElement("pre");
+out.id = "found";
+out.textContent = JSON.stringify(found);
+document.body.append(out);
+</script>
+"""
+
+
+def browse(place: Path, url: str, *words: str) -> tuple[str, list[str]]:
+    """Return what Chromium prints and the lines of its console."""
     flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=15000"),
+        f"--user-data-dir={place / 'profile'}",
     ]
-    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = [
-        chromium(),
-        *flags,
-        "--virtual-time-budget=10000",
-        "--enable-logging=stderr",
-        "--dump-dom",
-        f"file://{folder / 'report.html'}",
-    ]
+    command = [chromium(), *flags, *words, url]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    dom = found.stdout
-    assert len(re.findall(r'<svg[^>]*class="marks"', dom)) == 3, found.stderr[-2000:]
+    return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_in_a_real_browser_charts_are_drawn_and_hostile_text_is_inert(folder: Path, tmp_path: Path) -> None:
+    dom, console = browse(tmp_path, f"file://{folder / 'report.html'}", "--dump-dom")
+    assert len(re.findall(r'<svg[^>]*class="marks"', dom)) == 4, console
     assert "<title>owned" not in dom
-    console = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
     assert console == []
+
+
+def test_in_a_real_browser_axes_arms_and_theme_can_be_switched(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "pressed.html"
+    page.write_text((folder / "report.html").read_text() + PRESS)
+    dom, console = browse(tmp_path, f"file://{page}", "--dump-dom")
+    assert console == []
+    text = re.search(r'<pre id="found">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert text is not None, dom[-2000:]
+    found = json.loads(html.unescape(text[1]))
+    assert found["axes"] == ["tokens", "FLOPs", "seconds"]
+    assert found["costs"] == ["parameters", "FLOPs/token", "cache bytes/token", "tokens/s"]
+    assert "tokens trained on" in found["before"]
+    assert "seconds of training, mean over seeds" in found["seconds"]
+    assert "training FLOPs (three times forward)" in found["flops"]
+    assert found["seconds"] != found["before"] != found["flops"]
+    assert found["pressed"] == ["FLOPs"]
+    assert "cache bytes per token (left is cheaper)" in found["cache"]
+    assert set(found["all"]) == {"1"}
+    assert sorted(found["one"]) == ["0.07", "0.07", "1"]
+    assert found["light"] == ["rgb(255, 255, 255)", "rgb(36, 41, 47)"]
+    assert found["dark"] == ["rgb(20, 23, 28)", "rgb(215, 218, 224)"]
+    assert found["requests"] == []
+    assert found["errors"] == []
+    assert "owned" not in re.sub(r"document.title='owned'", "", found["title"])
+
+
+def test_in_a_real_browser_a_phone_shows_one_column(folder: Path, tmp_path: Path) -> None:
+    """A frame of a phone's width: headless windows are never that narrow."""
+    inner = tmp_path / "inner.html"
+    tell = """<script type="module">
+    while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
+    parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");
+    </script>"""
+    inner.write_text((folder / "report.html").read_text() + tell)
+    frame = tmp_path / "phone.html"
+    frame.write_text(
+        f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>
+        <pre id="widths"></pre><script>addEventListener("message", (event) => {{
+        document.getElementById("widths").textContent = event.data.join(" "); }});</script></body>"""
+    )
+    dom, console = browse(tmp_path, f"file://{frame}", "--dump-dom")
+    assert console == []
+    assert '<pre id="widths">390 390</pre>' in dom
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 2400), (500, 3000)])
+def test_in_a_real_browser_a_screenshot_can_be_taken(
+    folder: Path, tmp_path: Path, width: int, height: int
+) -> None:
+    picture = tmp_path / "page.png"
+    words = (f"--window-size={width},{height}", f"--screenshot={picture}")
+    _, console = browse(tmp_path, f"file://{folder / 'report.html'}", *words)
+    assert console == []
+    header = picture.read_bytes()[:24]
+    assert struct.unpack(">II", header[16:24]) == (width, height)
+    # An empty page of this size is a few kilobytes.
+    assert picture.stat().st_size > 50_000
+
+
+def test_in_a_real_browser_a_watched_study_shows_its_curves(folder: Path, tmp_path: Path) -> None:
+    from headtohead.report.watch import server
+
+    with server(folder, 0) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        dom, console = browse(tmp_path, f"http://127.0.0.1:{running.server_port}/", "--dump-dom")
+        running.shutdown()
+    assert console == []
+    assert "100 % trained, finished" in dom
+    assert "9 done" in dom
+    assert 'src="/curves/0/tokens/light.svg?' in dom
+    assert "<title>owned" not in dom
+    assert "&lt;script&gt;document.title" in dom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert again.summary.done == 0
     assert again.outline.tuning == rows
     assert open_study(tmp_path).outline.tuning == rows
+    if find_spec("altair"):
+        assert "How the learning rates were tuned" in (tmp_path / "report.html").read_text()
 
 
 def test_the_grid_grows_for_all_arms_until_no_optimum_lies_at_its_edge(

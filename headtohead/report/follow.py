@@ -1,0 +1,153 @@
+"""Where a running study stands: how many runs are done, how far the others are, the time left, the curves so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import short_count, short_time
+from headtohead.report.gather import gather
+from headtohead.report.pictures import Definition, at_axis, draw
+from headtohead.study.outline import Entry, Outline, read_outline
+from headtohead.study.store import Store
+from headtohead.study.verdict import sentence, study_verdicts
+
+Row = dict[str, Any]
+_GOING = ("running", "stopped", "waiting")
+
+
+@dataclass
+class Standing:
+    """One look at a study: what the page shows as it is, and the curves of each contest."""
+
+    facts: Row
+    curves: list[dict[str, Definition]] = field(default_factory=list)
+    """By contest: the learning curves for each x axis at hand."""
+
+
+@dataclass
+class Follower:
+    """Looks at a study again and again; finished runs are read once."""
+
+    path: Path
+    finished: dict[str, Row] = field(default_factory=dict)
+
+    def look(self) -> Standing:
+        """Return where the study stands now."""
+        outline, added = read_outline(self.path / "study.json")
+        store = Store(self.path)
+        names = {entry.run: entry for entry in outline.entries}
+        # A run done again (--retry failed) has no result while it is at work.
+        known = {run: row for run, row in self.finished.items() if run in names and store.run(run).finished()}
+        results = self.finished = known | store.results([run for run in names if run not in known])
+        runs = [_run_facts(store, run, entry, results.get(run)) for run, entry in names.items()]
+        curves = []
+        for contest in outline.contests():
+            arms = gather(self.path, outline, contest, results, [])
+            chart = draw(outline, contest, arms, []).get("curves")
+            axes = chart["usermeta"]["axes"] if chart else {}
+            curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
+        # Verdicts before the last planned run would invite stopping when one looks good.
+        over = all(row["state"] not in _GOING for row in runs)
+        verdicts = study_verdicts(outline, results, added) if over else []
+        return Standing(
+            {
+                "name": outline.name,
+                "counts": _counts(runs),
+                "share": _share(runs),
+                "left": _left(runs),
+                "active": [row for row in runs if row["state"] in ("running", "stopped")],
+                "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
+                "contests": _contests(outline, curves),
+            },
+            curves,
+        )
+
+
+def _contests(outline: Outline, curves: list[dict[str, Definition]]) -> list[Row]:
+    return [
+        {"title": contest.title, "axes": list(charts)}
+        for contest, charts in zip(outline.contests(), curves, strict=True)
+    ]
+
+
+def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> Row:
+    """Return a run's state, how far it is, and how fast it goes."""
+    run = store.run(run_id)
+    facts: Row = {
+        "title": f"{entry.label}, seed {entry.seed}",
+        "state": run.state(result),
+        "step": 0,
+        "steps": None,
+        "tokens": None,
+        "rate": None,
+        "words": "",
+    }
+    try:
+        training = run.spec()["training"] if (run.path / "spec.json").is_file() else None
+    except UserError:
+        training = None
+    if training is None:
+        return facts
+    facts["tokens"], facts["steps"] = training["tokens"], max(1, training["tokens"] // training["batch"])
+    if facts["state"] not in _GOING:
+        facts["step"] = facts["steps"]
+        return facts
+    rows = [row for row in run.metrics() if isinstance(row.get("nats"), float)]
+    if rows:
+        last = rows[-1]
+        facts["step"] = min(last["step"], facts["steps"])
+        if isinstance(seconds := last.get("seconds"), int | float) and seconds > 0:
+            facts["rate"] = last["step"] * training["batch"] / seconds
+    facts["words"] = _words(facts)
+    return facts
+
+
+def _words(facts: Row) -> str:
+    if facts["step"] >= facts["steps"]:
+        return "trained, being scored"
+    words = f"step {facts['step']:,} of {facts['steps']:,}"
+    if not facts["rate"] or facts["state"] != "running":
+        return words
+    left = (1 - facts["step"] / facts["steps"]) * facts["tokens"] / facts["rate"]
+    return f"{words}, {short_count(facts['rate'])} tokens/s, about {short_time(left)} left"
+
+
+def _counts(runs: list[Row]) -> Row:
+    states = [row["state"] for row in runs]
+    counts = {"done": states.count("done"), "running": states.count("running")}
+    counts["waiting"] = states.count("waiting") + states.count("stopped")
+    others = {state: states.count(state) for state in states if state not in (*_GOING, "done")}
+    return {**counts, **others, "all": len(states)}
+
+
+def _budget(runs: list[Row]) -> tuple[float, float]:
+    """Return the tokens of all runs and those still to train; a run not begun yet counts as the mean of the others."""
+    known = [row["tokens"] for row in runs if row["tokens"]]
+    usual = sum(known) / len(known) if known else 1.0
+    total = left = 0.0
+    for row in runs:
+        tokens = row["tokens"] or usual
+        over = row["state"] not in _GOING
+        total += tokens
+        left += 0.0 if over else tokens * (1 - row["step"] / (row["steps"] or 1))
+    return total, left
+
+
+def _share(runs: list[Row]) -> float:
+    total, left = _budget(runs)
+    return 1 - left / total if total else 1.0
+
+
+def _left(runs: list[Row]) -> str:
+    """Return the training time left in words: tokens still to train over the speed of the runs at work."""
+    if all(row["state"] not in _GOING for row in runs):
+        return "finished"
+    speed = sum(row["rate"] or 0.0 for row in runs if row["state"] == "running")
+    if not any(row["state"] == "running" for row in runs):
+        return "no run is at work now"
+    if not (left := _budget(runs)[1]):
+        return "being scored"
+    return f"about {short_time(left / speed)} of training left" if speed else "time left not known yet"
