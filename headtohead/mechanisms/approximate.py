@@ -10,7 +10,7 @@ orders apart and takes their mean.
 
 Arms: approximate:features=elementwise even(approximate)
 
-Holds: Alone 47.9 word perplexity on WikiText against 38.1 (500M, 15B tokens), the best of the substitutes used alone;
+Claims: Alone 47.9 word perplexity on WikiText against 38.1 (500M, 15B tokens), the best of the substitutes used alone;
 every second layer standard, 39.4.
 
 Watch: The paper can be read three ways; `outer` with a joint normaliser is our default, the published state size fits

@@ -17,7 +17,7 @@ starts as it. `force=potential` is the gradient of a learned energy, which makes
 
 Arms: coupled:dynamics=leapfrog coupled:steps=7 coupled:dynamics=uncoupled coupled:dynamics=affine differential+coupled
 
-Holds: Of v1, on WikiText-103 at 60M perplexity 22.55 and 22.62 (two integrators) against 24.22 for 0.11 % more
+Claims: Of v1, on WikiText-103 at 60M perplexity 22.55 and 22.62 (two integrators) against 24.22 for 0.11 % more
 parameters, and 23.81 for an uncoupled net of the same size; 1 to 7 steps all work. At 350M 19.35, 1 % better than
 standard, where Differential Attention has 18.93; 10.3 % worse on mixed web text; nothing gained at equal time.
 

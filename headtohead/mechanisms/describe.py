@@ -1,7 +1,7 @@
 """A mechanism in words: what `h2h list` shows and what docs/mechanisms/ prints.
 
 Both come from the mechanism's own file. Its docstring is read paragraph by paragraph: the idea, from the first indented
-block on the equation, and behind the words `Arms:`, `Holds:` and `Watch:` the arms whose cost is worth a row, what the
+block on the equation, and behind the words `Arms:`, `Claims:` and `Watch:` the arms whose cost is worth a row, what the
 paper claims, and what to watch in a comparison.
 """
 
@@ -17,7 +17,7 @@ from headtohead.mechanisms.find import Kind
 from headtohead.mechanisms.options import describe_options
 from headtohead.mechanisms.projected import Stage
 
-_OPENING = re.compile(r"(Arms|Holds|Watch): ")
+_OPENING = re.compile(r"(Arms|Claims|Watch): ")
 
 
 @dataclass(frozen=True)

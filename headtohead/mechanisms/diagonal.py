@@ -6,7 +6,7 @@
 Kowsher et al., "Does Self-Attention Need Separate Weights in Transformers?", arXiv 2412.00359. `init=signs` starts half
 of the query's entries negative, off the positive form that favours the token itself.
 
-Holds: In BERT 66.53 % fewer parameters in the attention block, a tenth less training time, and GLUE accuracy 0.38 %
+Claims: In BERT 66.53 % fewer parameters in the attention block, a tenth less training time, and GLUE accuracy 0.38 %
 above three projections, 5.81 % above a symmetric form (v1 of the paper; encoders only).
 
 Watch: Half of standard's attention parameters: use `shape = params`. Rotary positions turn scores alone here, where

@@ -10,7 +10,7 @@ no map is formed.
 
 Arms: differential:version=2 differential:version=2,kv_heads=2
 
-Holds: Version 1 needs about 65 % of the parameters or tokens of a transformer for the same loss (6.8B against 11B),
+Claims: Version 1 needs about 65 % of the parameters or tokens of a transformer for the same loss (6.8B against 11B),
 with fewer outliers and better retrieval. Version 2: loss 0.02 to 0.03 lower near 1T tokens, standard's speed of
 decoding, fewer gradient spikes.
 

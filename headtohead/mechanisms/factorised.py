@@ -15,7 +15,7 @@ arXiv 2608.06776. Costs per token with d the width, H heads, k the inner width p
 
 Arms: factorised:form=FACO factorised:form=CAFO factorised:form=CACO
 
-Holds: A factorised circuit learns like a collapsed one with a growing learning rate, so that FAFO and CAFO end
+Claims: A factorised circuit learns like a collapsed one with a growing learning rate, so that FAFO and CAFO end
 diffuse, FACO sharp, CACO between: on a toy task 0 % of FAFO's sequences put over 0.8 of the weight on informative
 tokens, 94.6 % of FACO's. Faster query-key learning raises attention confidence on SQuAD from 12.65 to 42.95 %.
 

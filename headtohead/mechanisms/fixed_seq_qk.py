@@ -11,7 +11,7 @@ keys are tables, read by position.
 
 Arms: even(fixed_seq_qk)
 
-Holds: Alone 79.1 word perplexity on WikiText against 38.1, last words of LAMBADA 1.4 % right against 22.9; every
+Claims: Alone 79.1 word perplexity on WikiText against 38.1, last words of LAMBADA 1.4 % right against 22.9; every
 second layer standard, 38.5 and 20.3 % (500M, 15B tokens).
 
 Watch: The companion costs a batch one sequence more (`h2h cost ... --batch N`), so FLOPs per token depend on the batch.

@@ -8,7 +8,7 @@ per head, S of (d_k, d_v). Yang et al., "Gated Linear Attention Transformers wit
 arXiv 2312.06635. Queries and keys are half as wide as values (`key_dim`), so that the parameters come near the usual
 4d². Training goes by chunks of 16 tokens, equal to the recurrence step by step.
 
-Holds: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens it
+Claims: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens it
 reads on beyond 20K without much loss of perplexity; faster than FlashAttention-2 as a layer alone, even at 1K.
 
 Watch: FLOPs and cache do not depend on the context: at short contexts the state is the larger one (float32).

@@ -8,7 +8,7 @@ Within what the abstract of arXiv 2606.11585 fixes (phases as state and as value
 Kuramoto update), and not its literal reading, which `kuramoto` keeps. All options are those of `kuramoto`, with other
 defaults.
 
-Holds: None of its own; those published are for `kuramoto` and for the kernel of arXiv 2606.18694.
+Claims: None of its own; those published are for `kuramoto` and for the kernel of arXiv 2606.18694.
 
 Watch: Its gates cost 4 D² parameters a layer; `shape = params` takes them from the feed-forward part. Keys are made by
 maps, so decoding keeps them beside the phases. It trains best at a higher learning rate than the usual layer with its

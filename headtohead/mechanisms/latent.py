@@ -14,7 +14,7 @@ Training forms keys and values (explicit). Decoding moves W_UK to the query and 
 
 Arms: latent:latent=128,rope_dim=64 latent:query_latent=256
 
-Holds: DeepSeek-V2 keeps 93.3 % less cache than DeepSeek 67B and generates 5.76 times as fast at its peak; its latent
+Claims: DeepSeek-V2 keeps 93.3 % less cache than DeepSeek 67B and generates 5.76 times as fast at its peak; its latent
 attention is reported stronger than multi-head attention at the same size.
 
 Watch: By default `latent` + `rope_dim` is the model's width, the cache of (Q, K=V), its rival at equal cache; it then

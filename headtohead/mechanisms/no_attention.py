@@ -6,7 +6,7 @@ The norm before the attention part is left out too.
 
 Arms: even(no_attention)
 
-Holds: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
+Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
 
 Watch: The arm has no attention parameters: `shape = params` gives them to the feed-forward part. A hybrid that is no
 better than `even(no_attention)` owes nothing to its substitute.

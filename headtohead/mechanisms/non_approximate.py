@@ -8,7 +8,7 @@ alike, so rotary positions change nothing and are left out. With a zero query it
 
 Arms: even(non_approximate)
 
-Holds: The worst alone, 9,026 word perplexity on WikiText against 38.1, and fine in company, 39.4 with every second
+Claims: The worst alone, 9,026 word perplexity on WikiText against 38.1, and fine in company, 39.4 with every second
 layer standard (500M, 15B tokens); with normed q and k at 1.7B 67.3 alone against 27.6.
 
 Watch: A hybrid must beat `even(prefix_mean)`, or its scores do nothing. Scores grow without bound when it stands alone

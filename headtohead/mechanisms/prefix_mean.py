@@ -6,7 +6,7 @@
 
 Arms: even(prefix_mean)
 
-Holds: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
+Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
 
 Watch: Half of standard's attention parameters: use `shape = params`. A substitute whose hybrid does not beat
 `even(prefix_mean)` has weights that do nothing.

@@ -9,7 +9,7 @@ is saved with the weights. `per_layer=true` gives each layer noise of its own an
 
 Arms: rnd_emb_qk:per_layer=true even(rnd_emb_qk)
 
-Holds: Alone 84.8 word perplexity on WikiText against 38.1, last words of LAMBADA 1.3 % right against 22.9; every
+Claims: Alone 84.8 word perplexity on WikiText against 38.1, last words of LAMBADA 1.3 % right against 22.9; every
 second layer standard, 39.3 and 22.0 % (500M, 15B tokens); at 1.7B the hybrid has 28.0 against 27.6.
 
 Watch: What it learns is where to look by position alone: race it beside `prefix_mean`. The companion costs a batch one

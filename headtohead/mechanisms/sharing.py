@@ -33,7 +33,7 @@ number per key head.
 Arms: sharing:tie=kv sharing:tie=qk sharing:tie=qkv sharing:tie=kv,kv_heads=2 sharing:value_mix=(1,-1)
 sharing:tie=kv,query_depth=2
 
-Holds: At 300M (Q, K=V) costs +3.1 % perplexity (5.27 against 5.11) and +2.5 % at 1.2B for half the cache, (Q=K, V)
+Claims: At 300M (Q, K=V) costs +3.1 % perplexity (5.27 against 5.11) and +2.5 % at 1.2B for half the cache, (Q=K, V)
 +4.9 %, (Q=K=V) +25.4 %; with one key head (Q, K=V) +4.9 % for 96.9 % less cache. QVV(3) beats three projections on
 four of five models.
 

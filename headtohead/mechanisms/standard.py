@@ -8,7 +8,7 @@ grouped-query attention (Ainslie et al., arXiv 2305.13245). Rotary positions tur
 
 Arms: standard:kv_heads=2 standard:kv_heads=1
 
-Holds: It is what the others are measured against. Of its grouped forms arXiv 2606.04032 reports, at 300M: a quarter
+Claims: It is what the others are measured against. Of its grouped forms arXiv 2606.04032 reports, at 300M: a quarter
 of the key heads +0.8 % perplexity for 75 % less cache, one key head +1.6 % for 93.8 % less (one seed).
 
 Watch: An untuned baseline proves nothing: at one million parameters its learning rate moves it by more than most

@@ -7,7 +7,7 @@ StaticEmbQK of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.116
 
 Arms: even(static_emb_qk)
 
-Holds: Alone 79.9 word perplexity on WikiText against 38.1; every second layer standard, 38.7: queries and keys of
+Claims: Alone 79.9 word perplexity on WikiText against 38.1; every second layer standard, 38.7: queries and keys of
 the current layer are not essential (500M, 15B tokens).
 
 Watch: In layer 1 it is exactly `standard`. Parameters, FLOPs and cache are standard's. Whether the embeddings are normed

@@ -7,7 +7,7 @@ MLP of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602.
 
 Arms: even(token_mlp)
 
-Holds: Alone it fails, 993.5 word perplexity on WikiText against 38.1, the same at every context (500M, 15B tokens);
+Claims: Alone it fails, 993.5 word perplexity on WikiText against 38.1, the same at every context (500M, 15B tokens);
 every second layer standard, 45.8.
 
 Watch: Alone the loss cannot fall below the bigrams of the text, whatever the context. It has standard's parameters and
