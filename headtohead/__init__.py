@@ -9,6 +9,7 @@ from headtohead.common.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from headtohead.api import Reproduction as Reproduction
     from headtohead.api import Study as Study
     from headtohead.api import StudyResult as StudyResult
     from headtohead.api import check as check
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from headtohead.api import generate_text as generate_text
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
+    from headtohead.api import reproduce as reproduce
     from headtohead.common.errors import UserError as UserError
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(
         (
+            "Reproduction",
             "Study",
             "StudyResult",
             "check",
@@ -50,6 +53,7 @@ _HOME = {
             "generate_text",
             "load",
             "open_study",
+            "reproduce",
         ),
         "headtohead.api",
     ),

@@ -13,6 +13,11 @@ from headtohead.common.errors import UserError, unknown
 # Command: module, function, one line for the overview. Modules are imported when their command is used.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
+    "reproduce": (
+        "reproduce",
+        "reproduce",
+        "run the study of a paper and say of each claim what the data bear",
+    ),
     "report": ("race", "report", "judge a study again and rebuild its page"),
     "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
     "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
