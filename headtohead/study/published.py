@@ -1,6 +1,6 @@
 """What a paper says, as data: its claims, how each is decided, and the studies of three scales that decide them.
 
-    [paper]                 title, about, unit and bytes_per_unit of its numbers
+    [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
     [study]                 the settings of a study, as in any study file
     [scale.smoke]           what is different at that scale; small and paper likewise
     [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
@@ -150,7 +150,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] in it: h2h race runs a study without claims")
     _known(values, {"paper", "study", "scale", "claim"}, "table")
-    about = _table(values.get("paper"), "paper")
+    about = _table(values.get("paper", {}), "paper")
     _known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
     unit = _choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
     length = _number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
