@@ -9,6 +9,7 @@ from headtohead.common.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from headtohead.api import Reproduction as Reproduction
     from headtohead.api import Study as Study
     from headtohead.api import StudyResult as StudyResult
     from headtohead.api import check as check
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headtohead.api import judge as judge
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
+    from headtohead.api import reproduce as reproduce
     from headtohead.api import score_task as score_task
     from headtohead.api import score_tasks as score_tasks
     from headtohead.api import watch_study as watch_study
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(
         (
+            "Reproduction",
             "Study",
             "StudyResult",
             "check",
@@ -60,6 +63,7 @@ _HOME = {
             "score_task",
             "score_tasks",
             "watch_study",
+            "reproduce",
         ),
         "headtohead.api",
     ),

@@ -35,6 +35,7 @@ from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout, skipped_layers
 from headtohead.model.sizes import find_size
 from headtohead.study import doctor
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
@@ -43,6 +44,7 @@ from headtohead.study.lock import planned_seeds
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.perform import Conditions, layers_of
 from headtohead.study.plan import Plan, Rates, plan_study
+from headtohead.study.published import find_paper, read_paper
 from headtohead.study.records import size_of
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
@@ -386,6 +388,34 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
     except ImportError as error:
         raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
     serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
+
+
+@dataclass
+class Reproduction:
+    """What the study of a paper says of its claims, and where it stands."""
+
+    study: StudyResult
+    scale: str
+    claims: list[ClaimResult]
+    path: Path
+    """claims.json."""
+
+
+def reproduce(
+    paper: str, *, scale: str = "smoke", out: str | Path | None = None, **conditions: Any
+) -> Reproduction:
+    """Run the study of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
+
+    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. Run again, it does
+    only what is missing. What it says is written to `claims.json` in `out`.
+    """
+    known = read_paper(find_paper(paper))
+    study = Study(**known.settings(scale))
+    result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
+    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts)
+    path = result.path / "claims.json"
+    write_json(path, [claim.as_dict() for claim in claims])
+    return Reproduction(result, scale, claims, path)
 
 
 def _judged(

@@ -14,6 +14,11 @@ from headtohead.common.errors import UserError, unknown
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
     "forecast": ("judge", "forecast", "say what a study will take, and what it could find, before it runs"),
+    "reproduce": (
+        "reproduce",
+        "reproduce",
+        "run the study of a paper and say of each claim what the data bear",
+    ),
     "report": ("race", "report", "judge a study again and rebuild its page"),
     "verdict": ("judge", "verdict", "judge runs trained elsewhere, from a CSV file"),
     "watch": ("race", "watch", "follow a running study on a page of this machine"),

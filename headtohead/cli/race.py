@@ -118,6 +118,11 @@ def race(
     )
     if result.verdicts:
         show_result(result)
+    return show_left(result)
+
+
+def show_left(result: StudyResult) -> int:
+    """Say what is left to do, if anything; return the exit code, 1 where runs have no result and none was stopped."""
     if result.summary.left and result.summary.stopped:
         print(
             f"\nstopped with {result.summary.left} runs left; the same command continues where this one stopped"

@@ -11,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 _MOST_LAID_OUT = 500
-COLOURS = {"better": "green", "worse": "red", "equivalent": "blue", "undecided": "bright_black"}
+COLOURS = {
+    "better": "green",
+    "worse": "red",
+    "equivalent": "blue",
+    "undecided": "bright_black",
+    "supported": "green",
+    "contradicted": "red",
+    "open": "bright_black",
+}
 
 
 def print_table(

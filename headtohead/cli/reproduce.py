@@ -1,0 +1,77 @@
+"""h2h reproduce."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import tyro
+
+import headtohead.api as api
+from headtohead.cli.flags import flag
+from headtohead.cli.race import show_left, show_result
+from headtohead.cli.tables import print_table
+from headtohead.common.numbers import parse_duration
+
+
+def reproduce(
+    paper: Annotated[str, tyro.conf.Positional, flag("PAPER")],
+    /,
+    *,
+    scale: Annotated[Literal["smoke", "small", "paper"], flag()] = "smoke",
+    out: Annotated[str | None, flag("DIR")] = None,
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    workers: Annotated[int, flag("COUNT")] = 0,
+    threads: Annotated[int, flag("COUNT")] = 1,
+    data_dir: Annotated[str | None, flag("DIR")] = None,
+    for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
+    retry: Annotated[Literal["none", "failed"], flag()] = "none",
+    compile: Annotated[bool, flag()] = False,
+    keep_weights: Annotated[bool, flag()] = True,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Run the study of a paper and say of each of its claims: supported, contradicted or open, and at which scale.
+
+    Direction and size of effect are judged apart. Run it again and it does only what is missing.
+
+    Example: h2h reproduce coupled --scale smoke --out races/coupled
+
+    Args:
+        paper: coupled, sharing, deconstructed, faster_qk, kuramoto, or a TOML file with claims.
+        scale: smoke proves that the machinery runs; small takes tens of minutes on one GPU; paper is what was published.
+        out: where runs, verdicts, the page and claims.json go; races/PAPER-SCALE when not given.
+        device: where to train.
+        workers: runs at once; 0: one per core on CPU, one on a GPU.
+        threads: threads of each run on CPU; another number gives other last digits.
+        data_dir: where the named sets stand; H2H_DATA when not given.
+        for_: stop cleanly after that time: 90s, 8m, 1.5h.
+        retry: failed: do runs again that failed before.
+        compile: compile the model with torch.compile; worth its minute on a GPU at 5m and above.
+        keep_weights: keep the trained weights of each run.
+        quiet: show no progress.
+    """
+    found = api.reproduce(
+        paper,
+        scale=scale,
+        out=out,
+        device=device,
+        workers=workers,
+        threads=threads,
+        data_dir=data_dir,
+        seconds=math.inf if for_ is None else parse_duration(for_),
+        retry_failed=retry == "failed",
+        compile=compile,
+        keep_weights=keep_weights,
+        quiet=quiet,
+    )
+    if found.study.verdicts:
+        show_result(found.study)
+    print()
+    columns = ("claim", "statement", "published", "direction", "size", "scale", "reason")
+    rows = [
+        (row.id, row.statement, row.published, row.direction, row.size, row.scale, row.reason)
+        for row in found.claims
+    ]
+    print_table(f"claims at scale {scale}", columns, rows)
+    print(f"claims:   {found.path}")
+    return show_left(found.study)

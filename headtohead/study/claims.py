@@ -1,0 +1,425 @@
+"""What a study says of published claims: supported, contradicted or open; direction and size of effect apart.
+
+Direction: Holm-adjusted p < 0.05 on the published side supports, on the other side contradicts, anything else is
+open. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
+and twice that effect, and supports it; or is too wide for either, and leaves it open. A criterion that gives bounds
+in place of an effect is met by an interval inside them and contradicted by one outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headtohead.measure.cost import arm_cost
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import find_size
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
+from headtohead.study.spec import StudySpec
+from headtohead.study.statistics import ALPHA, Paired, compare_paired, decide, holm
+from headtohead.study.verdict import Verdict
+
+SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
+PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
+SMOKE = "smoke proves that the machinery runs and decides nothing"
+# Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
+_SPREAD_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What a study says of one claim."""
+
+    id: str
+    statement: str
+    published: str
+    measured: list[dict[str, Any]]
+    direction: str
+    size: str
+    scale: str
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result, JSON-ready."""
+        return asdict(self)
+
+
+@dataclass
+class _Part:
+    """What one criterion came to; size None: nothing was published or asked about it."""
+
+    direction: str
+    size: str | None
+    scale: str
+    reason: str
+    measured: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Two arms in one contest over the seeds both have finished."""
+
+    label: str
+    paired: Paired
+    p: float | None
+    """Holm-adjusted."""
+    decision: str
+    """better, worse or undecided; equivalence is judged by each criterion's own margin."""
+    trouble: str
+    """Why the numbers cannot be used, or empty."""
+    remark: str
+
+
+def judge_claims(
+    paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+) -> list[ClaimResult]:
+    """Return what a study of that scale says of each claim of the paper."""
+    evidence = _Evidence(paper, scale, spec, outline, verdicts)
+    return [_judged(claim, evidence) for claim in paper.claims]
+
+
+def _judged(claim: Claim, evidence: _Evidence) -> ClaimResult:
+    parts = [evidence.part(criterion, claim) for criterion in claim.criteria]
+    scales = {part.scale for part in parts}
+    scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
+    sizes = [part.size for part in parts if part.size is not None]
+    reasons = [part.reason for part in parts]
+    if not sizes and scale != NOT_RUN:
+        reasons.append("no size of effect was published")
+    return ClaimResult(
+        claim.id,
+        claim.statement,
+        claim.published,
+        [row for part in parts for row in part.measured],
+        _all([part.direction for part in parts]),
+        _all(sizes),
+        scale,
+        "; ".join(dict.fromkeys(reasons)),
+    )
+
+
+def _all(words: Sequence[str]) -> str:
+    """Return what several criteria come to: all must hold, and one that fails is enough."""
+    if CONTRADICTED in words:
+        return CONTRADICTED
+    return SUPPORTED if words and all(word == SUPPORTED for word in words) else OPEN
+
+
+class _Evidence:
+    """A study's verdicts, asked by claims."""
+
+    def __init__(
+        self, paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+    ) -> None:
+        self.scale, self.spec, self.outline = scale, spec, outline
+        self.contests = outline.contests()
+        self.rows: dict[tuple[Contest, str], Verdict] = {}
+        self.values: dict[tuple[Contest, str], dict[int, float]] = {}
+        for contest in self.contests:
+            place = (contest.corpus_label, contest.size, contest.shape, contest.length)
+            for row in verdicts:
+                if (row.corpus, row.size, row.shape, row.length) == place:
+                    self.rows[contest, row.label] = row
+                    self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
+                    base = self.values.setdefault((contest, outline.baseline), {})
+                    base.update(zip(row.seeds, row.baseline_values, strict=True))
+        self.adjusted = self._adjusted(paper)
+
+    def part(self, criterion: Criterion, claim: Claim) -> _Part:
+        """Return what one criterion comes to."""
+        if criterion.kind == "open":
+            return _Part(OPEN, None, NOT_RUN, criterion.reason)
+        if criterion.kind == "cost":
+            return self._cost(criterion)
+        missing = [arm for arm in criterion.arms if self._label(arm) is None]
+        if missing:
+            return _Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {self.scale}")
+        places = [criterion.place]
+        if criterion.over:
+            places = [criterion.place | {criterion.over: (value,)} for value in criterion.values]
+        contests = [self._contest(place) for place in places]
+        known = [contest for contest in contests if contest is not None]
+        if len(known) < len(places):
+            lost = places[contests.index(None)]
+            words = ", ".join(f"{key} {' or '.join(value)}" for key, value in lost.items()) or "no contest"
+            return _Part(OPEN, None, NOT_RUN, f"{words} is not part of scale {self.scale}")
+        if criterion.kind == "change":
+            part = self._change(criterion, known[0], known[1])
+        elif criterion.kind == "order":
+            part = self._order(criterion, known[0])
+        else:
+            compared = self._compare(known[0], criterion.arm, criterion.against)
+            judge = {"difference": _difference, "equivalence": _equivalence}.get(criterion.kind)
+            part = judge(criterion, compared) if judge else self._spread(criterion, known[0], compared)
+        if not any(row["n"] for row in part.measured):
+            part.scale = NOT_RUN
+            return part
+        differs = self._other_scale(claim, known, criterion)
+        part.scale = REDUCED if differs else PUBLISHED
+        if self.scale == "smoke":
+            part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
+        elif differs:
+            part.reason += f" ({differs})"
+        return part
+
+    def _label(self, arm: str) -> str | None:
+        if not arm:
+            return self.outline.baseline
+        return next((label for text, label in self.outline.arms if arm in (text, label)), None)
+
+    def _contest(self, place: dict[str, tuple[str, ...]]) -> Contest | None:
+        """Return the contest at a place; what the place does not name is the study's first."""
+        found = self.contests
+        for key in PLACE:
+            here = [getattr(contest, key) for contest in found]
+            wanted = next((word for word in place.get(key, here) if word in here), None)
+            found = [contest for contest in found if getattr(contest, key) == wanted]
+        return found[0] if found else None
+
+    def _other_scale(self, claim: Claim, contests: Sequence[Contest], criterion: Criterion) -> str:
+        """Return how this study differs from the published one, or nothing."""
+        if not claim.at:
+            return "the published scale is not known"
+        notes = []
+        for key in ("corpus", "size"):
+            here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
+            if key in claim.at and not set(here) <= set(claim.at[key]):
+                notes.append(f"{key} {', '.join(here)} here, {', '.join(claim.at[key])} published")
+        label = self._label(criterion.first or criterion.arm)
+        arm = next(arm for arm in self.spec.arms if arm.label == label)
+        tokens = self.spec.train_settings(arm).tokens
+        if tokens < claim.at.get("tokens", 0):
+            notes.append(f"{tokens:,} tokens here, {claim.at['tokens']:,} published")
+        return "; ".join(notes)
+
+    def _adjusted(self, paper: Paper) -> dict[tuple[Contest, str, str], float | None]:
+        """Return Holm-adjusted p values, contest by contest, of the claims' comparisons that no verdict covers."""
+        pairs: dict[Contest, dict[tuple[str, str], None]] = {}
+        for criterion in (part for claim in paper.claims for part in claim.criteria):
+            contest = self._contest(criterion.place)
+            if criterion.kind not in TRAINED or contest is None:
+                continue
+            names = [(criterion.first, other) for other in criterion.then] or [
+                (criterion.arm, criterion.against)
+            ]
+            for arm, against in names:
+                a, b = self._label(arm), self._label(against)
+                if a is not None and b is not None and b != self.outline.baseline:
+                    pairs.setdefault(contest, {})[a, b] = None
+        table: dict[tuple[Contest, str, str], float | None] = {}
+        for contest, names_here in pairs.items():
+            found = [self._paired(contest, a, b).p for a, b in names_here]
+            for (a, b), p in zip(names_here, holm(found), strict=True):
+                table[contest, a, b] = p
+        return table
+
+    def _paired(self, contest: Contest, a: str, b: str) -> Paired:
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    def _compare(self, contest: Contest, arm: str, against: str) -> _Compared:
+        a, b = self._label(arm) or "", self._label(against) or ""
+        paired = self._paired(contest, a, b)
+        row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
+        p = row.p_holm if row and b == self.outline.baseline else self.adjusted.get((contest, a, b))
+        decision = decide(paired.difference, p, None, None, 0.0)
+        # Runs that did not diverge cannot stand for all: they may show the arm worse, never better.
+        if (decision == "better" and row and row.diverged) or (
+            decision == "worse" and other and other.diverged
+        ):
+            decision = "undecided"
+        trouble = ""
+        rows = [found for found in (row, other) if found]
+        for word in ("missing", "failed"):
+            count = sum(getattr(found, word) for found in rows)
+            if count:
+                trouble = f"{count} runs {'are not finished' if word == 'missing' else 'failed'}"
+                break
+        if not trouble and paired.n < 2:
+            trouble = f"{paired.n} paired seeds give no interval"
+        notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
+        notes += (
+            ["on this test set alone"]
+            if row and b == self.outline.baseline and row.scope == "this test set"
+            else []
+        )
+        return _Compared(f"{a} - {b}", paired, p, decision, trouble, ", ".join(notes))
+
+    def _order(self, criterion: Criterion, contest: Contest) -> _Part:
+        parts = [
+            _difference(
+                Criterion("difference", expect="better"), self._compare(contest, criterion.first, other)
+            )
+            for other in criterion.then
+        ]
+        return _joined(parts)
+
+    def _change(self, criterion: Criterion, before: Contest, after: Contest) -> _Part:
+        """Judge the difference at the second place less the difference at the first, over paired seeds."""
+        gaps = []
+        for contest in (before, after):
+            a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+            ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+            gaps.append({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
+        seeds = [seed for seed in self.outline.seeds if seed in gaps[0] and seed in gaps[1]]
+        paired = compare_paired([gaps[1][seed] for seed in seeds], [gaps[0][seed] for seed in seeds])
+        pair = [self._compare(contest, criterion.arm, criterion.against) for contest in (before, after)]
+        trouble = next((found.trouble for found in pair if found.trouble), "")
+        label = f"({pair[0].label}) at {criterion.values[1]} less at {criterion.values[0]}"
+        decision = decide(paired.difference, paired.p, None, None, 0.0)
+        compared = _Compared(label, paired, paired.p, decision, trouble, "")
+        expect = {"lower": "better", "higher": "worse"}[criterion.expect]
+        part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
+        part.reason = part.reason.replace(" better", " lower").replace(" worse", " higher")
+        return part
+
+    def _spread(self, criterion: Criterion, contest: Contest, compared: _Compared) -> _Part:
+        """Judge whether the arm's seeds lie wider apart, by Brown and Forsythe's test; its ratio has no interval here."""
+        a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        ours, theirs = (list(self.values.get((contest, label), {}).values()) for label in (a, b))
+        row = {
+            "what": f"variance of {a} over {b}",
+            "n": min(len(ours), len(theirs)),
+            "ratio": None,
+            "p": None,
+        }
+        if compared.trouble or min(len(ours), len(theirs)) < _SPREAD_SEEDS:
+            reason = compared.trouble or f"a spread needs {_SPREAD_SEEDS} seeds or more, here are {row['n']}"
+            return _Part(OPEN, OPEN, REDUCED, reason, [row])
+        import numpy as np
+        from scipy import stats
+
+        below = float(np.var(theirs, ddof=1))
+        ratio = float(np.var(ours, ddof=1)) / below if below > 0 else None
+        p = float(stats.levene(ours, theirs, center="median").pvalue)
+        row |= {"ratio": ratio, "p": p}
+        direction = OPEN
+        if ratio is not None and p < ALPHA:
+            direction = SUPPORTED if ratio > 1 else CONTRADICTED
+        shown = "undefined" if ratio is None else f"{ratio:.3g}"
+        reason = (
+            f"variance of {a} over {b}: ratio {shown}, p {p:.2g}; the ratio's own interval is not computed"
+        )
+        return _Part(direction, OPEN, REDUCED, reason, [row])
+
+    def _cost(self, criterion: Criterion) -> _Part:
+        size = find_size(criterion.place["size"][0])
+        found = []
+        for arm in (criterion.arm, criterion.against or self.spec.baseline_arm.text):
+            facts = arm_cost(size, parse_layout(arm).layers(size.layers))
+            table = {
+                "parameters": facts["parameters"],
+                "cache": facts["cache_bytes_per_token"],
+                "flops": facts["flops_per_token"]["causal"],
+            }
+            found.append(table[criterion.quantity])
+        what = (
+            f"{criterion.quantity} of {criterion.arm} over {criterion.against or self.spec.baseline_arm.text}"
+        )
+        if not all(found):
+            return _Part(OPEN, OPEN, PUBLISHED, f"{what}: not defined at {size.name}")
+        ratio = found[0] / found[1]
+        size_word = SUPPORTED if abs(ratio - criterion.ratio) <= criterion.tolerance else CONTRADICTED
+        if criterion.ratio == 1:
+            direction = size_word
+        else:
+            direction = SUPPORTED if (ratio - 1) * (criterion.ratio - 1) > 0 else CONTRADICTED
+        row = {"what": what, "size": size.name, "values": found, "ratio": ratio, "published": criterion.ratio}
+        reason = f"{what} at {size.name}: {ratio:.5g} by formula, {criterion.ratio:.5g} published"
+        return _Part(direction, size_word, PUBLISHED, reason, [row])
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    sizes = [part.size for part in parts if part.size is not None]
+    measured = [row for part in parts for row in part.measured]
+    direction = _all([part.direction for part in parts])
+    return _Part(
+        direction, _all(sizes) if sizes else None, REDUCED, "; ".join(part.reason for part in parts), measured
+    )
+
+
+def _row(criterion: Criterion, compared: _Compared) -> dict[str, Any]:
+    paired = compared.paired
+    effect = criterion.effect
+    middle = None if effect is None else sum(effect) / 2
+    share = paired.difference / middle if middle and paired.difference is not None else None
+    return {
+        "what": compared.label,
+        "unit": "bits_per_byte",
+        "n": paired.n,
+        "difference": paired.difference,
+        "ci_low": paired.ci_low,
+        "ci_high": paired.ci_high,
+        "p_holm": compared.p,
+        "published": None if effect is None else list(dict.fromkeys(effect)),
+        "share_of_published": share,
+    }
+
+
+def _numbers(criterion: Criterion, compared: _Compared) -> str:
+    paired = compared.paired
+    words = (
+        f"{compared.label}: {paired.difference:+.4f} bits per byte"
+        if paired.difference is not None
+        else compared.label
+    )
+    if paired.ci_low is not None:
+        words += f" ({paired.ci_low:+.4f} to {paired.ci_high:+.4f}, n {paired.n})"
+    if criterion.effect is not None:
+        words += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(criterion.effect))
+    return words + (f", {compared.remark}" if compared.remark else "")
+
+
+def _difference(criterion: Criterion, compared: _Compared) -> _Part:
+    """Judge arm - other: on the published side, and by as much."""
+    measured = [_row(criterion, compared)]
+    asked = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
+    if compared.trouble:
+        return _Part(
+            OPEN, OPEN if asked else None, REDUCED, f"{compared.label}: {compared.trouble}", measured
+        )
+    direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
+    size = _size(criterion, compared.paired) if asked else None
+    return _Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
+
+
+def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:
+    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside."""
+    measured = [_row(criterion, compared)]
+    if compared.trouble:
+        return _Part(OPEN, OPEN, REDUCED, f"{compared.label}: {compared.trouble}", measured)
+    paired, margin = compared.paired, criterion.margin
+    low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
+    outside = (paired.ci_low or 0.0) > margin or (paired.ci_high or 0.0) < -margin
+    direction = SUPPORTED if -margin < low and high < margin else CONTRADICTED if outside else OPEN
+    if "diverged" in compared.remark and direction == SUPPORTED:
+        direction = OPEN
+    size = None
+    if criterion.effect is not None:
+        held = _overlaps(paired, criterion.effect)
+        size = CONTRADICTED if not held else SUPPORTED if direction == SUPPORTED else OPEN
+    return _Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}, margin {margin:.4f}", measured)
+
+
+def _size(criterion: Criterion, paired: Paired) -> str:
+    low, high = paired.ci_low, paired.ci_high
+    if low is None or high is None:
+        return OPEN
+    if criterion.effect is not None:
+        if not _overlaps(paired, criterion.effect):
+            return CONTRADICTED
+        ends = [0.0, *(2 * end for end in criterion.effect)]
+        return SUPPORTED if min(ends) < low and high < max(ends) else OPEN
+    least = float("-inf") if criterion.at_least is None else criterion.at_least
+    most = float("inf") if criterion.at_most is None else criterion.at_most
+    if low >= least and high <= most:
+        return SUPPORTED
+    return CONTRADICTED if high < least or low > most else OPEN
+
+
+def _overlaps(paired: Paired, effect: tuple[float, float]) -> bool:
+    low, high = paired.ci_low, paired.ci_high
+    return low is None or high is None or (low <= effect[1] and high >= effect[0])

@@ -1,0 +1,300 @@
+"""What a paper says, as data: its claims, how each is decided, and the studies of three scales that decide them.
+
+    [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
+    [study]                 the settings of a study, as in any study file
+    [scale.smoke]           what is different at that scale; small and paper likewise
+    [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
+
+A claim holds when all of its criteria do. Numbers are differences of loss, arm - baseline: below 0 is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_count
+from headtohead.study.spec import StudySpec, build_study, read_study
+
+SCALES = ("smoke", "small", "paper")
+UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
+PLACE = ("corpus", "size", "shape", "length")
+QUANTITIES = ("parameters", "cache", "flops")
+
+_COMPARED = {"kind", "arm", "against", *PLACE}
+# What each kind of criterion is decided by, and the settings it takes.
+KINDS: dict[str, set[str]] = {
+    # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
+    "difference": _COMPARED | {"expect", "effect", "at_least", "at_most"},
+    # the arm differs from another by less than a margin
+    "equivalence": _COMPARED | {"margin", "effect"},
+    # the first arm is better than each of the others
+    "order": {"kind", "first", "then", *PLACE},
+    # the difference itself differs between two places: `over` names what, `values` the two
+    "change": _COMPARED | {"over", "values", "expect", "effect"},
+    # the arm's seeds lie wider apart than another's
+    "spread": _COMPARED,
+    # what an arm costs by formula, as a ratio to another: no training
+    "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
+    # what cannot be decided yet
+    "open": {"kind", "reason"},
+}
+_NEEDED: dict[str, set[str]] = {
+    "difference": {"arm", "expect"},
+    "equivalence": {"arm", "margin"},
+    "order": {"first", "then"},
+    "change": {"arm", "over", "values", "expect"},
+    "spread": {"arm"},
+    "cost": {"arm", "size", "quantity", "ratio"},
+    "open": {"reason"},
+}
+TRAINED = frozenset(KINDS) - {"cost", "open"}
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio."""
+
+    kind: str
+    arm: str = ""
+    against: str = ""
+    """The baseline when empty."""
+    expect: str = ""
+    """better or worse; lower or higher for a change."""
+    effect: tuple[float, float] | None = None
+    """The published difference; two numbers where it is known only to lie between them."""
+    at_least: float | None = None
+    at_most: float | None = None
+    margin: float = 0.0
+    first: str = ""
+    then: tuple[str, ...] = ()
+    over: str = ""
+    values: tuple[str, ...] = ()
+    quantity: str = ""
+    ratio: float = 1.0
+    tolerance: float = 0.005
+    reason: str = ""
+    place: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms it speaks of, the baseline left out where it is not named."""
+        return tuple(filter(None, (self.first or self.arm, self.against, *self.then)))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published statement."""
+
+    id: str
+    statement: str
+    published: str
+    criteria: tuple[Criterion, ...]
+    at: dict[str, Any] = field(default_factory=dict)
+    """Corpora, sizes and tokens of the published numbers; what is not known is left out."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's claims, and the settings of its study at each scale."""
+
+    name: str
+    title: str
+    about: str
+    unit: str
+    bytes_per_unit: float
+    scales: dict[str, dict[str, Any]]
+    claims: tuple[Claim, ...]
+
+    def settings(self, scale: str) -> dict[str, Any]:
+        """Return the study's settings at a scale."""
+        if scale not in self.scales:
+            raise unknown("scale", scale, self.scales)
+        return self.scales[scale]
+
+
+def find_paper(name: str) -> Path:
+    """Return the file of a paper's claims: a path, or a name in `studies/` here or beside the package."""
+    if name.endswith(".toml"):
+        return Path(name)
+    folders = [Path("studies"), Path(__file__).parents[2] / "studies"]
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = {path.stem for folder in folders for path in folder.glob("*.toml") if _has_claims(path)}
+    raise unknown("paper", name, known)
+
+
+def _has_claims(path: Path) -> bool:
+    try:
+        return "claim" in read_study(path)
+    except UserError:
+        return False
+
+
+def read_paper(path: Path) -> Paper:
+    """Return the claims and scales of a TOML file; a mistake is named with its file and claim."""
+    values = read_study(path)
+    try:
+        return _paper(path.stem, values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _paper(name: str, values: Mapping[str, Any]) -> Paper:
+    if "claim" not in values:
+        raise UserError("no [[claim]] in it: h2h race runs a study without claims")
+    _known(values, {"paper", "study", "scale", "claim"}, "table")
+    about = _table(values.get("paper", {}), "paper")
+    _known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
+    unit = _choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
+    length = _number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
+    if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
+        raise UserError(
+            f"unit={unit}: bytes_per_unit, above 0, goes with nats_per_token and nats_per_word alone"
+        )
+    # nats / unit to bits / byte
+    factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
+    common = _table(values.get("study"), "study")
+    tables = _table(values.get("scale"), "scale")
+    _known(tables, set(SCALES), "scale")
+    scales: dict[str, dict[str, Any]] = {}
+    specs: dict[str, StudySpec] = {}
+    for scale in SCALES:
+        if scale not in tables:
+            raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
+        scales[scale] = _joined(common, _table(tables[scale], f"scale.{scale}"))
+        try:
+            specs[scale] = build_study({"name": f"{name}, {scale}"} | scales[scale])
+        except UserError as error:
+            raise UserError(f"scale.{scale}: {error}") from None
+        scales[scale].setdefault("name", f"{name}, {scale}")
+    arms = {word for spec in specs.values() for arm in spec.arms for word in (arm.text, arm.label)}
+    claims: list[Claim] = []
+    for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
+        claim = _claim(_table(entry, "claim"), factor, arms)
+        if any(claim.id == other.id for other in claims):
+            raise UserError(f"claim {claim.id} is given twice")
+        claims.append(claim)
+    words = (_text(about.get("title", name), "title"), _text(about.get("about", ""), "about"))
+    return Paper(name, *words, unit, length, scales, tuple(claims))
+
+
+def _claim(entry: Mapping[str, Any], factor: float, arms: set[str]) -> Claim:
+    name = _text(entry.get("id"), "a claim's id")
+    try:
+        _known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
+        at = _table(entry.get("at", {}), "at")
+        _known(at, {"corpus", "size", "tokens"}, "setting of at")
+        places: dict[str, Any] = {
+            key: _texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at
+        }
+        if "tokens" in at:
+            places["tokens"] = parse_count(at["tokens"], "at.tokens")
+        given = entry.get("criteria")
+        if not isinstance(given, list) or not given:
+            raise UserError(
+                "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
+            )
+        criteria = tuple(_criterion(_table(part, "a criterion"), factor, arms) for part in given)
+        words = (_text(entry.get("statement"), "statement"), _text(entry.get("published"), "published"))
+        return Claim(name, *words, criteria, places)
+    except UserError as error:
+        raise UserError(f"claim {name}: {error}") from None
+
+
+def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criterion:
+    kind = _choice(part.get("kind"), "kind of criterion", tuple(KINDS))
+    _known(part, KINDS[kind], f"setting of a {kind} criterion")
+    for key in sorted(_NEEDED[kind] - part.keys()):
+        raise UserError(f"a {kind} criterion needs {key}")
+    place = {key: _texts(part[key], key) for key in PLACE if key in part}
+    values: dict[str, Any] = {"kind": kind, "place": place}
+    for key in ("arm", "against", "first", "reason"):
+        if key in part:
+            values[key] = _text(part[key], key)
+    for key in ("then", "values"):
+        if key in part:
+            values[key] = _texts(part[key], key)
+    for key in ("at_least", "at_most", "margin"):
+        if key in part:
+            values[key] = _number(part[key], key) * factor
+    for key in ("ratio", "tolerance"):
+        if key in part:
+            values[key] = _number(part[key], key)
+    if "effect" in part:
+        effect = part["effect"]
+        ends = [_number(end, "effect") * factor for end in (effect if isinstance(effect, list) else [effect])]
+        if len(ends) not in (1, 2):
+            raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
+        values["effect"] = (min(ends), max(ends))
+    if "expect" in part:
+        allowed = ("lower", "higher") if kind == "change" else ("better", "worse")
+        values["expect"] = _choice(part["expect"], "expect", allowed)
+    if "over" in part:
+        values["over"] = _choice(part["over"], "over", PLACE)
+        if len(values["values"]) != 2:
+            raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
+    if "quantity" in part:
+        values["quantity"] = _choice(part["quantity"], "quantity", QUANTITIES)
+    criterion = Criterion(**values)
+    # A cost needs no training, so its arms need not stand in the study.
+    for arm in criterion.arms if kind in TRAINED else ():
+        if arm not in arms:
+            raise unknown("arm", arm, arms)
+    return criterion
+
+
+def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with a scale's own in place of the common ones; tables are joined."""
+    joined = dict(common)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
+        joined[key] = {**joined[key], **value} if both else value
+    # A scale with a learning rate of its own does not tune, and the other way round.
+    for own, other in (("lr", "tune"), ("tune", "lr")):
+        if own in changes and other not in changes:
+            joined.pop(other, None)
+    return joined
+
+
+def _known(values: Mapping[str, Any], known: set[str], kind: str) -> None:
+    for key in values:
+        if key not in known:
+            raise unknown(kind, str(key), known)
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} takes a table, got {value!r}")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{name} takes a text, got {value!r}")
+    return value
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{name} takes a text or a list of texts, got {value!r}")
+    return tuple(_text(word, name) for word in given)
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{name} takes a number, got {value!r}")
+    return float(value)
+
+
+def _choice(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise unknown(name, str(value), allowed)
+    return str(value)

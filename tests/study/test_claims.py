@@ -1,0 +1,289 @@
+"""Published claims: the five papers' files, what made verdicts say of a claim, and a study from end to end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.outline import Contest, Entry, Outline
+from headtohead.study.published import SCALES, Paper, find_paper, read_paper
+from headtohead.study.spec import build_study
+from headtohead.study.verdict import study_verdicts
+
+PAPERS = {"coupled": 13, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
+FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
+FILE = """
+[study]
+arms = ["standard", {{arm = "sharing:tie=kv", name = "a"}}, {{arm = "sharing:tie=qk", name = "b"}}]
+seeds = {seeds}
+corpus = "file:{corpus}"
+tokens = 1024
+batch = 256
+[scale.smoke]
+[scale.small]
+size = ["nano", "1m"]
+[scale.paper]
+[[claim]]
+id = "p.1"
+statement = "said"
+published = "some"
+at = {{size = "nano"}}
+criteria = [{criteria}]
+"""
+# Spread of the seeds' common part and of what is each arm's own: intervals of about +-0.005 at five seeds.
+COMMON, OWN = (0.0, 0.3, -0.2, 0.1, 0.4), (0.004, -0.004, 0.002, -0.003, 0.001)
+
+
+def written(folder: Path, criteria: str, seeds: int = 5, corpus: str = "x") -> Path:
+    path = folder / "p.toml"
+    path.write_text(FILE.format(criteria=criteria, seeds=seeds, corpus=corpus))
+    return path
+
+
+def judged(
+    folder: Path,
+    criteria: str,
+    scale: str = "small",
+    diverged: str = "",
+    stretch: float = 0.0,
+    **means: list[float],
+) -> ClaimResult:
+    """Return what made runs say: per arm, its mean difference from the baseline at each size."""
+    paper = read_paper(written(folder, criteria))
+    spec = build_study(paper.settings(scale))
+    results: dict[str, dict[str, Any]] = {}
+    entries = []
+    for place, size in enumerate(spec.sizes):
+        contest = Contest("file:x", "x", size, "as_is", "tokens")
+        for label in ("standard", "a", "b"):
+            for seed in range(5):
+                run = f"{size}/{label}/{seed}"
+                entries.append(Entry(run, label, seed + 1, contest))
+                shift = (
+                    0.0
+                    if label == "standard"
+                    else means[label][place] + OWN[(seed + place + 2 * (label == "b")) % 5]
+                )
+                value = 2.0 + COMMON[seed] * (1 + stretch * (label == "a")) + shift
+                done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
+                results[run] = {"status": "diverged"} if run == diverged else done
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    (found,) = judge_claims(paper, scale, spec, outline, study_verdicts(outline, results))
+    return found
+
+
+def test_the_five_papers_are_whole() -> None:
+    for name, count in PAPERS.items():
+        paper = read_paper(find_paper(name))
+        assert [claim.id for claim in paper.claims] == [f"{name}.{place}" for place in range(1, count + 1)]
+        assert set(paper.scales) == set(SCALES)
+        assert all(claim.statement and claim.published for claim in paper.claims)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
+    paper = read_paper(find_paper(name))
+    for scale in SCALES:
+        spec = build_study(paper.settings(scale))
+        for arm in spec.arms:
+            size = spec.size(spec.sizes[0], arm)
+            assert Decoder.outline(size, arm.layout.layers(size.layers)).parameter_count() > 0
+
+
+@pytest.mark.parametrize(
+    ("mean", "direction", "size"),
+    [
+        (-0.020, "supported", "supported"),
+        (-0.060, "supported", "contradicted"),
+        (-0.002, "open", "contradicted"),
+        (0.020, "contradicted", "contradicted"),
+    ],
+)
+def test_direction_and_size_are_judged_apart(tmp_path: Path, mean: float, direction: str, size: str) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02}'
+    found = judged(tmp_path, part, a=[mean, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
+    assert found.measured[0]["difference"] == pytest.approx(mean)
+    assert found.measured[0]["share_of_published"] == pytest.approx(mean / -0.02)
+
+
+def test_an_interval_that_holds_the_effect_and_twice_of_it_leaves_the_size_open(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "worse", effect = 0.004}'
+    found = judged(tmp_path, part, a=[0.0065, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size) == ("supported", "open")
+
+
+@pytest.mark.parametrize(("bound", "size"), [(0.01, "supported"), (0.05, "contradicted"), (0.021, "open")])
+def test_bounds_on_the_size(tmp_path: Path, bound: float, size: str) -> None:
+    part = f'{{kind = "difference", arm = "a", expect = "worse", at_least = {bound}}}'
+    assert judged(tmp_path, part, a=[0.02, 0.0], b=[0.0, 0.0]).size == size
+
+
+def test_effects_are_turned_into_bits_per_byte(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '{kind = "difference", arm = "a", expect = "worse", effect = 0.6931471805599453}'
+    )
+    path.write_text('[paper]\nunit = "nats_per_token"\nbytes_per_unit = 4\n' + path.read_text())
+    effect = read_paper(path).claims[0].criteria[0].effect
+    assert effect == pytest.approx((0.25, 0.25))
+
+
+@pytest.mark.parametrize(("mean", "direction"), [(0.0, "supported"), (0.01, "open"), (0.03, "contradicted")])
+def test_equivalence_between_two_arms(tmp_path: Path, mean: float, direction: str) -> None:
+    part = '{kind = "equivalence", arm = "a", against = "b", margin = 0.01}'
+    found = judged(tmp_path, part, a=[0.1 + mean, 0.0], b=[0.1, 0.0])
+    assert found.direction == direction
+    assert found.measured[0]["what"] == "a - b"
+
+
+def test_order_and_all_criteria_of_a_claim_must_hold(tmp_path: Path) -> None:
+    order = '{kind = "order", first = "a", then = ["standard"]}'
+    worse = '{kind = "difference", arm = "b", expect = "worse"}'
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[0.1, 0.0]).direction == "supported"
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[0.0, 0.0]).direction == "open"
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[-0.1, 0.0]).direction == "contradicted"
+    found = judged(tmp_path, order, a=[-0.1, 0.0], b=[0.0, 0.0])
+    assert found.size == "open"
+    assert "no size of effect was published" in found.reason
+
+
+def test_a_change_over_sizes(tmp_path: Path) -> None:
+    part = '{kind = "change", arm = "a", over = "size", values = ["nano", "1m"], expect = "lower", effect = -0.03}'
+    found = judged(tmp_path, part, a=[0.05, 0.02], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale) == ("supported", "supported", "reduced scale")
+    assert judged(tmp_path, part, a=[0.02, 0.05], b=[0.0, 0.0]).direction == "contradicted"
+    assert "1m" in judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).reason
+    assert judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).scale == "not run"
+
+
+@pytest.mark.parametrize(
+    ("stretch", "direction"), [(0.0, "open"), (20.0, "supported"), (-0.98, "contradicted")]
+)
+def test_a_spread_is_judged_by_its_ratio(tmp_path: Path, stretch: float, direction: str) -> None:
+    part = '{kind = "spread", arm = "a"}'
+    found = judged(tmp_path, part, stretch=stretch, a=[0.0, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size) == (direction, "open")
+    assert found.measured[0]["ratio"] == pytest.approx((1 + stretch) ** 2, rel=0.3, abs=0.001)
+
+
+def test_smoke_decides_nothing_that_is_trained(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02}'
+    found = judged(tmp_path, part, "smoke", a=[-0.02], b=[0.0])
+    assert (found.direction, found.size) == ("open", "open")
+    assert "decides nothing" in found.reason
+    assert found.measured[0]["difference"] == pytest.approx(-0.02)
+
+
+def test_a_diverged_run_supports_nothing_good(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better"}'
+    found = judged(tmp_path, part, a=[-0.1, 0.0], b=[0.0, 0.0], diverged="nano/a/2")
+    assert found.direction == "open"
+    assert "1 runs of a diverged" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("ratio", "direction", "size"),
+    [
+        (0.5, "supported", "supported"),
+        (0.25, "supported", "contradicted"),
+        (2.0, "contradicted", "contradicted"),
+    ],
+)
+def test_a_cost_is_decided_without_training(tmp_path: Path, ratio: float, direction: str, size: str) -> None:
+    part = f'{{kind = "cost", arm = "sharing:tie=kv", size = "sharing-300m", quantity = "cache", ratio = {ratio}}}'
+    found = judged(tmp_path, part, "smoke", a=[0.0], b=[0.0])
+    assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
+
+
+def test_what_does_not_exist_yet_is_open_with_its_reason(tmp_path: Path) -> None:
+    found = judged(tmp_path, '{kind = "open", reason = "needs GLUE"}', a=[0.0, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale, found.reason) == (
+        "open",
+        "open",
+        "not run",
+        "needs GLUE",
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            '{kind = "diference", arm = "a"}',
+            "p.toml: claim p.1: unknown kind of criterion 'diference'; did you mean",
+        ),
+        ('{kind = "difference", arm = "c", expect = "better"}', "unknown arm 'c'"),
+        ('{kind = "difference", arm = "a"}', "a difference criterion needs expect"),
+        ('{kind = "difference", arm = "a", expect = "lower"}', "unknown expect 'lower'"),
+        ('{kind = "difference", arm = "a", expect = "worse", efect = 1}', "did you mean 'effect'"),
+        ('{kind = "difference", arm = "a", expect = "worse", effect = "x"}', "effect takes a number"),
+        (
+            '{kind = "change", arm = "a", over = "size", values = ["nano"], expect = "lower"}',
+            "values takes two",
+        ),
+        ("", "criteria takes a list"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, part: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_paper(written(tmp_path, part))
+
+
+def test_a_missing_scale_a_study_without_claims_and_an_unknown_paper_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, '{kind = "open", reason = "x"}')
+    path.write_text(path.read_text().replace("[scale.paper]", ""))
+    with pytest.raises(UserError, match=r"\[scale.paper\] is missing"):
+        read_paper(path)
+    path.write_text('arms = ["standard"]')
+    with pytest.raises(UserError, match="no \\[\\[claim\\]\\]"):
+        read_paper(path)
+    with pytest.raises(UserError, match="unknown paper 'cupled'; did you mean 'coupled'"):
+        find_paper("cupled")
+
+
+def test_reproduce_runs_judges_and_goes_on(
+    tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        '{kind = "difference", arm = "a", expect = "worse", effect = 0.02}',
+        '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}',
+    ]
+    path = written(tmp_path, ", ".join(parts), seeds=2, corpus=str(story))
+    with pytest.raises(SystemExit) as left:
+        main(
+            [
+                "reproduce",
+                str(path),
+                "--scale",
+                "smoke",
+                "--out",
+                str(tmp_path / "o"),
+                "--device",
+                "cpu",
+                "--quiet",
+            ]
+        )
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "p.1" in shown
+    assert "claims.json" in shown
+    rows = json.loads((tmp_path / "o" / "claims.json").read_text())
+    assert [list(row) for row in rows] == [FIELDS]
+    assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
+    assert rows[0]["measured"][0]["n"] == 2
+    again = h2h.reproduce(str(path), scale="smoke", out=tmp_path / "o", device="cpu", quiet=True)
+    assert again.study.summary.done == 0
+    assert [claim.as_dict() for claim in again.claims] == rows
+    paper: Paper = read_paper(path)
+    with pytest.raises(UserError, match="unknown scale 'tiny'"):
+        paper.settings("tiny")
