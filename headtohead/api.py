@@ -32,15 +32,16 @@ from headtohead.study import doctor
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
-from headtohead.study.lock import planned_seeds
+from headtohead.study.lock import frozen_seconds, planned_seeds
 from headtohead.study.outline import Outline, read_outline
+from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions, layers_of
 from headtohead.study.plan import plan_study
 from headtohead.study.records import size_of
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
 from headtohead.study.spec import StudySpec, build_study, read_study
 from headtohead.study.store import RunDirectory, Store, find_run
-from headtohead.study.verdict import Verdict, sentence, study_verdicts
+from headtohead.study.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 
@@ -87,8 +88,17 @@ class Study:
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
         display = choose_display(quiet)
+        conditions = Conditions(
+            device=str(chosen),
+            threads=threads,
+            data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
+            save_every=save_every,
+            keep_weights=keep_weights,
+            compile=compile,
+        )
         with piece_of_work("preparing", quiet) as progress:
-            plan = plan_study(self.spec, data_dir=data_dir, progress=progress)
+            pace = LockedPace(store.path, conditions, progress=progress)
+            plan = plan_study(self.spec, data_dir=data_dir, progress=progress, pace=pace)
         store.make()
         runs = plan.distinct()
         if retry_failed:
@@ -102,16 +112,9 @@ class Study:
             "outline": outline.as_dict(),
             "added_seeds": sorted(added),
             "settings": _plain(self.values),
+            "seconds": frozen_seconds(store.path),
         }
         write_json(store.path / "study.json", record, indent=None)
-        conditions = Conditions(
-            device=str(chosen),
-            threads=threads,
-            data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
-            save_every=save_every,
-            keep_weights=keep_weights,
-            compile=compile,
-        )
         count = workers or (os.cpu_count() or 1 if chosen.type == "cpu" else 1)
         summary = execute(store, runs, conditions, display, workers=max(1, count // threads), seconds=limit)
         result = _judged(store, outline, added, known)
@@ -163,7 +166,11 @@ class StudyResult:
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
-        return [sentence(row) for row in self.verdicts]
+        return [sentence(row, self.verdicts) for row in self.verdicts]
+
+    def headlines(self) -> list[str]:
+        """Return one sentence per arm, over all contests."""
+        return [words for _, words in headlines(self.verdicts)]
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""

@@ -62,8 +62,8 @@ def race(
         out: where runs, verdicts and the page go; races/NAME when not given.
         baseline: the arm the others are measured against; the first one when not given.
         primary: the one comparison that was planned; the first other arm when not given.
-        shape: what is held equal in the model: as_is, params.
-        length: what is held equal in training: tokens, flops.
+        shape: what is held equal in the model: as_is, params, cache.
+        length: what is held equal in training: tokens, flops, time, time_plain.
         margin: differences within it count as none, in bits per byte.
         batch: tokens per step.
         lr: peak learning rate.
@@ -213,7 +213,9 @@ def doctor(
 
 
 def show_result(result: StudyResult) -> None:
-    """Print the verdicts as a table, then each in a sentence, then where the rest is."""
+    """Print a sentence per arm, the verdicts as tables, how budgets were solved, then where the rest is."""
+    for words in result.headlines():
+        print(words)
     columns = (
         "arm",
         "verdict",
@@ -227,8 +229,7 @@ def show_result(result: StudyResult) -> None:
     )
     for contest in result.outline.contests():
         rows: list[tuple[object, ...]] = []
-        place = (contest.corpus_label, contest.size, contest.shape, contest.length)
-        found = [row for row in result.verdicts if (row.corpus, row.size, row.shape, row.length) == place]
+        found = [row for row in result.verdicts if row.of(contest)]
         for row in found:
             interval = "–" if row.ci_low is None else f"{row.ci_low:+.4f} to {row.ci_high:+.4f}"
             remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
@@ -247,11 +248,40 @@ def show_result(result: StudyResult) -> None:
         base = number(found[0].baseline_mean if found else None, ".4f")
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
-    for words in (*result.sentences(), *result.damage):
+    _show_solved(result)
+    for words in result.damage:
         print(words)
     print(f"\nverdicts: {result.path / 'verdicts.json'}")
     if result.report is not None:
         print(f"page:     {result.report}")
+
+
+def _show_solved(result: StudyResult) -> None:
+    columns = ("contest", "arm", "rule", "solved", "from", "to", "held equal", "match")
+    rows = [
+        (
+            row.contest.title,
+            row.label,
+            row.rule,
+            row.what,
+            f"{row.before:,.0f}",
+            f"{row.after:,.0f}",
+            row.held,
+            f"{row.match:.2%}",
+        )
+        for row in result.outline.solved
+    ]
+    if rows:
+        several = len(result.outline.contests()) > 1
+        shown = rows if several else [row[1:] for row in rows]
+        print_table(
+            "how budgets were solved",
+            columns if several else columns[1:],
+            shown,
+            right=("from", "to", "match"),
+        )
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.outline.solved if row.note):
+            print(words)
 
 
 def _seeds(text: str) -> Any:

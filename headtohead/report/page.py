@@ -30,7 +30,7 @@ from headtohead.report.gather import (
 )
 from headtohead.report.templates import style, templates
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.verdict import Verdict, sentence
+from headtohead.study.verdict import Verdict, headlines, sentence
 
 
 def write_report(
@@ -48,7 +48,7 @@ def write_report(
     contests, damage = [], list(damage)
     for contest in outline.contests():
         arms = gather(path, outline, contest, results, damage)
-        rows = [row for row in verdicts if _in(row, contest)]
+        rows = [row for row in verdicts if row.of(contest)]
         contests.append(_contest(outline, contest, arms, rows))
     page = (
         templates()
@@ -57,6 +57,7 @@ def write_report(
             outline=outline,
             contests=contests,
             verdicts=verdicts,
+            headlines=headlines(verdicts),
             environments=environments(path, outline),
             warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
             bundle=_bundle(),
@@ -68,11 +69,6 @@ def write_report(
     target = path / "report.html"
     write_atomic(target, page)
     return target
-
-
-def _in(row: Verdict, contest: Contest) -> bool:
-    mine = (row.corpus, row.size, row.shape, row.length)
-    return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
 
 
 def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: list[Verdict]) -> dict[str, Any]:
@@ -100,6 +96,7 @@ def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: lis
         "equal": equal,
         "different": different,
         "references": references,
+        "solved": [row for row in outline.solved if row.contest == contest],
         "size": arms[0].record.get("size", {}) if arms else {},
     }
 
@@ -107,9 +104,12 @@ def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: lis
 def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
     """Return what a careful reader should know before believing a number."""
     found = []
-    for row in verdicts:
-        words = [note for note in row.notes if note != "exploratory"]
-        found += [f"{row.label}: {note}" for note in words]
+    several = len(contests) > 1
+    for contest in contests:
+        place = f" ({contest['contest'].title})" if several else ""
+        for row in contest["verdicts"]:
+            words = [note for note in row.notes if note != "exploratory"]
+            found += [f"{row.label}{place}: {note}" for note in words]
     if any(row.n < 3 for row in verdicts):
         found.append("fewer than three paired seeds: intervals are wide or missing")
     for contest in contests:
@@ -117,10 +117,12 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
         if epochs > 1:
             found.append(f"{contest['contest'].corpus_label}: the train split was seen {epochs:.1f} times")
         counts = {row["parameters"] for row in contest["arms"] if row["parameters"]}
-        if len(counts) > 1 and contest["contest"].shape == "as_is":
+        if len(counts) > 1 and contest["contest"].shape != "params":
             low, high = min(counts), max(counts)
             if high / low > 1.005:
-                found.append(f"parameters are not matched (shape as_is): {low:,} to {high:,}")
+                found.append(
+                    f"parameters are not matched (shape {contest['contest'].shape}): {low:,} to {high:,}"
+                )
     return list(dict.fromkeys(found))
 
 

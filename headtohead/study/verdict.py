@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,6 +55,11 @@ class Verdict:
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
+
+    def of(self, contest: Contest) -> bool:
+        """Return whether the verdict is given for that contest."""
+        mine = (self.corpus, self.size, self.shape, self.length)
+        return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict, JSON-ready."""
@@ -191,19 +197,62 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
 
 
-def sentence(row: Verdict) -> str:
-    """Return the verdict in one plain sentence."""
-    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
-    where = f"at equal {row.length}{shape}"
-    if row.difference is None:
-        return f"{row.label}: no finished pair of runs yet {where}."
-    if row.verdict in ("better", "worse") and row.ci_low is not None and row.ci_high is not None:
-        low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
-        scope = " on this test set" if row.scope == "this test set" else ""
-        return f"{row.label} is {row.verdict} than {row.baseline_label} by {low:.3f} to {high:.3f} bits per byte {where}{scope}."
-    if row.verdict == "equivalent":
+def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
+    """Return the verdict in one plain sentence; corpus and size are named where those of `among` differ."""
+    where = _where(row, among)
+    if row.verdict in ("better", "worse") and row.difference is not None:
+        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)} {where}."
+    if row.verdict == "equivalent" and row.difference is not None:
         return (
             f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} bits per byte {where}."
         )
-    span = "" if row.ci_low is None else f" (between {row.ci_low:+.3f} and {row.ci_high:+.3f} bits per byte)"
-    return f"{row.label} against {row.baseline_label} is undecided {where}{span}."
+    if row.difference is None:
+        return f"{row.label}: no finished pair of runs yet {where}."
+    return f"{row.label} against {row.baseline_label} is undecided {where}{_span(row)}."
+
+
+def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`."""
+    lines = []
+    for label in dict.fromkeys(row.label for row in verdicts):
+        rows = [row for row in verdicts if row.label == label]
+        first = sentence(rows[0], verdicts).removesuffix(".")
+        words = "; ".join([first, *(_clause(row, verdicts) for row in rows[1:])])
+        found = {row.verdict for row in rows}
+        lines.append((found.pop() if len(found) == 1 else "mixed", f"{words}."))
+    return lines
+
+
+def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what a sentence about the same arm goes on with."""
+    where = _where(row, among)
+    if row.difference is None:
+        return f"no finished pair of runs yet {where}"
+    if row.verdict in ("better", "worse"):
+        return f"{row.verdict}{_by(row)} {where}"
+    if row.verdict == "equivalent":
+        return f"equivalent within {row.margin:g} {where}"
+    return f"undecided {where}{_span(row)}"
+
+
+def _by(row: Verdict) -> str:
+    if row.ci_low is None or row.ci_high is None:
+        return ""
+    low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
+    return f" by {low:.3f} to {high:.3f} bits per byte"
+
+
+def _span(row: Verdict) -> str:
+    return "" if row.ci_low is None else f" (between {row.ci_low:+.3f} and {row.ci_high:+.3f} bits per byte)"
+
+
+def _where(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what was held equal, and in which of several corpora and sizes."""
+    length = {"time_plain": "plain-path time"}.get(row.length, row.length)
+    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
+    scope = " on this test set" if row.scope == "this test set" else ""
+    names = [
+        getattr(row, key) for key in ("corpus", "size") if len({getattr(other, key) for other in among}) > 1
+    ]
+    place = f" ({', '.join(names)})" if names else ""
+    return f"at equal {length}{shape}{place}{scope}"
