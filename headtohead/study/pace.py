@@ -1,14 +1,13 @@
 """Seconds per step, for length = time: measured once, then frozen in study.lock.json.
 
 All arms of a contest stand in one process on one device and take turns, step by step, so that a machine that slows
-down slows all of them. The first steps, in which compilers and allocators settle, are not counted; the median of the
-rest is. A measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes
+down slows all of them. The first steps, in which compilers and allocators settle, are not counted. Of the rest the
+median counts: for the first arm of its seconds, for the others of their ratio to the first arm in the same round. A measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes
 later is timed beside one that is known, and scaled by it.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -95,20 +94,21 @@ class LockedPace:
                 )
         names = [*beside, *missing]
         samples = self._measure([runs[key] for key in names], corpus, path)
-        middle = {key: float(np.median(taken)) for key, taken in zip(names, samples, strict=True)}
-        scale = known[beside[0]]["seconds"] / middle[beside[0]] if beside else 1.0
+        # What was measured before keeps its number; the others are measured by it.
+        whole = known[beside[0]]["seconds"] if beside else float(np.median(samples[0]))
         lock_path = self.folder / NAME
         lock = read_lock(lock_path) if lock_path.is_file() else {"plans": {}}
-        for key, taken in zip(names, samples, strict=True):
-            low, high = np.percentile(taken, (25, 75))
+        for place, key in enumerate(names):
             if key not in missing:
                 continue
+            first = samples[0] if place else np.median(samples[0])
+            low, ratio, high = (float(share) for share in np.percentile(samples[place] / first, (25, 50, 75)))
             lock.setdefault("seconds", {})[key] = {
                 "arm": runs[key].arm.text,
                 "size": runs[key].size.dims,
-                "seconds": middle[key] * scale,
-                "spread": float(high - low) / 2 / middle[key],
-                "steps": len(taken),
+                "seconds": whole * ratio,
+                "spread": (high - low) / 2 / ratio,
+                "steps": samples.shape[1],
                 "where": where,
             }
         write_json(lock_path, lock)
@@ -119,8 +119,8 @@ class LockedPace:
         threads = f", {count} thread{'s' if count > 1 else ''}" if device.type == "cpu" else ""
         return f"{device_name(device)}{threads}, {path} path{', compiled' if self.conditions.compile else ''}"
 
-    def _measure(self, runs: list[Run], corpus: Prepared, path: str) -> list[list[float]]:
-        """Return the seconds of each run's counted steps."""
+    def _measure(self, runs: list[Run], corpus: Prepared, path: str) -> np.ndarray[Any, Any]:
+        """Return the seconds of each run's counted steps (runs, steps)."""
         device = torch.device(self.conditions.device)
         steps = max(run.training.steps(run.size.context) for run in runs)
         rounds = _WARM + min(_MOST, max(_FEWEST, steps // 20))
@@ -152,9 +152,10 @@ class LockedPace:
             ) from error
         finally:
             torch.set_num_threads(threads)
-        if not all(0 < float(np.median(taken)) < math.inf for taken in samples):
+        taken = np.array(samples)
+        if taken.min() <= 0:
             raise UserError("length=time cannot be met: the clock shows no time between two steps")
-        return samples
+        return taken
 
     def _trainer(self, run: Run, corpus: Prepared, device: torch.device) -> Trainer:
         train = corpus.splits["train"]

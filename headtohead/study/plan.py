@@ -107,14 +107,14 @@ class Speed:
 
     seconds: float
     spread: float
-    """Half the range of the middle half of the steps timed, as a share of the seconds."""
+    """Half the range of the middle half of the steps timed, beside the first arm's, as a share."""
     where: str
     """Device, threads and path, in words."""
 
     def words(self, baseline: Speed) -> str:
         """Return the measurement in words."""
         both = f"{1000 * self.seconds:.4g} ms per step, the baseline {1000 * baseline.seconds:.4g}"
-        return f"{both} (steps vary by {max(self.spread, baseline.spread):.1%}; {self.where})"
+        return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
 
 
 Pace = Callable[[list[Run], Prepared, str], list[Speed]]
