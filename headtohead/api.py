@@ -40,8 +40,9 @@ from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
-from headtohead.study.lock import planned_seeds
+from headtohead.study.lock import frozen_seconds, planned_seeds
 from headtohead.study.outline import Outline, read_outline
+from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions, layers_of
 from headtohead.study.plan import Plan, Rates, plan_study
 from headtohead.study.published import find_paper, read_paper
@@ -52,7 +53,7 @@ from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import RunDirectory, Store, find_run
 from headtohead.study.table import Columns, Judged, judge_table, runs_csv
 from headtohead.study.tuning import Tuning, tune_study
-from headtohead.study.verdict import Verdict, sentence, study_verdicts
+from headtohead.study.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 
@@ -115,7 +116,8 @@ class Study:
 
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
             with piece_of_work("preparing", quiet) as progress:
-                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress)
+                pace = LockedPace(store.path, conditions, progress=progress)
+                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace)
 
         def done(plan: Plan) -> Summary:
             left = max(0.0, end - time.monotonic())
@@ -145,6 +147,7 @@ class Study:
             "outline": outline.as_dict(),
             "added_seeds": sorted(added),
             "settings": _plain(self.values),
+            "seconds": frozen_seconds(store.path),
         }
         write_json(store.path / "study.json", record, indent=None)
         summary = done(plan)
@@ -207,7 +210,11 @@ class StudyResult:
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
-        return [sentence(row) for row in self.verdicts]
+        return [sentence(row, self.verdicts) for row in self.verdicts]
+
+    def headlines(self) -> list[str]:
+        """Return one sentence per arm, over all contests."""
+        return [words for _, words in headlines(self.verdicts)]
 
     def stability(self) -> list[Stability]:
         """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""

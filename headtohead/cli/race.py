@@ -64,8 +64,8 @@ def race(
         out: where runs, verdicts and the page go; races/NAME when not given.
         baseline: the arm the others are measured against; the first one when not given.
         primary: the one comparison that was planned; the first other arm when not given.
-        shape: what is held equal in the model: as_is, params.
-        length: what is held equal in training: tokens, flops.
+        shape: what is held equal in the model: as_is, params, cache.
+        length: what is held equal in training: tokens, flops, time, time_plain.
         margin: differences within it count as none, in bits per byte.
         batch: tokens per step.
         lr: peak learning rate.
@@ -259,7 +259,9 @@ def show_result(result: StudyResult) -> None:
 
 
 def show_verdicts(result: StudyResult) -> None:
-    """Print the verdicts as a table, then each in a sentence."""
+    """Print a sentence per arm, the verdicts as tables, and how budgets were solved."""
+    for words in result.headlines():
+        print(words)
     columns = (
         "arm",
         "verdict",
@@ -275,8 +277,7 @@ def show_verdicts(result: StudyResult) -> None:
         rows: list[tuple[object, ...]] = []
         # Another metric than bits per byte may be of any magnitude.
         form = ".4f" if not result.verdicts or result.verdicts[0].metric == METRIC else ".5g"
-        place = (contest.corpus_label, contest.size, contest.shape, contest.length)
-        found = [row for row in result.verdicts if (row.corpus, row.size, row.shape, row.length) == place]
+        found = [row for row in result.verdicts if row.of(contest)]
         for row in found:
             interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
             remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
@@ -295,8 +296,37 @@ def show_verdicts(result: StudyResult) -> None:
         base = number(found[0].baseline_mean if found else None, form)
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
-    for words in (*result.sentences(), *result.damage):
+    _show_solved(result)
+    for words in result.damage:
         print(words)
+
+
+def _show_solved(result: StudyResult) -> None:
+    columns = ("contest", "arm", "rule", "solved", "from", "to", "held equal", "match")
+    rows = [
+        (
+            row.contest.title,
+            row.label,
+            row.rule,
+            row.what,
+            f"{row.before:,.0f}",
+            f"{row.after:,.0f}",
+            row.held,
+            f"{row.match:.2%}",
+        )
+        for row in result.outline.solved
+    ]
+    if rows:
+        several = len(result.outline.contests()) > 1
+        shown = rows if several else [row[1:] for row in rows]
+        print_table(
+            "how budgets were solved",
+            columns if several else columns[1:],
+            shown,
+            right=("from", "to", "match"),
+        )
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.outline.solved if row.note):
+            print(words)
 
 
 def _show_stability(result: StudyResult) -> None:

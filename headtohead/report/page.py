@@ -21,7 +21,7 @@ from headtohead.report.gather import ArmFacts, arm_rows, configuration, environm
 from headtohead.report.pictures import draw, verdicts_of
 from headtohead.report.templates import beside, templates
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.verdict import Verdict, sentence
+from headtohead.study.verdict import Verdict, headlines, sentence
 
 
 def write_report(
@@ -48,6 +48,7 @@ def write_report(
             outline=outline,
             contests=contests,
             verdicts=verdicts,
+            headlines=headlines(verdicts),
             environments=environments(path, outline),
             warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
             bundle=chart_library(),
@@ -75,6 +76,7 @@ def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: lis
         "advice": advice(rows, arms, outline.baseline),
         "equal": equal,
         "different": different,
+        "solved": [row for row in outline.solved if row.contest == contest],
         "size": arms[0].record.get("size", {}) if arms else {},
     }
 
@@ -88,9 +90,12 @@ def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
 def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
     """Return what a careful reader should know before believing a number."""
     found = []
-    for row in verdicts:
-        words = [note for note in row.notes if note != "exploratory"]
-        found += [f"{row.label}: {note}" for note in words]
+    several = len(contests) > 1
+    for contest in contests:
+        place = f" ({contest['contest'].title})" if several else ""
+        for row in contest["verdicts"]:
+            words = [note for note in row.notes if note != "exploratory"]
+            found += [f"{row.label}{place}: {note}" for note in words]
     if any(row.n < 3 for row in verdicts):
         found.append("fewer than three paired seeds: intervals are wide or missing")
     for contest in contests:
@@ -98,10 +103,12 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
         if epochs > 1:
             found.append(f"{contest['contest'].corpus_label}: the train split was seen {epochs:.1f} times")
         counts = {row["parameters"] for row in contest["arms"] if row["parameters"]}
-        if len(counts) > 1 and contest["contest"].shape == "as_is":
+        if len(counts) > 1 and contest["contest"].shape != "params":
             low, high = min(counts), max(counts)
             if high / low > 1.005:
-                found.append(f"parameters are not matched (shape as_is): {low:,} to {high:,}")
+                found.append(
+                    f"parameters are not matched (shape {contest['contest'].shape}): {low:,} to {high:,}"
+                )
     return list(dict.fromkeys(found))
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
 import jinja2
+from markupsafe import escape
 
+from headtohead.common.numbers import short_count
 from headtohead.study.outline import Outline
 from headtohead.study.verdict import Verdict, metric_words
 
 
 def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
     """Return the verdicts as an HTML table, for notebooks."""
-    return templates().get_template("verdicts.html.jinja").render(verdicts=verdicts, outline=outline)
+    template = templates().get_template("verdicts.html.jinja")
+    contests = outline.contests()
+    parts = []
+    for contest in contests:
+        rows = [row for row in verdicts if row.of(contest)]
+        title = f"<h4>{escape(contest.title)}</h4>" if len(contests) > 1 else ""
+        parts.append(title + template.render(verdicts=rows, outline=outline))
+    return "".join(parts)
 
 
 @cache
@@ -31,6 +41,8 @@ def templates() -> jinja2.Environment:
     found.filters["fixed"] = _shown
     found.filters["metric"] = metric_words
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
+    found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
+    found.filters["amount"] = lambda value: f"{value:,.4g}" if value < 10_000 else short_count(value)
     found.filters["chance"] = lambda value: (
         "–" if value is None else f"{value:.{1 if value < 0.001 else 3}{'g' if value < 0.001 else 'f'}}"
     )

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import digest_file, write_atomic, write_json
+from headtohead.common.files import digest_file, read_json, write_atomic, write_json
 from headtohead.study.holds import Holds, owner_of
 from headtohead.study.lock import NAME as LOCK_NAME
-from headtohead.study.lock import read_lock
+from headtohead.study.lock import read_lock, sound_seconds
 from headtohead.study.outline import read_outline
 from headtohead.study.store import DAMAGED, RUN_ID, RunDirectory, Store, set_aside
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
@@ -96,14 +96,15 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
 
 
 def _renew_lock(lock: Path, study: Path) -> None:
-    """Put the damaged lock aside and keep what study.json knows of the seeds."""
+    """Put the damaged lock aside and keep what study.json knows of the seeds and the seconds per step."""
     try:
         outline, added = read_outline(study)
         planned = [seed for seed in outline.seeds if seed not in added]
+        seconds = sound_seconds(read_json(study).get("seconds"))
     except UserError:
-        planned = []
+        planned, seconds = [], {}
     set_aside(lock)
-    write_json(lock, {"plans": {}, "recovered": planned})
+    write_json(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
 
 
 def _strays(folder: Path) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def read_lock(path: Path) -> dict[str, Any]:
         good = all(
             all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))
             for entry in lock["plans"].values()
-        )
+        ) and all(_measured(row) for row in lock.get("seconds", {}).values())
     except (KeyError, TypeError, AttributeError):
         good = False
     if not good:
@@ -47,6 +47,26 @@ def read_lock(path: Path) -> dict[str, Any]:
             f"damaged file {path}: no plans; h2h doctor {path.parent} makes it again from study.json"
         )
     return dict(lock)
+
+
+def frozen_seconds(folder: Path) -> dict[str, Any]:
+    """Return the seconds per step that the lock of a study holds."""
+    path = folder / NAME
+    return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
+
+
+def sound_seconds(given: Any) -> dict[str, Any]:
+    """Return what a damaged study still knows of its seconds per step."""
+    try:
+        return {key: row for key, row in given.items() if _measured(row)}
+    except (KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _measured(row: Any) -> bool:
+    """Whether a row holds seconds per step."""
+    numbers = all(isinstance(row[key], int | float) and row[key] >= 0 for key in ("seconds", "spread"))
+    return numbers and row["seconds"] > 0 and isinstance(row["where"], str)
 
 
 def _comparison(plan: Plan) -> list[Any]:
@@ -61,8 +81,11 @@ def _solved(plan: Plan) -> list[dict[str, Any]]:
         {
             "arm": run.arm.text,
             "contest": run.contest.title,
+            "layers": [composed.text for composed in run.layers],
+            "width": run.size.width,
             "ffn": run.size.ffn,
             "parameters": run.parameters,
+            "cache_bytes_per_token": run.cache,
             "tokens": run.training.tokens,
             "steps": run.training.steps(run.size.context),
         }

@@ -55,6 +55,29 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Solved:
+    """The number that a rule gave an arm in a contest, and how near that brings it to the baseline."""
+
+    label: str
+    contest: Contest
+    rule: str
+    what: str
+    """The number that was solved: feed-forward width, kv heads, width, tokens."""
+    before: float
+    after: float
+    held: str
+    """What is held equal by it."""
+    mine: float
+    baseline: float
+    note: str = ""
+
+    @property
+    def match(self) -> float:
+        """What the arm has of what is held equal, as a share of the baseline's."""
+        return self.mine / self.baseline if self.baseline else math.nan
+
+
+@dataclass(frozen=True)
 class Outline:
     """All runs of a study by contest, arm and seed."""
 
@@ -70,6 +93,8 @@ class Outline:
     """Bits per byte of the reference lines, by corpus label."""
     tuning: tuple[Rate, ...] = ()
     """Every learning rate that was tried, where rates were tuned."""
+    solved: tuple[Solved, ...] = ()
+    """What the rules gave each arm but the baseline."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -107,6 +132,7 @@ class Outline:
             "entries": entries,
             "references": self.references,
             "tuning": [dict(vars(row)) for row in self.tuning],
+            "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
         }
 
 
@@ -141,6 +167,8 @@ def outline_from(record: dict[str, Any]) -> Outline:
             for key, lines in record["references"].items()
         },
         tuning=tuple(_rate(row) for row in record.get("tuning", ())),
+        # Studies of before have none.
+        solved=tuple(_solved(row) for row in record.get("solved", ())),
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")
@@ -162,6 +190,12 @@ def _rate(row: dict[str, Any]) -> Rate:
 
 def _contest(row: dict[str, Any]) -> Contest:
     return Contest(**{key: _text(value) for key, value in row.items()})
+
+
+def _solved(row: dict[str, Any]) -> Solved:
+    facts: dict[str, Any] = {key: _text(row[key]) for key in ("label", "rule", "what", "held", "note")}
+    facts |= {key: _number(row[key]) for key in ("before", "after", "mine", "baseline")}
+    return Solved(contest=_contest(row["contest"]), **facts)
 
 
 def _text(value: Any) -> str:

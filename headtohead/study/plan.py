@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,9 +19,9 @@ from headtohead.measure.references import reference_lines
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
-from headtohead.study.matching import match_flops, match_params
+from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.outline import Contest, Entry, Outline
+from headtohead.study.outline import Contest, Entry, Outline, Solved
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.training.settings import TrainSettings
 
@@ -101,12 +102,34 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Seconds that an arm's training step takes."""
+
+    seconds: float
+    spread: float
+    """Half the range of the middle half of the steps timed, beside the first arm's, as a share."""
+    where: str
+    """Device, threads and path, in words."""
+
+    def words(self, baseline: Speed) -> str:
+        """Return the measurement in words."""
+        both = f"{1000 * self.seconds:.4g} ms per step, the baseline {1000 * baseline.seconds:.4g}"
+        return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
+
+
+Pace = Callable[[list[Run], Prepared, str], list[Speed]]
+"""From runs, their corpus and the path (fused or plain) to the speed of each."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """All runs of a study, by contest."""
 
     spec: StudySpec
     runs: tuple[Run, ...]
     corpora: dict[str, Prepared]
+    solved: tuple[Solved, ...] = ()
+    """What the rules gave each arm but the baseline."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -120,6 +143,7 @@ class Plan:
             seeds=self.spec.seeds,
             entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
             references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
+            solved=self.solved,
         )
 
     def distinct(self) -> list[Run]:
@@ -139,10 +163,15 @@ def plan_study(
     data_dir: str | Path | None = None,
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
+    pace: Pace | None = None,
 ) -> Plan:
-    """Return the plan of a study; corpora that are not prepared yet are prepared on the way."""
+    """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
+
+    `pace` gives seconds per step where a length rule holds time equal.
+    """
     corpora: dict[str, Prepared] = {}
     runs: list[Run] = []
+    solved: list[Solved] = []
     for corpus in spec.corpora:
         for size in spec.sizes:
             tokenizer = spec.tokenizer_for(spec.size(size, spec.baseline_arm))
@@ -151,10 +180,13 @@ def plan_study(
                 corpora[key] = prepare(corpus, tokenizer, data_dir=data_dir, progress=progress)
             for shape in spec.shapes:
                 for length in spec.lengths:
-                    runs += _contest_runs(
-                        spec, corpus, corpora[key], tokenizer, size, shape, length, rates or {}
+                    contest = Contest(corpus, corpora[key].label, size, shape, length)
+                    found, rows = _contest_runs(
+                        spec, corpus, corpora[key], tokenizer, contest, pace, rates or {}
                     )
-    return Plan(spec, tuple(runs), corpora)
+                    runs += found
+                    solved += rows
+    return Plan(spec, tuple(runs), corpora, tuple(solved))
 
 
 def _contest_runs(
@@ -162,45 +194,144 @@ def _contest_runs(
     corpus: str,
     prepared: Prepared,
     tokenizer: str,
-    size_name: str,
-    shape: str,
-    length: str,
+    contest: Contest,
+    pace: Pace | None,
     rates: Rates,
-) -> list[Run]:
-    contest = Contest(corpus, prepared.label, size_name, shape, length)
-    base = spec.baseline_arm
-    base_size = _with_vocabulary(spec.size(size_name, base), prepared)
-    base_model = Decoder.outline(base_size, base.layout.layers(base_size.layers))
-    base_count = base_model.parameter_count()
-    base_flops = _flops(base_model, spec.train_settings(base))
-    runs = []
-    for arm in spec.arms:
-        size = _with_vocabulary(spec.size(size_name, arm), prepared)
-        layers = tuple(arm.layout.layers(size.layers))
-        _refuse_short(prepared, size)
-        if shape == "params":
-            size = match_params(size, layers, base_count)
-        model = Decoder.outline(size, layers)
-        model.circuits()  # refuses a parameter that no optimiser would move
-        _refuse_short_companion(prepared, model)
-        training = spec.train_settings(arm)
-        if (tuned := rates.get((corpus, size_name, shape, arm.label))) is not None:
-            training = dataclasses.replace(training, lr=tuned)
-        training.steps(size.context)
-        flops = _flops(model, training)
-        if length == "flops":
-            training = match_flops(training, flops, base_flops)
-        facts = {
-            "name": corpus
-            if not corpus.startswith("file:")
-            else f"file:{Path(corpus[5:]).expanduser().resolve()}",
-            "label": prepared.label,
-            "tokenizer": tokenizer,
-            "content": prepared.content,
-        }
-        costs = (model.parameter_count(), flops, model.cache_bytes_per_token(torch.bfloat16))
-        runs += [Run(arm, layers, contest, size, training, seed, facts, *costs) for seed in spec.seeds]
-    return runs
+) -> tuple[list[Run], list[Solved]]:
+    facts = {
+        "name": corpus
+        if not corpus.startswith("file:")
+        else f"file:{Path(corpus[5:]).expanduser().resolve()}",
+        "label": prepared.label,
+        "tokenizer": tokenizer,
+        "content": prepared.content,
+    }
+    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm), prepared)
+    base = Decoder.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
+    found = [_shaped(spec, arm, base, prepared, contest, facts, rates) for arm in spec.arms]
+    firsts, solved = [run for run, _ in found], [row for _, rows in found for row in rows]
+    if contest.length != "tokens":
+        firsts, rows = _lengthened(spec, firsts, prepared, contest, pace)
+        solved += rows
+    return [dataclasses.replace(run, seed=seed) for run in firsts for seed in spec.seeds], solved
+
+
+def _shaped(
+    spec: StudySpec,
+    arm: Arm,
+    base: Decoder,
+    prepared: Prepared,
+    contest: Contest,
+    facts: dict[str, str],
+    rates: Rates,
+) -> tuple[Run, list[Solved]]:
+    """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
+    given = _with_vocabulary(spec.size(contest.size, arm), prepared)
+    layers = tuple(arm.layout.layers(given.layers))
+    _refuse_short(prepared, given)
+    size, solved = given, []
+    if contest.shape != "as_is":
+        with _naming(arm):
+            if contest.shape == "params":
+                size = match_params(given, layers, base.parameter_count())
+            else:
+                size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
+    model = Decoder.outline(size, layers)
+    model.circuits()  # refuses a parameter that no optimiser would move
+    _refuse_short_companion(prepared, model)
+    training = spec.train_settings(arm)
+    if (tuned := rates.get((contest.corpus, contest.size, contest.shape, arm.label))) is not None:
+        training = dataclasses.replace(training, lr=tuned)
+    training.steps(size.context)
+    costs = (model.parameter_count(), _flops(model, training), model.cache_bytes_per_token(torch.bfloat16))
+    if contest.shape != "as_is" and arm is not spec.baseline_arm:
+        held = (
+            ("parameters", model.parameter_count(), base.parameter_count())
+            if contest.shape == "params"
+            else ("cache bytes per token", costs[2] or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
+        )
+        what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
+        solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
+    return Run(arm, layers, contest, size, training, spec.seeds[0], facts, *costs), solved
+
+
+def _solved_shape(
+    given: Size, written: tuple[Composed, ...], size: Size, layers: tuple[Composed, ...], shape: str
+) -> tuple[str, int, int]:
+    """Return which number the shape rule solved, and from what to what."""
+    if shape == "params":
+        return "feed-forward width", given.ffn, size.ffn
+    for before, after in zip(written, layers, strict=True):
+        if before != after:
+            return "kv heads", given.heads, int(after.base.options.kv_heads)
+    return "width", given.width, size.width
+
+
+def _lengthened(
+    spec: StudySpec, firsts: list[Run], prepared: Prepared, contest: Contest, pace: Pace | None
+) -> tuple[list[Run], list[Solved]]:
+    """Return the runs with the tokens that the contest's length rule gives them."""
+    base = next(run for run in firsts if run.arm is spec.baseline_arm)
+    timed = contest.length != "flops"
+    speeds: list[Speed] = []
+    if timed:
+        if pace is None:
+            raise UserError(
+                f"length={contest.length} needs seconds per step, which are measured when the study runs"
+            )
+        speeds = pace(firsts, prepared, "plain" if contest.length == "time_plain" else "fused")
+        amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
+    else:
+        # Forward and backward: three times the forward.
+        amounts = [3 * run.flops for run in firsts]
+    whole = amounts[firsts.index(base)]
+    held = _trained(base.training) * whole
+    runs, solved = [], []
+    for place, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
+        training = run.training
+        with _naming(run.arm):
+            if not timed:
+                training = match_flops(training, run.flops, base.flops)
+            elif run is not base:
+                share = dataclasses.replace(training, tokens=max(base.training.tokens, training.batch))
+                training = match_time(contest.length, share, amount, whole)
+        runs.append(dataclasses.replace(run, training=training))
+        if run is base:
+            continue
+        words = (
+            ("training seconds", speeds[place].words(speeds[firsts.index(base)]))
+            if timed
+            else ("training FLOPs", "")
+        )
+        solved.append(
+            Solved(
+                run.arm.label,
+                contest,
+                f"length {contest.length}",
+                "tokens",
+                run.training.tokens,
+                training.tokens,
+                words[0],
+                _trained(training) * amount,
+                held,
+                words[1],
+            )
+        )
+    return runs, solved
+
+
+def _trained(training: TrainSettings) -> int:
+    """Return the tokens of the whole steps."""
+    return training.tokens // training.batch * training.batch
+
+
+@contextmanager
+def _naming(arm: Arm) -> Iterator[None]:
+    """Let a refusal name the arm."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"arm '{arm.text}': {error}") from None
 
 
 def _with_vocabulary(size: Size, prepared: Prepared) -> Size:

@@ -15,8 +15,8 @@ from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.training.settings import TrainSettings, train_settings
 
-SHAPES = ("as_is", "params")
-LENGTHS = ("tokens", "flops")
+SHAPES = ("as_is", "params", "cache")
+LENGTHS = ("tokens", "flops", "time", "time_plain")
 _TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
 _MODEL = {field.name for field in dataclasses.fields(Settings)}
 

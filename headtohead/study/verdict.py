@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -67,6 +68,11 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     better: str = "lower"
     """Which way the metric is better: lower or higher."""
+
+    def of(self, contest: Contest) -> bool:
+        """Return whether the verdict is given for that contest."""
+        mine = (self.corpus, self.size, self.shape, self.length)
+        return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict, JSON-ready."""
@@ -227,19 +233,70 @@ def metric_words(metric: str) -> str:
     return "bits per byte" if metric == METRIC else metric
 
 
-def sentence(row: Verdict) -> str:
-    """Return the verdict in one plain sentence."""
-    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
-    # A table of runs trained elsewhere need not say what was held equal.
-    where = f" at equal {row.length}{shape}" if row.length else ""
-    unit, form = metric_words(row.metric), ".3f" if row.metric == METRIC else ".3g"
+def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
+    """Return the verdict in one plain sentence; corpus and size are named where those of `among` differ."""
+    where = _where(row, among)
+    if row.verdict in ("better", "worse") and row.difference is not None:
+        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}."
+    if row.verdict == "equivalent" and row.difference is not None:
+        return f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} {metric_words(row.metric)}{where}."
     if row.difference is None:
         return f"{row.label}: no finished pair of runs yet{where}."
-    if row.verdict in ("better", "worse") and row.ci_low is not None and row.ci_high is not None:
-        low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
-        scope = " on this test set" if row.scope == "this test set" else ""
-        return f"{row.label} is {row.verdict} than {row.baseline_label} by {low:{form}} to {high:{form}} {unit}{where}{scope}."
+    return f"{row.label} against {row.baseline_label} is undecided{where}{_span(row)}."
+
+
+def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`."""
+    lines = []
+    for label in dict.fromkeys(row.label for row in verdicts):
+        rows = [row for row in verdicts if row.label == label]
+        first = sentence(rows[0], verdicts).removesuffix(".")
+        words = "; ".join([first, *(_clause(row, verdicts) for row in rows[1:])])
+        found = {row.verdict for row in rows}
+        lines.append((found.pop() if len(found) == 1 else "mixed", f"{words}."))
+    return lines
+
+
+def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what a sentence about the same arm goes on with."""
+    where = _where(row, among)
+    if row.difference is None:
+        return f"no finished pair of runs yet{where}"
+    if row.verdict in ("better", "worse"):
+        return f"{row.verdict}{_by(row)}{where}"
     if row.verdict == "equivalent":
-        return f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} {unit}{where}."
-    span = "" if row.ci_low is None else f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {unit})"
-    return f"{row.label} against {row.baseline_label} is undecided{where}{span}."
+        return f"equivalent within {row.margin:g}{where}"
+    return f"undecided{where}{_span(row)}"
+
+
+def _by(row: Verdict) -> str:
+    if row.ci_low is None or row.ci_high is None:
+        return ""
+    low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
+    form = _form(row)
+    return f" by {low:{form}} to {high:{form}} {metric_words(row.metric)}"
+
+
+def _span(row: Verdict) -> str:
+    if row.ci_low is None:
+        return ""
+    form = _form(row)
+    return f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {metric_words(row.metric)})"
+
+
+def _form(row: Verdict) -> str:
+    # Another metric than bits per byte may be of any magnitude.
+    return ".3f" if row.metric == METRIC else ".3g"
+
+
+def _where(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what was held equal, and in which of several corpora and sizes."""
+    length = {"time_plain": "plain-path time"}.get(row.length, row.length)
+    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
+    scope = " on this test set" if row.scope == "this test set" else ""
+    names = [
+        getattr(row, key) for key in ("corpus", "size") if len({getattr(other, key) for other in among}) > 1
+    ]
+    place = f" ({', '.join(names)})" if names else ""
+    # A table of runs trained elsewhere need not say what was held equal.
+    return (f" at equal {length}{shape}" if row.length else "") + place + scope

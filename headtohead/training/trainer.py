@@ -113,6 +113,20 @@ class Trainer:
                 saved = time.monotonic()
         return Outcome("done", self.step, self.train_nats)
 
+    def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Do one step and return the seconds it took, the device's work included."""
+        self.model.train()
+        self._wait()
+        began = clock()
+        self._one_step()
+        self._wait()
+        self.step += 1
+        return clock() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def save(self) -> None:
         """Write a checkpoint of everything the rest of the run depends on."""
         if self.folder is None:

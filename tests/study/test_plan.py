@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
-from headtohead.study.matching import match_flops, match_params
+from headtohead.study.matching import match_cache, match_flops, match_params
+from headtohead.study.outline import outline_from
 from headtohead.study.plan import plan_study
 from headtohead.study.spec import build_study
 from headtohead.training.settings import TrainSettings
@@ -108,3 +110,72 @@ def test_the_record_rebuilds_the_run(story: Path) -> None:
     assert size_of(record) == run.size
     assert tuple(layers_of(record)) == run.layers
     assert dataclasses.asdict(TrainSettings(**record["training"])) == dataclasses.asdict(run.training)
+
+
+def test_equal_cache_solves_kv_heads_left_open_and_else_the_width(story: Path) -> None:
+    found = plan(story, arms=["sharing:tie=kv", "standard", "coupled"], shape="cache")
+    assert {run.cache for run in found.runs} == {256}
+    texts = {run.arm.text: set(run.record()["layers"]) for run in found.runs}
+    assert texts["standard"] == {"standard:kv_heads=2"}
+    assert texts["coupled"] == {"coupled"}  # one query per key: its kv heads cannot be fewer
+    solved = {row.label: (row.what, row.before, row.after, row.match) for row in found.solved}
+    assert solved["standard"] == ("kv heads", 4, 2, 1.0)
+    assert solved["coupled (euler, 1 step)"] == ("width", 64, 32, 1.0)
+    assert "(Q, K=V)" not in solved
+    # Half the bytes at the same width; kv heads that were given are what the arm is.
+    arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
+    wide = plan(story, arms=arms, shape="cache")
+    assert [run.size.width for run in wide.runs] == [64, 64, 128, 128, 256, 256]
+    assert {run.cache for run in wide.runs} == {512}
+    assert wide.runs[-1].layers[0].text == "standard:kv_heads=1"
+    for run in wide.runs:
+        assert Decoder.outline(run.size, run.layers).parameter_count() == run.parameters
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        (["standard", "gated_linear"], "arm 'gated_linear': .* the arm keeps does not grow"),
+        (["gated_linear", "standard"], "the baseline keeps does not grow"),
+        (["standard", "MINE"], "the arm keeps no cache, decoding recomputes"),
+    ],
+)
+def test_an_impossible_cache_match_is_refused(
+    story: Path, tmp_path: Path, arms: list[str], words: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import torch\nclass Mine(torch.nn.Module):\n    def __init__(self, shape, options):\n"
+        "        super().__init__()\n        self.o = torch.nn.Linear(shape.width, shape.width)\n"
+        "    def forward(self, x, frame):\n        return self.o(x)\n"
+    )
+    given = [f"{mine}:Mine" if arm == "MINE" else arm for arm in arms]
+    with pytest.raises(UserError, match=words):
+        plan(story, arms=given, shape="cache")
+
+
+def test_a_cache_that_no_width_gives_is_refused(story: Path) -> None:
+    run = plan(story).runs[0]
+    with pytest.raises(UserError, match=r"within 0.5 %: nearest is .* bytes per token at width"):
+        match_cache(run.size, run.layers, 3)
+
+
+def test_solved_numbers_are_explained(story: Path) -> None:
+    found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
+    rows = [(row.contest.shape, row.contest.length, row.rule, row.what) for row in found.solved]
+    assert rows == [
+        ("as_is", "flops", "length flops", "tokens"),
+        ("params", "tokens", "shape params", "feed-forward width"),
+        ("params", "flops", "shape params", "feed-forward width"),
+        ("params", "flops", "length flops", "tokens"),
+    ]
+    assert all(row.match == pytest.approx(1, abs=0.005) for row in found.solved)
+    run = next(
+        run for run in found.runs if run.contest == found.solved[0].contest and run.arm.text != "standard"
+    )
+    assert found.solved[0].after == run.training.tokens
+    assert found.solved[0].mine == 3 * run.flops * run.training.tokens
+    outline = found.outline()
+    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
+    old = {key: value for key, value in outline.as_dict().items() if key != "solved"}
+    assert outline_from(old).solved == ()

@@ -339,3 +339,33 @@ def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "H2H_COMMIT", "abc123")
     assert environment.commit() == "abc123"
     environment.commit.cache_clear()
+
+
+def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path) -> None:
+    given = study(
+        story, arms=["sharing:tie=kv", "standard"], shape="cache", length=["tokens", "time"], seeds=2
+    )
+    result = given.run(tmp_path, workers=2, quiet=True)
+    assert not result.summary.left
+    assert {row.n for row in result.verdicts} == {2}
+    assert [(row.shape, row.length) for row in result.verdicts] == [("cache", "tokens"), ("cache", "time")]
+    assert len(result.headlines()) == 1
+    assert "at equal tokens and cache" in result.headlines()[0]
+    assert "at equal time and cache" in result.headlines()[0]
+    specs = [run.spec() for run in Store(tmp_path).runs()]
+    assert {spec["cache_bytes_per_token"] for spec in specs} == {256}
+    assert {text for spec in specs for text in spec["layers"]} == {"sharing:tie=kv", "standard:kv_heads=2"}
+    # Started again it means the same: the seconds are those of the lock.
+    seconds = json.loads((tmp_path / "study.lock.json").read_text())["seconds"]
+    again = given.run(tmp_path, workers=1, quiet=True)
+    assert again.summary.done == 0
+    assert again.outline == result.outline == h2h.open_study(tmp_path).outline
+    assert json.loads((tmp_path / "study.lock.json").read_text())["seconds"] == seconds
+    if find_spec("altair"):
+        page = (tmp_path / "report.html").read_text()
+        assert page.count("<h3>How budgets were solved</h3>") == 2
+        assert "ms per step, the baseline" in page
+        assert page.index("at equal time and cache") < page.index("<h2>")
+        shown = result._repr_html_()
+        assert shown.count("<h4>") == 2
+        assert "shape cache, length time</h4>" in shown

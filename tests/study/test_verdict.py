@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from headtohead.study.outline import Contest, Entry, Outline, outline_from
-from headtohead.study.verdict import sentence, study_verdicts
+from headtohead.study.verdict import headlines, sentence, study_verdicts
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 NEEDED = [
@@ -192,6 +193,29 @@ def test_sentences_are_plain() -> None:
     assert words[0].startswith("up is better than base by 0.02")
     assert words[1] == "same is equivalent to base within 0.005 bits per byte at equal tokens."
     assert "undecided" in words[2]
+
+
+def test_a_headline_says_all_of_an_arm_and_names_what_differs() -> None:
+    contests = tuple(
+        Contest("c", "c@1", size, "as_is", length) for size, length in (("a", "tokens"), ("b", "time"))
+    )
+    values = {"base": BASE, "up": BETTER, "same": SAME}
+    noisy = {"base": BASE, "up": NOISY, "same": SAME}
+    known = results(values, "a") | results(noisy, "b")
+    rows = study_verdicts(outline(list(values), contests=contests), known)
+    (first, up), (second, same) = headlines(rows)
+    assert (first, second) == ("mixed", "equivalent")
+    assert up.startswith("up is better than base by 0.02")
+    assert "bits per byte at equal tokens (a); undecided at equal time (b) (between -0.0" in up
+    assert same == (
+        "same is equivalent to base within 0.005 bits per byte at equal tokens (a); "
+        "equivalent within 0.005 at equal time (b)."
+    )
+    assert sentence(rows[0], rows).endswith("at equal tokens (a).")
+    one = [row for row in rows if row.size == "a"]
+    assert [words for _, words in headlines(one)] == [sentence(row) for row in one]
+    plain = dataclasses.replace(rows[3], length="time_plain", shape="cache")
+    assert sentence(plain).endswith("at equal plain-path time and cache.")
 
 
 def test_an_outline_survives_its_file() -> None:
