@@ -1,1 +1,1 @@
-"""The shell: a thin layer over api.py; nothing can be done only here."""
+"""The shell: a thin layer over the api; nothing can be done only here."""

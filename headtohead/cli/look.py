@@ -19,7 +19,7 @@ from headtohead.data.corpora import corpus_names
 from headtohead.mechanisms.describe import describe
 from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.mechanisms.options import value_text
-from headtohead.model.check import LEVELS
+from headtohead.model.check import LEVELS, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
 from headtohead.model.sizes import SIZES
@@ -164,7 +164,7 @@ def check(
             if sys.stderr.isatty()
             else None
         )
-        found = api.check_composed(settings, compile, show)
+        found = check_composed(settings, compile, show)
         if show:
             print("\r\033[K", end="", file=sys.stderr)
         plural = "setting" if len(settings) == 1 else "settings"

@@ -151,8 +151,8 @@ def serve(path: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve the page of a study until Ctrl-C."""
     Follower(path).look()  # a damaged study is refused here, before anything is served
     with server(path, port) as running:
-        say(f"watching {path} at http://{HOST}:{running.server_port}/ (Ctrl-C stops watching)")
         try:
+            say(f"watching {path} at http://{HOST}:{running.server_port}/ (Ctrl-C stops watching)")
             running.serve_forever()
         except KeyboardInterrupt:
             say("\nstopped watching; the study goes on")

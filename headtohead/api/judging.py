@@ -1,0 +1,156 @@
+"""What is said before and beside a study: forecasts, runs trained elsewhere, published claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.api.studies import Study, StudyResult, open_study, processes, say_skipped
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.files import write_json
+from headtohead.common.progress import piece_of_work
+from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.environment import choose_device
+from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
+from headtohead.study.plan import plan_study
+from headtohead.study.published import find_paper, read_paper
+from headtohead.study.store import Store
+from headtohead.study.table import Columns, Judged, judge_table
+
+
+@dataclass
+class TableResult(StudyResult):
+    """The verdicts of a table of runs trained elsewhere."""
+
+    judged: Judged | None = None
+    source: str = ""
+    """The table's file name."""
+
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json and the page into `path`."""
+        assert self.judged is not None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "verdicts.json", [row.as_dict() for row in self.verdicts])
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
+        try:
+            from headtohead.report.judged import write_judged
+        except ImportError as error:
+            say_skipped(error, quiet)
+            return
+        self.report = write_judged(self.path, self.judged, self.source)
+
+
+def judge(
+    table: str | Path,
+    *,
+    arm: str,
+    seed: str,
+    metric: str,
+    by: Sequence[str] | None = None,
+    baseline: str = "",
+    primary: str = "",
+    margin: float | None = None,
+    better: str = "lower",
+    out: str | Path | None = None,
+) -> TableResult:
+    """Return the verdicts of runs trained elsewhere: a CSV file with a row per run, and the names of its columns.
+
+    `by` names the columns that set contests apart; `out` takes verdicts.json and the page.
+    """
+    if better not in ("lower", "higher"):
+        raise unknown("value for better", str(better), ("lower", "higher"))
+    if margin is not None and not 0 <= margin < math.inf:
+        raise UserError(f"margin takes a number, 0 or more, got {margin!r}")
+    columns = Columns(arm, seed, metric, None if by is None else tuple(by))
+    judged = judge_table(
+        Path(table), columns, baseline=baseline, primary=primary, margin=margin, better=better
+    )
+    place = Path(out) if out is not None else Path(table).parent
+    result = TableResult(
+        place,
+        judged.outline,
+        judged.verdicts,
+        results=judged.results,
+        judged=judged,
+        source=Path(table).name,
+    )
+    if out is not None:
+        result.write()
+    return result
+
+
+def forecast(
+    study: Study,
+    out: str | Path | None = None,
+    *,
+    spread: float | None = None,
+    device: str = "auto",
+    workers: int = 0,
+    threads: int = 1,
+    data_dir: str | Path | None = None,
+    keep_weights: bool = True,
+    quiet: bool = False,
+) -> Forecast:
+    """Return what a study will take and what it could find; nothing of it is run but a few steps per arm.
+
+    `out` is a directory with finished runs, of this study or another: their results give the spread over seeds, their
+    speed saves the measuring, and those of this study are not counted again. `spread` is the standard deviation over
+    seeds of the paired difference, in bits per byte.
+    """
+    if spread is not None and not 0 < spread < math.inf:
+        raise UserError(f"spread takes a number of bits per byte above 0, got {spread!r}")
+    chosen = choose_device(device)
+    if chosen.type == "cpu":
+        torch.set_num_threads(threads)
+    folder = Path(out) if out is not None else None
+    source = "given" if spread is not None else ""
+    if folder is not None and (folder / "study.json").is_file() and spread is None:
+        spread = seen_spread(open_study(folder).verdicts)
+        source = f"seen in {folder}" if spread is not None else ""
+    with piece_of_work("forecasting", quiet) as progress:
+        plan = plan_study(study.spec, data_dir=data_dir, progress=progress)
+        return forecast_plan(
+            plan,
+            store=Store(folder) if folder is not None else None,
+            device=chosen,
+            workers=max(1, processes(chosen, workers) // threads),
+            spread=spread,
+            spread_source=source,
+            keep_weights=keep_weights,
+            progress=progress,
+        )
+
+
+@dataclass
+class Reproduction:
+    """What the study of a paper says of its claims, and where it stands."""
+
+    study: StudyResult
+    scale: str
+    claims: list[ClaimResult]
+    path: Path
+    """claims.json."""
+
+
+def reproduce(
+    paper: str, *, scale: str = "smoke", out: str | Path | None = None, **conditions: Any
+) -> Reproduction:
+    """Run the study of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
+
+    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. Run again, it does
+    only what is missing. What it says is written to `claims.json` in `out`.
+    """
+    known = read_paper(find_paper(paper))
+    study = Study(**known.settings(scale))
+    result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
+    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts)
+    path = result.path / "claims.json"
+    write_json(path, [claim.as_dict() for claim in claims])
+    return Reproduction(result, scale, claims, path)

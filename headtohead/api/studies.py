@@ -1,0 +1,323 @@
+"""Studies: run one, open one that was run, watch it, examine its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest, write_atomic, write_json
+from headtohead.common.numbers import parse_duration
+from headtohead.common.progress import choose_display, piece_of_work
+from headtohead.common.version import VERSION
+from headtohead.integrations.follow import followed
+from headtohead.integrations.sinks import Sink, find_sinks
+from headtohead.study import doctor
+from headtohead.study.doctor import Finding
+from headtohead.study.environment import choose_device
+from headtohead.study.execute import Summary, execute
+from headtohead.study.lock import frozen_seconds, planned_seeds
+from headtohead.study.outline import Outline, read_outline
+from headtohead.study.pace import LockedPace
+from headtohead.study.perform import Conditions
+from headtohead.study.plan import Plan, Rates, plan_study
+from headtohead.study.resume import forget_failed, reuse_notes, sound_results
+from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.stability import Stability, study_stability
+from headtohead.study.store import Store
+from headtohead.study.table import runs_csv
+from headtohead.study.tuning import Tuning, tune_study
+from headtohead.study.verdict import Verdict, headlines, sentence, study_verdicts
+
+
+class Study:
+    """Arms x seeds x corpora x sizes x rules; `run` does what is missing and gives the verdicts.
+
+    >>> Study(arms=["standard", "sharing:tie=kv"], tokens="500k").run(out="races/mine").verdicts
+    """
+
+    def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
+        given = [arms] if isinstance(arms, str) else arms
+        self.values: dict[str, Any] = dict(settings) | ({} if given is None else {"arms": list(given)})
+        self.spec: StudySpec = build_study(self.values)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **changes: Any) -> Study:
+        """Return the study of a TOML file, with some of its settings changed."""
+        values = read_study(Path(path))
+        for key, value in changes.items():
+            both_tables = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
+            values[key] = {**values[key], **value} if both_tables else value
+        return cls(**{"name": Path(path).stem, **values})
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        device: str = "auto",
+        workers: int = 0,
+        threads: int = 1,
+        data_dir: str | Path | None = None,
+        seconds: float | str = math.inf,
+        retry_failed: bool = False,
+        keep_weights: bool = True,
+        save_every: float = 60.0,
+        compile: bool = False,
+        quiet: bool = False,
+        track: str | Sink | Sequence[str | Sink] = (),
+    ) -> StudyResult:
+        """Do every run that has no result, then judge and report.
+
+        `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
+        `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
+        """
+        sinks = find_sinks(track)
+        store = Store(Path(out) if out is not None else Path("races") / self.spec.name)
+        limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
+        chosen = choose_device(device)
+        display = choose_display(quiet)
+        conditions = Conditions(
+            device=str(chosen),
+            threads=threads,
+            data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
+            save_every=save_every,
+            keep_weights=keep_weights,
+            compile=compile,
+        )
+        count = processes(chosen, workers)
+        end = time.monotonic() + limit
+
+        def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
+            with piece_of_work("preparing", quiet) as progress:
+                pace = LockedPace(store.path, conditions, progress=progress)
+                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace)
+
+        def done(plan: Plan) -> Summary:
+            left = max(0.0, end - time.monotonic())
+            with followed(display, store, self.spec.name, sinks) as shown:
+                return execute(
+                    store, plan.distinct(), conditions, shown, workers=max(1, count // threads), seconds=left
+                )
+
+        tuning = Tuning()
+        if self.spec.tune is not None:
+            store.make()
+            found = _tuned(self.spec, store, planned, done, display.note)
+            if isinstance(found, StudyResult):
+                return found
+            tuning = found
+        plan = planned(self.spec, tuning.rates())
+        store.make()
+        runs = plan.distinct()
+        if retry_failed:
+            forget_failed(store, [run.id for run in runs])
+        known, notes = sound_results(store, [run.id for run in runs])
+        for words in [*notes, *tuning.warnings(), *reuse_notes(store, plan, known)]:
+            display.note(words)
+        added = planned_seeds(store.path, plan, started=bool(known))
+        outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        record = {
+            "outline": outline.as_dict(),
+            "added_seeds": sorted(added),
+            "settings": _plain(self.values),
+            "seconds": frozen_seconds(store.path),
+        }
+        write_json(store.path / "study.json", record, indent=None)
+        summary = done(plan)
+        result = _judged(store, outline, added, known)
+        result.summary = summary
+        try:
+            result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
+        except OSError as error:  # the runs are what counts; h2h report writes the rest when there is room
+            summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
+            display.note(summary.trouble[-1])
+        return result
+
+
+@dataclass
+class StudyResult:
+    """A study's verdicts and where they stand."""
+
+    path: Path
+    outline: Outline
+    verdicts: list[Verdict]
+    summary: Summary = field(default_factory=Summary)
+    report: Path | None = None
+    """The page, when it was made."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """result.json of every finished run, by its name."""
+    damage: list[str] = field(default_factory=list)
+    """Files that could not be read, and are left out."""
+    added_seeds: frozenset[int] = frozenset()
+    """Seeds added after results could be looked at."""
+
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json, runs.csv and the page; without the chart library the page is skipped, and said to be.
+
+        `only_if_changed` leaves a page that shows these very results as it is.
+        """
+        rows = [row.as_dict() for row in self.verdicts]
+        write_json(self.path / "verdicts.json", rows)
+        page = self.path / "report.html"
+        stamp = _stamp(self.outline, rows, self.results)
+        if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
+            self.report = page
+            return
+        table = runs_csv(Store(self.path), self.outline, self.results, self.added_seeds)
+        write_atomic(self.path / "runs.csv", table)
+        try:
+            from headtohead.report.page import write_report
+        except ImportError as error:
+            say_skipped(error, quiet)
+            return
+        self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
+
+    def write_charts(self, quiet: bool = False) -> list[Path]:
+        """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
+        try:
+            from headtohead.report.pictures import write_charts
+        except ImportError as error:
+            raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
+        with piece_of_work("drawing", quiet) as progress:
+            return write_charts(self.path, self.outline, self.verdicts, self.results, progress)
+
+    def sentences(self) -> list[str]:
+        """Return each verdict in one sentence."""
+        return [sentence(row, self.verdicts) for row in self.verdicts]
+
+    def headlines(self) -> list[str]:
+        """Return one sentence per arm, over all contests."""
+        return [words for _, words in headlines(self.verdicts)]
+
+    def stability(self) -> list[Stability]:
+        """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
+        return study_stability(Store(self.path), self.outline, self.results)
+
+    def to_pandas(self) -> Any:
+        """Return the verdicts as a pandas frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame([row.as_dict() for row in self.verdicts])
+
+    def _repr_html_(self) -> str:
+        from headtohead.report.templates import verdict_table
+
+        return verdict_table(self.outline, self.verdicts)
+
+
+def _tuned(
+    spec: StudySpec,
+    store: Store,
+    planned: Callable[[StudySpec], Plan],
+    done: Callable[[Plan], Summary],
+    say: Callable[[str], None],
+) -> Tuning | StudyResult:
+    """Return the tuned rates, or, where tuning was stopped, a result without verdicts that says so."""
+    stopped: list[tuple[Plan, Summary]] = []
+
+    def run(plan: Plan) -> bool:
+        summary = done(plan)
+        if summary.left:
+            stopped.append((plan, summary))
+        return not summary.left
+
+    found = tune_study(spec, store, planned, run, say)
+    if found is not None:
+        return found
+    plan, summary = stopped[-1]
+    return StudyResult(store.path, plan.outline(), [], summary)
+
+
+def say_skipped(error: ImportError, quiet: bool) -> None:
+    if not quiet:
+        print(
+            f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
+        )
+
+
+def processes(device: torch.device, workers: int) -> int:
+    """Return how many processes train at once: as many as asked for, else one per core, and one on a GPU."""
+    return workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)
+
+
+def open_study(path: str | Path) -> StudyResult:
+    """Return a study's verdicts from its directory alone."""
+    folder = Path(path)
+    if not (folder / "study.json").is_file():
+        raise UserError(f"no study in {folder}: study.json is missing")
+    outline, added = read_outline(folder / "study.json")
+    return _judged(Store(folder), outline, added, {})
+
+
+def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
+    """Serve a page on 127.0.0.1 that follows a running study, until Ctrl-C."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"port {port} is out of range; 0 to 65535 are allowed, and 0 takes a free one")
+    folder = Path(path)
+    if not (folder / "study.json").is_file():
+        raise UserError(f"no study in {folder}: study.json is missing")
+    try:
+        from headtohead.report.watch import serve
+    except ImportError as error:
+        raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
+    serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
+
+
+def _judged(
+    store: Store, outline: Outline, added: frozenset[int], known: dict[str, dict[str, Any]]
+) -> StudyResult:
+    """Return the verdicts of a study; results that are known already are not read again."""
+    damage: dict[str, str] = {}
+    others = sorted({entry.run for entry in outline.entries if entry.run not in known})
+    results = known | store.results(others, damage)
+    verdicts = study_verdicts(outline, results, added)
+    return StudyResult(
+        store.path, outline, verdicts, results=results, damage=list(damage.values()), added_seeds=added
+    )
+
+
+def _stamp(outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]) -> str:
+    """Return what tells one page's content from another's."""
+    seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals], sort_keys=True))[:32]
+
+
+def _carries(page: Path, stamp: str) -> bool:
+    try:
+        with open(page, encoding="utf-8") as stream:
+            return stamp in stream.read(1000)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def examine_study(path: str | Path, *, mend: bool = False, quiet: bool = False) -> list[Finding]:
+    """Return what is damaged in a study's directory; with `mend`, what is safe to mend has been mended."""
+    with piece_of_work("examining", quiet) as progress:
+        findings = doctor.examine(Path(path), progress)
+    if mend:
+        doctor.mend(findings)
+    return findings
+
+
+def _plain(value: Any) -> Any:
+    """Return settings JSON-ready; a class handed over as an arm is named."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return (
+        value
+        if isinstance(value, str | int | float | bool | None)
+        else getattr(value, "__name__", str(value))
+    )
