@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from headtohead.study.plan import plan_study
 from headtohead.study.published import find_paper, read_paper
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
+from headtohead.study.tuning import grid_spec
 
 
 @dataclass
@@ -116,6 +118,10 @@ def forecast(
         source = f"seen in {folder}" if spread is not None else ""
     with piece_of_work("forecasting", quiet) as progress:
         plan = plan_study(study.spec, data_dir=data_dir, progress=progress)
+        if study.spec.tune is not None:
+            tried = grid_spec(study.spec, study.spec.tune.lr)
+            tuning = plan_study(tried, data_dir=data_dir, progress=progress)
+            plan = dataclasses.replace(plan, runs=(*tuning.runs, *plan.runs))
         return forecast_plan(
             plan,
             store=Store(folder) if folder is not None else None,

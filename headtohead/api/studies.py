@@ -101,6 +101,15 @@ class Study:
                 pace = LockedPace(store.path, conditions, progress=progress)
                 return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace)
 
+        def found(plan: Plan) -> dict[str, dict[str, Any]]:
+            ids = [run.id for run in plan.distinct()]
+            if retry_failed:
+                forget_failed(store, ids)
+            known, notes = sound_results(store, ids)
+            for words in [*notes, *reuse_notes(store, plan, known)]:
+                display.note(words)
+            return known
+
         def done(plan: Plan) -> Summary:
             left = max(0.0, end - time.monotonic())
             with followed(display, store, self.spec.name, sinks) as shown:
@@ -111,17 +120,14 @@ class Study:
         tuning = Tuning()
         if self.spec.tune is not None:
             store.make()
-            found = _tuned(self.spec, store, planned, done, display.note)
-            if isinstance(found, StudyResult):
-                return found
-            tuning = found
+            tuned = _tuned(self.spec, store, planned, found, done, display.note)
+            if isinstance(tuned, StudyResult):
+                return tuned
+            tuning = tuned
         plan = planned(self.spec, tuning.rates())
         store.make()
-        runs = plan.distinct()
-        if retry_failed:
-            forget_failed(store, [run.id for run in runs])
-        known, notes = sound_results(store, [run.id for run in runs])
-        for words in [*notes, *tuning.warnings(), *reuse_notes(store, plan, known)]:
+        known = found(plan)
+        for words in tuning.warnings():
             display.note(words)
         added = planned_seeds(store.path, plan, started=bool(known))
         outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
@@ -220,6 +226,7 @@ def _tuned(
     spec: StudySpec,
     store: Store,
     planned: Callable[[StudySpec], Plan],
+    found: Callable[[Plan], object],
     done: Callable[[Plan], Summary],
     say: Callable[[str], None],
 ) -> Tuning | StudyResult:
@@ -227,14 +234,15 @@ def _tuned(
     stopped: list[tuple[Plan, Summary]] = []
 
     def run(plan: Plan) -> bool:
+        found(plan)  # a damaged result is set aside and done again, not taken for a rate that does not train
         summary = done(plan)
         if summary.left:
             stopped.append((plan, summary))
         return not summary.left
 
-    found = tune_study(spec, store, planned, run, say)
-    if found is not None:
-        return found
+    tuning = tune_study(spec, store, planned, run, say)
+    if tuning is not None:
+        return tuning
     plan, summary = stopped[-1]
     return StudyResult(store.path, plan.outline(), [], summary)
 

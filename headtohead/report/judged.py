@@ -10,7 +10,6 @@ from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
 from headtohead.report import charts
 from headtohead.report.page import chart_library, definition_text
-from headtohead.report.pictures import verdicts_of
 from headtohead.report.templates import beside, templates
 from headtohead.study.table import Judged
 from headtohead.study.verdict import metric_words, sentence
@@ -24,7 +23,7 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
     unit, side = metric_words(measure.name), "left" if measure.better == "lower" else "right"
     contests = []
     for contest in outline.contests():
-        rows = verdicts_of(judged.verdicts, contest)
+        rows = [row for row in judged.verdicts if row.of(contest)]
         seeds = [
             {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
             for label in labels

@@ -18,7 +18,7 @@ from headtohead.data.shards import cache_dir
 from headtohead.report import charts
 from headtohead.report.advice import advice
 from headtohead.report.gather import ArmFacts, arm_rows, configuration, environments, gather
-from headtohead.report.pictures import draw, verdicts_of
+from headtohead.report.pictures import draw
 from headtohead.report.templates import beside, templates
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.verdict import Verdict, headlines, sentence
@@ -39,7 +39,7 @@ def write_report(
     contests, damage = [], list(damage)
     for contest in outline.contests():
         arms = gather(path, outline, contest, results, damage)
-        rows = verdicts_of(verdicts, contest)
+        rows = [row for row in verdicts if row.of(contest)]
         contests.append(_contest(outline, contest, arms, rows))
     page = (
         templates()

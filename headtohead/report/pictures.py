@@ -25,12 +25,6 @@ _WIDTH = 640
 _PNG_SCALE = 3  # 640 points wide at 216 dots per inch
 
 
-def verdicts_of(verdicts: list[Verdict], contest: Contest) -> list[Verdict]:
-    """Return the verdicts given for a contest."""
-    place = (contest.corpus_label, contest.size, contest.shape, contest.length)
-    return [row for row in verdicts if (row.corpus, row.size, row.shape, row.length) == place]
-
-
 def draw(
     outline: Outline, contest: Contest, arms: list[ArmFacts], verdicts: list[Verdict]
 ) -> dict[str, Definition]:
@@ -98,7 +92,8 @@ def write_charts(
         # Names of corpora are a user's words: only letters and digits of them come into a file's name.
         words = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
         prefix = f"{place}-{words}-" if len(contests) > 1 else ""
-        for name, definition in draw(outline, contest, arms, verdicts_of(verdicts, contest)).items():
+        rows = [row for row in verdicts if row.of(contest)]
+        for name, definition in draw(outline, contest, arms, rows).items():
             wanted |= {f"{prefix}{key}": value for key, value in variants(name, definition).items()}
     written = []
     for count, (name, definition) in enumerate(wanted.items()):

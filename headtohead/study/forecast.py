@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,16 +12,15 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
-from headtohead.data.windows import Windows
-from headtohead.model.decoder import Decoder
 from headtohead.study.environment import device_name
-from headtohead.study.perform import micro_batch
+from headtohead.study.pace import same_speed, trial
+from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Run
 from headtohead.study.statistics import POWER, detectable_difference
 from headtohead.study.store import Store
 from headtohead.study.verdict import Verdict
 from headtohead.training.checkpoint import KEPT
-from headtohead.training.trainer import LOGGED_POINTS, Hooks, Trainer
+from headtohead.training.trainer import LOGGED_POINTS
 
 Progress = Callable[[str, float], None]
 _STEPS = 5
@@ -208,9 +205,7 @@ def _seeds_for(margin: float, spread: float | None) -> int | None:
 
 
 def _kind(identity: Mapping[str, Any]) -> str:
-    """Return what runs of the same speed have in common."""
-    training = {name: identity["training"][name] for name in ("batch", "precision")}
-    return canonical_json([identity["layers"], identity["size"], training])
+    return canonical_json(same_speed(identity))
 
 
 def _scored_tokens(run: Run, plan: Plan) -> int:
@@ -237,24 +232,9 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
 def _measure(run: Run, plan: Plan, device: torch.device) -> float:
     """Return tokens per second of a few training steps of a run, on this device, in this process."""
     corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
-    steps = min(_STEPS, run.training.steps(run.size.context))
-    training = dataclasses.replace(run.training, tokens=steps * run.training.batch, evaluations=0)
-    torch.manual_seed(run.seed)
-    train = corpus.splits["train"]
-    model = Decoder(run.size, list(run.layers), run.seed, companion=train.tokens).to(device)
-    times = [time.monotonic()]
-    trainer = Trainer(
-        model,
-        Windows(train, run.size.context, run.seed),
-        training,
-        micro=micro_batch(run.size, training, device),
-        hooks=Hooks(
-            progress=lambda step, nats, rate: times.append(time.monotonic()),
-            stop=lambda: len(times) > 2 and times[-1] - times[0] > _SECONDS,
-        ),
-    )
-    times[0] = time.monotonic()
-    trainer.run()
-    # The first step pays for what is set up once; a run of one step has no other.
-    start = 1 if len(times) > 2 else 0
-    return (len(times) - 1 - start) * training.batch / max(1e-9, times[-1] - times[start])
+    trainer = trial(run, corpus, Conditions(device=str(device)))
+    times: list[float] = []
+    while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
+        times.append(trainer.timed_step())
+    # The first step pays for what is set up once.
+    return (len(times) - 1) * run.training.batch / max(1e-9, sum(times[1:]))

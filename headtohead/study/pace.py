@@ -2,14 +2,15 @@
 
 All arms of a contest stand in one process on one device and take turns, step by step, so that a machine that slows
 down slows all of them. The first steps, in which compilers and allocators settle, are not counted. Of the rest the
-median counts: for the first arm of its seconds, for the others of their ratio to the first arm in the same round. A measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes
-later is timed beside one that is known, and scaled by it.
+median counts: for the first arm of its seconds, for the others of their ratio to the first arm in the same round. A
+measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes later is
+timed beside one that is known, and scaled by it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ class LockedPace:
                 trainers = []
                 for run in runs:
                     arm = run.arm.text
-                    trainers.append(self._trainer(run, corpus, device))
+                    trainers.append(trial(run, corpus, self.conditions))
                 for turn in range(rounds):
                     self.progress(f"timing {len(runs)} arms, step {turn + 1} of {rounds}", turn / rounds)
                     for place, trainer in enumerate(trainers):
@@ -157,21 +158,26 @@ class LockedPace:
             raise UserError("length=time cannot be met: the clock shows no time between two steps")
         return taken
 
-    def _trainer(self, run: Run, corpus: Prepared, device: torch.device) -> Trainer:
-        train = corpus.splits["train"]
-        torch.manual_seed(run.seed)
-        model = Decoder(run.size, list(run.layers), run.seed, companion=train.tokens).to(device)
-        return Trainer(
-            model,
-            Windows(train, run.size.context, run.seed),
-            run.training,
-            micro=self.conditions.micro or micro_batch(run.size, run.training, device),
-            compile=self.conditions.compile,
-        )
+
+def trial(run: Run, corpus: Prepared, conditions: Conditions) -> Trainer:
+    """Return the trainer of a run, for a few steps by the clock: nothing it does is kept."""
+    device, train = torch.device(conditions.device), corpus.splits["train"]
+    torch.manual_seed(run.seed)
+    model = Decoder(run.size, list(run.layers), run.seed, companion=train.tokens).to(device)
+    return Trainer(
+        model,
+        Windows(train, run.size.context, run.seed),
+        run.training,
+        micro=conditions.micro or micro_batch(run.size, run.training, device),
+        compile=conditions.compile,
+    )
+
+
+def same_speed(identity: Mapping[str, Any]) -> list[Any]:
+    """Return what runs of the same speed have in common: the model and its step, and neither seed nor length."""
+    step = {key: identity["training"][key] for key in ("batch", "precision")}
+    return [identity["layers"], identity["size"], step]
 
 
 def _key(run: Run, path: str) -> str:
-    """Return the name of what is timed: the model and its step, and neither seed nor length."""
-    known = run.identity
-    step = {key: known["training"][key] for key in ("batch", "precision")}
-    return digest(canonical_json([known["layers"], known["size"], step, path]))[:16]
+    return digest(canonical_json([*same_speed(run.identity), path]))[:16]

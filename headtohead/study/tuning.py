@@ -53,14 +53,14 @@ def tune_study(
 ) -> Tuning | None:
     """Return the tuned rates, running what is missing; None when `run` was stopped before it was done."""
     assert spec.tune is not None
-    key = digest(canonical_json(_identity(plan(_grid_spec(spec, spec.tune.lr[:1])))))[:16]
+    key = digest(canonical_json(_identity(plan(grid_spec(spec, spec.tune.lr[:1])))))[:16]
     path = store.path / NAME
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     if known := lock.get("tuning", {}).get(key):
         return Tuning(tuple(_row(row, path) for row in known))
     grid, extensions = list(spec.tune.lr), 0
     while True:
-        planned = plan(_grid_spec(spec, tuple(grid)))
+        planned = plan(grid_spec(spec, tuple(grid)))
         if not run(planned):
             return None
         rows = _rows(spec, planned, store, grid)
@@ -86,7 +86,7 @@ def _beyond(inner: float, edge: float) -> float:
     return float(f"{edge * edge / inner:.6g}")
 
 
-def _grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
+def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
     """Return the study in which every arm stands once for each rate, on the tuning budget and one seed."""
     assert spec.tune is not None
     arms = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headtohead import Study, open_study
+from headtohead import Study, forecast, open_study
 from headtohead.common.errors import UserError
 from headtohead.study.spec import build_study
 from headtohead.study.store import Store
@@ -106,3 +106,25 @@ def test_an_arm_with_a_rate_of_its_own_cannot_be_tuned(story: Path, tmp_path: Pa
     arms = ["standard", {"arm": "diagonal", "lr": 1e-3}]
     with pytest.raises(UserError, match="a learning rate of its own"):
         study(story, [1e-4, 1e-3, 1e-2], arms=arms).run(tmp_path, workers=1, quiet=True)
+
+
+def test_a_damaged_try_is_done_again_and_not_taken_for_a_rate_that_does_not_train(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [1e-4, 1e-2, 1.0]
+    first = study(story, rates, seeds=1).run(tmp_path, workers=1, quiet=True)
+    best = {(row.label, row.lr) for row in first.outline.tuning if row.chosen}
+    (tmp_path / "study.lock.json").unlink()
+    for run in Store(tmp_path).runs():
+        spec = run.spec()
+        if spec["training"]["tokens"] == 2560 and any(spec["training"]["lr"] == lr for _, lr in best):
+            (run.path / "result.json").write_text("{")
+    again = study(story, rates, seeds=1).run(tmp_path, workers=1)
+    assert "and the run is done again" in capsys.readouterr().out
+    assert again.outline.tuning == first.outline.tuning
+
+
+def test_a_forecast_counts_the_tuning(story: Path) -> None:
+    found = forecast(study(story, [1e-4, 1e-3, 1e-2]), quiet=True)
+    assert found.runs == 2 * 3 + 2 * 2
+    assert found.tokens == 6 * 2560 + 4 * 5120
