@@ -14,6 +14,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.residual import SPACES, Embedding, Euclidean
 from headtohead.model.sizes import SIZES, Size
+from tests.model.paths import agreed_gradients
 
 TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=32)
 STYLES = {
@@ -53,20 +54,7 @@ def test_left_padding_is_invisible(style: str) -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_the_fast_path_is_the_plain_path(style: str) -> None:
     decoder, text = model(**STYLES[style]).double(), tokens()
-    losses, grads = [], []
-    for slow in (False, True):
-        decoder.zero_grad()
-        if slow:
-            with plain():
-                objective = decoder(text, text, 0.1)[0]
-        else:
-            objective = decoder(text, text, 0.1)[0]
-        objective.backward()
-        losses.append(objective.detach())
-        grads.append({name: parameter.grad.clone() for name, parameter in decoder.named_parameters()})
-    assert torch.allclose(*losses, rtol=1e-12)
-    for name, grad in grads[0].items():
-        assert torch.allclose(grad, grads[1][name], rtol=1e-8, atol=1e-14), name
+    agreed_gradients(decoder, text, atol=1e-14)
 
 
 def test_every_parameter_stands_in_one_circuit_and_is_tagged() -> None:
