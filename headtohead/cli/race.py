@@ -287,7 +287,7 @@ def show_verdicts(result: StudyResult) -> None:
                     row.label,
                     row.verdict,
                     *numbers,
-                    number(row.p_holm, ".2g"),
+                    number(row.p_holm, ".3g"),
                     number(row.detectable, form),
                     row.n,
                     remarks,

@@ -43,9 +43,8 @@ def templates() -> jinja2.Environment:
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
     found.filters["amount"] = lambda value: f"{value:,.4g}" if value < 10_000 else short_count(value)
-    found.filters["chance"] = lambda value: (
-        "–" if value is None else f"{value:.{1 if value < 0.001 else 3}{'g' if value < 0.001 else 'f'}}"
-    )
+    # Three digits that count: 0.0497 is below 0.05, and 0.050 would not say so.
+    found.filters["chance"] = lambda value: "–" if value is None else f"{value:.3g}"
     return found
 
 
