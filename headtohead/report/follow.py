@@ -9,6 +9,7 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
 from headtohead.report.gather import gather
+from headtohead.report.panels import View
 from headtohead.report.pictures import Definition, at_axis, draw
 from headtohead.study.outline import Entry, Outline, read_outline
 from headtohead.study.store import Store
@@ -46,7 +47,8 @@ class Follower:
         curves = []
         for contest in outline.contests():
             arms = gather(self.path, outline, contest, results, [])
-            chart = draw(outline, contest, arms, []).get("curves")
+            picture = draw(View(self.path, outline, contest, arms, []), ["curves"]).get("curves")
+            chart = picture.chart if picture else None
             axes = chart["usermeta"]["axes"] if chart else {}
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
         # Verdicts before the last planned run would invite stopping when one looks good.

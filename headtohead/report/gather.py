@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,8 @@ from headtohead.study.store import Store
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
-_CURVE_POINTS = 80
 _LONGEST = 1e9
 """Seconds above which a logged clock is damage; also keeps infinities out of the charts."""
-_BACKWARD = 3
-"""Training FLOPs over forward FLOPs: the backward pass does every product twice."""
 _ROWS_READ = 100_000
 """Logged rows read for one contest; of more runs than give that many, each so-many-th row is read."""
 
@@ -75,95 +71,6 @@ def gather(
             facts.curves = {}
         arms.append(facts)
     return arms
-
-
-def curve_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return mean, lowest and highest training loss over seeds, some eighty points per arm.
-
-    Each point carries its tokens, training FLOPs and seconds, so that a chart can take any of them as its x axis.
-    """
-    rows = []
-    for arm in arms:
-        per_byte = _tokens_per_byte(arm)
-        binned: dict[int, dict[int, list[float]]] = {}
-        clock: dict[int, dict[int, float]] = {}
-        last = max((row["step"] for curve in arm.curves.values() for row in curve), default=0)
-        width = max(1, math.ceil(last / _CURVE_POINTS))
-        tokens = {row["step"]: row.get("tokens") for curve in arm.curves.values() for row in curve}
-        for seed, curve in arm.curves.items():
-            for row in curve:
-                place = -(-row["step"] // width)
-                binned.setdefault(place, {}).setdefault(seed, []).append(row["nats"] / math.log(2) * per_byte)
-                if row.get("seconds") is not None:
-                    clock.setdefault(place, {})[seed] = row["seconds"]
-        for place, seeds in sorted(binned.items()):
-            means = [statistics.fmean(values) for values in seeds.values()]
-            seconds = clock.get(place, {})
-            step = min(place * width, last)
-            count = tokens.get(step) or step * arm.record["training"]["batch"]
-            rows.append(
-                {
-                    "arm": arm.label,
-                    "tokens": count,
-                    "flops": _BACKWARD * arm.record["flops_per_token"] * count,
-                    "seconds": statistics.fmean(seconds.values()) if len(seconds) == len(seeds) else None,
-                    "mean": statistics.fmean(means),
-                    "low": min(means),
-                    "high": max(means),
-                    "seeds": len(means),
-                }
-            )
-    return rows
-
-
-def cost_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row]]:
-    """Return score and costs of every arm with a finished run, and of every finished run, for one chart.
-
-    `front NAME` says whether no other arm is as good and as cheap by that cost, and better in one of the two.
-    """
-    means, seeds = [], []
-    for arm in arms:
-        scores = {seed: result["test"]["bits_per_byte"] for seed, result in arm.finished().items()}
-        if not scores or not arm.record:
-            continue
-        costs = {
-            "parameters": arm.record["parameters"],
-            "flops": arm.record["flops_per_token"],
-            "cache": arm.record.get("cache_bytes_per_token"),
-            "rate": arm.mean_cost("tokens_per_second"),
-        }
-        means.append({"arm": arm.label, "value": statistics.fmean(scores.values()), **costs})
-        seeds += [{"arm": arm.label, "seed": seed, "value": value, **costs} for seed, value in scores.items()]
-    for name in ("parameters", "flops", "cache", "rate"):
-        sign = -1 if name == "rate" else 1  # speed is the one that should be high
-        points = [(sign * row[name], row["value"]) for row in means if row[name] is not None]
-        for row in means:
-            row[f"front {name}"] = row[name] is not None and not any(
-                cost <= sign * row[name]
-                and value <= row["value"]
-                and (cost, value) != (sign * row[name], row["value"])
-                for cost, value in points
-            )
-    return means, seeds
-
-
-def seed_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return the test score of every finished run."""
-    return [
-        {"arm": arm.label, "seed": seed, "value": result["test"]["bits_per_byte"]}
-        for arm in arms
-        for seed, result in arm.finished().items()
-    ]
-
-
-def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
-    """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
-    place = (contest.corpus, contest.size, contest.shape)
-    return [
-        {"arm": row.label, "lr": row.lr, "value": row.bits_per_byte, "chosen": row.chosen}
-        for row in outline.tuning
-        if (row.corpus, row.size, row.shape) == place and row.bits_per_byte is not None
-    ]
 
 
 def arm_rows(arms: list[ArmFacts]) -> list[Row]:
@@ -253,10 +160,3 @@ def _point(row: Row) -> Row:
         "nats": row["nats"],
         "seconds": seconds if isinstance(seconds, int | float) and 0 <= seconds < _LONGEST else None,
     }
-
-
-def _tokens_per_byte(arm: ArmFacts) -> float:
-    """Return tokens over bytes on the test split: what turns bits per token into bits per byte."""
-    for result in arm.finished().values():
-        return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
-    return 1.0

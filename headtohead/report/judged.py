@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from altair.utils.schemapi import debug_mode
-
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
-from headtohead.report import charts
-from headtohead.report.page import chart_library, definition_text
+from headtohead.report.page import chart_library
+from headtohead.report.panels import Figure, View, forest, seeds
+from headtohead.report.pictures import drawn
 from headtohead.report.templates import beside, templates
 from headtohead.study.table import Judged
 from headtohead.study.verdict import metric_words, sentence
@@ -18,27 +17,29 @@ from headtohead.study.verdict import metric_words, sentence
 def write_judged(path: Path, judged: Judged, source: str) -> Path:
     """Write the page of a judged table into a directory; return where it is. `source` names the table."""
     outline, measure = judged.outline, judged.measure
-    labels = [label for _, label in outline.arms]
-    scale = charts.colours(labels, outline.baseline)
     unit, side = metric_words(measure.name), "left" if measure.better == "lower" else "right"
     contests = []
     for contest in outline.contests():
-        rows = [row for row in judged.verdicts if row.of(contest)]
-        seeds = [
+        view = View(path, outline, contest, [], [row for row in judged.verdicts if row.of(contest)])
+        rows = [
             {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
-            for label in labels
+            for label in view.labels
             for seed, run in sorted(outline.runs(contest, label).items())
             if judged.results.get(run, {}).get("status") == "done"
         ]
-        pictures = {}
-        with debug_mode(False):
-            if any(row.difference is not None for row in rows):
-                pictures["forest"] = definition_text(charts.forest(rows).to_dict(validate=False))
-            if seeds:
-                chart = charts.seed_values(seeds, labels, scale, f"{unit} ({side} is better)")
-                pictures["seeds"] = definition_text(chart.to_dict(validate=False))
-        sentences = [(row.verdict, sentence(row)) for row in rows]
-        contests.append({"contest": contest, "verdicts": rows, "sentences": sentences, "charts": pictures})
+        chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
+        figures = {
+            "forest": forest.figure(view),
+            "seeds": Figure("Every seed.", "One dot per run; the bar is the mean.", chart) if rows else None,
+        }
+        contests.append(
+            {
+                "contest": contest,
+                "verdicts": view.verdicts,
+                "sentences": [(row.verdict, sentence(row)) for row in view.verdicts],
+                "pictures": drawn(figures),
+            }
+        )
     warnings = [
         f"{row.label}: {note}" for row in judged.verdicts for note in row.notes if note != "exploratory"
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,12 +14,13 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import digest, read_json, write_atomic, write_json
 from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
-from headtohead.report import charts
 from headtohead.report.advice import advice
-from headtohead.report.gather import ArmFacts, arm_rows, configuration, environments, gather
-from headtohead.report.pictures import draw
+from headtohead.report.gather import arm_rows, configuration, environments, gather
+from headtohead.report.panels import View
+from headtohead.report.panels.forest import VERDICTS
+from headtohead.report.pictures import draw, draw_study
 from headtohead.report.templates import beside, templates
-from headtohead.study.outline import Contest, Outline
+from headtohead.study.outline import Outline
 from headtohead.study.verdict import Verdict, headlines, sentence
 
 
@@ -36,17 +36,25 @@ def write_report(
 
     `damage` names files left out; `stamp` stands in the page's head and tells its content from another's.
     """
-    contests, damage = [], list(damage)
-    for contest in outline.contests():
-        arms = gather(path, outline, contest, results, damage)
-        rows = [row for row in verdicts if row.of(contest)]
-        contests.append(_contest(outline, contest, arms, rows))
+    damage = list(damage)
+    views = [
+        View(
+            path,
+            outline,
+            contest,
+            gather(path, outline, contest, results, damage),
+            [row for row in verdicts if row.of(contest)],
+        )
+        for contest in outline.contests()
+    ]
+    contests = [_contest(view) for view in views]
     page = (
         templates()
         .get_template("page.html.jinja")
         .render(
             outline=outline,
             contests=contests,
+            pictures=draw_study(views),
             verdicts=verdicts,
             headlines=headlines(verdicts),
             environments=environments(path, outline),
@@ -63,16 +71,16 @@ def write_report(
     return target
 
 
-def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: list[Verdict]) -> dict[str, Any]:
+def _contest(view: View) -> dict[str, Any]:
+    outline, contest, arms, rows = view.outline, view.contest, view.arms, view.verdicts
     equal, different = configuration(arms)
-    pictures = draw(outline, contest, arms, rows)
     return {
         "contest": contest,
         "verdicts": rows,
         "count": _count(rows),
         "sentences": [(row.verdict, sentence(row)) for row in rows],
         "arms": arm_rows(arms),
-        "charts": {name: definition_text(chart) for name, chart in pictures.items()},
+        "pictures": draw(view),
         "advice": advice(rows, arms, outline.baseline),
         "equal": equal,
         "different": different,
@@ -83,7 +91,7 @@ def _contest(outline: Outline, contest: Contest, arms: list[ArmFacts], rows: lis
 
 def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
     """Return how many arms got each verdict, those that decide something first."""
-    found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in charts.VERDICTS]
+    found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in VERDICTS]
     return [(verdict, number) for verdict, number in found if number]
 
 
@@ -112,14 +120,6 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
     return list(dict.fromkeys(found))
 
 
-def definition_text(definition: dict[str, Any]) -> str:
-    """Return a chart as JSON that is safe inside a script tag."""
-    text = json.dumps(definition | {"config": _THEME}, ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-# The style sheet's own variables: a chart changes between light, dark and print without being drawn again.
-_THEME = charts.theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
 _MAKE_BUNDLE = """
 import sys, vl_convert
 sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())

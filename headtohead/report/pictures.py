@@ -1,10 +1,11 @@
-"""The charts of a contest, drawn once: the page, the picture files and the watched study all take them from here."""
+"""The panels drawn once: the page, the picture files and the watched study all take them from here."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.report import charts
-from headtohead.report.gather import ArmFacts, cost_rows, curve_rows, gather, rate_rows, seed_rows
-from headtohead.study.outline import Contest, Outline
+from headtohead.report.gather import gather
+from headtohead.report.panels import CONTEST, STUDY, Figure, Table, View
+from headtohead.study.outline import Outline
 from headtohead.study.verdict import Verdict
 
 Definition = dict[str, Any]
@@ -25,28 +27,42 @@ _WIDTH = 640
 _PNG_SCALE = 3  # 640 points wide at 216 dots per inch
 
 
-def draw(
-    outline: Outline, contest: Contest, arms: list[ArmFacts], verdicts: list[Verdict]
-) -> dict[str, Definition]:
-    """Return the definitions of a contest's charts by name; a chart without data is not there."""
-    labels = [label for _, label in outline.arms]
-    scale = charts.colours(labels, outline.baseline)
-    references = outline.references.get(contest.corpus_label, {})
-    curves, seeds, (means, dots) = curve_rows(arms), seed_rows(arms), cost_rows(arms)
-    found: dict[str, charts.Chart] = {}
+@dataclass(frozen=True)
+class Picture:
+    """A figure drawn: its chart is a definition, ready for a page or a file."""
+
+    title: str
+    words: str
+    hint: str
+    chart: Definition | None
+    table: Table | None
+
+
+def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Picture]:
+    """Return a contest's figures by name; a figure without data is not there."""
+    return drawn({name: CONTEST[name](view) for name in only})
+
+
+def draw_study(views: Sequence[View]) -> dict[str, Picture]:
+    """Return the figures of the whole study by name."""
+    return drawn({name: figure(views) for name, figure in STUDY.items()})
+
+
+def drawn(figures: dict[str, Figure | None]) -> dict[str, Picture]:
+    """Return figures with their charts as definitions; those without data are left out."""
     # The tests validate the charts; ten thousand rows of data would take seconds here.
     with debug_mode(False):
-        if any(row.difference is not None for row in verdicts):
-            found["forest"] = charts.forest(verdicts)
-        if curves:
-            found["curves"] = charts.learning_curves(curves, references, scale)
-        if means:
-            found["cost"] = charts.quality_against_cost(means, dots, scale)
-        if rates := rate_rows(outline, contest):
-            found["rates"] = charts.learning_rates(rates, scale)
-        if seeds:
-            found["seeds"] = charts.seed_values(seeds, labels, scale)
-        return {name: chart.to_dict(validate=False) for name, chart in found.items()}
+        return {
+            name: Picture(
+                figure.title,
+                figure.words,
+                figure.hint,
+                None if figure.chart is None else figure.chart.to_dict(validate=False),
+                figure.table,
+            )
+            for name, figure in figures.items()
+            if figure is not None
+        }
 
 
 def variants(name: str, definition: Definition) -> dict[str, Definition]:
@@ -87,14 +103,16 @@ def write_charts(
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
     wanted: dict[str, Definition] = {}
     contests = outline.contests()
+    views = []
     for place, contest in enumerate(contests, start=1):
         arms = gather(path, outline, contest, results, [])
         # Names of corpora are a user's words: only letters and digits of them come into a file's name.
         words = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
         prefix = f"{place}-{words}-" if len(contests) > 1 else ""
         rows = [row for row in verdicts if row.of(contest)]
-        for name, definition in draw(outline, contest, arms, rows).items():
-            wanted |= {f"{prefix}{key}": value for key, value in variants(name, definition).items()}
+        views.append(View(path, outline, contest, arms, rows))
+        wanted |= _files(draw(views[-1]), prefix)
+    wanted |= _files(draw_study(views), "")
     written = []
     for count, (name, definition) in enumerate(wanted.items()):
         progress("drawing", count / len(wanted))
@@ -103,3 +121,13 @@ def write_charts(
             write_atomic(folder / f"{name}{ending}", content)
             written.append(folder / f"{name}{ending}")
     return written
+
+
+def _files(pictures: dict[str, Picture], prefix: str) -> dict[str, Definition]:
+    """Return every chart by the name of its file."""
+    return {
+        f"{prefix}{key}": value
+        for name, picture in pictures.items()
+        if picture.chart is not None
+        for key, value in variants(name, picture.chart).items()
+    }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import escape
 
 from headtohead.common.numbers import short_count
+from headtohead.report.charts import theme
 from headtohead.study.outline import Outline
 from headtohead.study.verdict import Verdict, metric_words
 
@@ -39,6 +42,7 @@ def templates() -> jinja2.Environment:
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
     found.filters["fixed"] = _shown
+    found.filters["definition"] = definition_text
     found.filters["metric"] = metric_words
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
@@ -53,3 +57,13 @@ def _shown(value: float | None, digits: int = 4, sign: str = "") -> str:
     if value is None:
         return "–"
     return f"{value:{sign}.2g}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:{sign}.{digits}f}"
+
+
+def definition_text(definition: dict[str, Any]) -> str:
+    """Return a chart as JSON that is safe inside a script tag."""
+    text = json.dumps(definition | {"config": _THEME}, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+# The style sheet's own variables: a chart changes between light, dark and print without being drawn again.
+_THEME = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")

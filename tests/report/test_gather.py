@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from headtohead.report.gather import ArmFacts, arm_rows, configuration, cost_rows, curve_rows, seed_rows
+from headtohead.report.gather import ArmFacts, arm_rows, configuration
+from headtohead.report.panels.cost import cost_rows
+from headtohead.report.panels.curves import curve_rows
+from headtohead.report.panels.seeds import seed_rows
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
@@ -107,11 +110,13 @@ def test_charts_are_valid_vega_lite() -> None:
 
     pytest.importorskip("altair")
     from headtohead.report import charts
+    from headtohead.report.panels import cost, curves, seeds
+    from headtohead.report.panels import rates as tuned
 
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
     scale = charts.colours(["a", "b"], "a")
-    assert charts.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
-    assert charts.quality_against_cost(*cost_rows(arms), scale).to_dict(validate=True)
-    assert charts.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)
+    assert curves.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
+    assert cost.quality_against_cost(*cost_rows(arms), scale).to_dict(validate=True)
+    assert seeds.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)
     rates = [{"arm": "a", "lr": lr, "value": 2.0 + lr, "chosen": lr == 1e-3} for lr in (1e-3, 2e-3)]
-    assert charts.learning_rates(rates, scale).to_dict(validate=True)
+    assert tuned.learning_rates(rates, scale).to_dict(validate=True)

@@ -20,7 +20,8 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import canonical_json, digest
-from headtohead.report.gather import ArmFacts, curve_rows, gather
+from headtohead.report.gather import ArmFacts, gather
+from headtohead.report.panels.curves import curve_rows
 from headtohead.study.outline import read_outline
 from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RunDirectory, Store

@@ -1,0 +1,25 @@
+"""The panels of a report, one file each: a new one is a file and a line here.
+
+A panel's `figure` takes one contest, or all contests of the study, and returns a `Figure`, or None where there is
+nothing to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headtohead.report.panels import cost, curves, forest, rates, seeds
+from headtohead.report.panels.base import Figure, Table, View
+
+CONTEST: dict[str, Callable[[View], Figure | None]] = {
+    "forest": forest.figure,
+    "curves": curves.figure,
+    "cost": cost.figure,
+    "rates": rates.figure,
+    "seeds": seeds.figure,
+}
+"""Drawn for each contest, in this order; the first stands above the table of verdicts."""
+STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
+"""Drawn once, from all contests together."""
+
+__all__ = ["CONTEST", "STUDY", "Figure", "Table", "View", "cost", "curves", "forest", "rates", "seeds"]

@@ -1,0 +1,62 @@
+"""What a panel is: a chart or a table with the words above it, drawn from one contest or from the whole study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import altair as alt
+
+from headtohead.report.charts import Chart, colours
+from headtohead.report.gather import ArmFacts
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class View:
+    """One contest, with everything its runs left behind."""
+
+    path: Path
+    """The study's directory."""
+    outline: Outline
+    contest: Contest
+    arms: list[ArmFacts]
+    verdicts: list[Verdict]
+
+    @property
+    def labels(self) -> list[str]:
+        """The arms' labels in order."""
+        return [label for _, label in self.outline.arms]
+
+    @property
+    def scale(self) -> alt.Scale:
+        """One colour per arm, the same in every chart."""
+        return colours(self.labels, self.outline.baseline)
+
+    @property
+    def references(self) -> dict[str, float]:
+        """Bits per byte that one gets without a model, by name."""
+        return self.outline.references.get(self.contest.corpus_label, {})
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words and numbers, formatted; `left` columns hold words, the others numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, a table or both, under a title and a line of words."""
+
+    title: str
+    words: str
+    chart: Chart | None = None
+    hint: str = ""
+    """What a reader can do with it on a screen."""
+    table: Table | None = None

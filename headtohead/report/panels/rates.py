@@ -1,0 +1,49 @@
+"""How the learning rates were tuned."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from headtohead.report.charts import Chart, Row
+from headtohead.report.panels.base import Figure, View
+from headtohead.study.outline import Contest, Outline
+
+
+def figure(view: View) -> Figure | None:
+    """Return loss against learning rate, where rates were tuned."""
+    if not (rows := rate_rows(view.outline, view.contest)):
+        return None
+    words = "One grid for all arms, one seed, scored on valid; each arm is then trained at its filled point."
+    return Figure("How the learning rates were tuned.", words, learning_rates(rows, view.scale))
+
+
+def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
+    """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
+    place = (contest.corpus, contest.size, contest.shape)
+    return [
+        {"arm": row.label, "lr": row.lr, "value": row.bits_per_byte, "chosen": row.chosen}
+        for row in outline.tuning
+        if (row.corpus, row.size, row.shape) == place and row.bits_per_byte is not None
+    ]
+
+
+def learning_rates(rows: list[Row], scale: alt.Scale) -> Chart:
+    """Return what each arm scored on valid at every learning rate of its tuning; the chosen one is filled."""
+    data = alt.Chart(alt.Data(values=rows))
+    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20))
+    y = alt.Y("value:Q", title="bits per byte on valid", scale=alt.Scale(zero=False, nice=True))
+    colour = alt.Color("arm:N", scale=scale, legend=alt.Legend(title=None, orient="top", columns=3))
+    tips = [
+        alt.Tooltip("arm:N"),
+        alt.Tooltip("lr:Q", format=".2g"),
+        alt.Tooltip("value:Q", format=".4f"),
+        "chosen:N",
+    ]
+    layers = [
+        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        data.mark_point(size=60).encode(x=x, y=y, color=colour, tooltip=tips),
+        data.transform_filter("datum.chosen")
+        .mark_point(filled=True, size=130, opacity=1)
+        .encode(x=x, y=y, color=colour, tooltip=tips),
+    ]
+    return alt.layer(*layers).properties(width="container", height=280)

@@ -1,0 +1,50 @@
+"""Every seed's score."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from headtohead.report.charts import Chart, Row, arm_axis
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.base import Figure, View
+
+
+def figure(view: View) -> Figure | None:
+    """Return the score of every finished run."""
+    if not (rows := seed_rows(view.arms)):
+        return None
+    words = "One dot per run on the test split; the bar is the mean."
+    return Figure("Every seed.", words, seed_values(rows, view.labels, view.scale))
+
+
+def seed_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return the test score of every finished run."""
+    return [
+        {"arm": arm.label, "seed": seed, "value": result["test"]["bits_per_byte"]}
+        for arm in arms
+        for seed, result in arm.finished().items()
+    ]
+
+
+def seed_values(
+    rows: list[Row],
+    order: list[str],
+    scale: alt.Scale,
+    title: str = "bits per byte on test (left is better)",
+) -> Chart:
+    """Return the test score of every seed, with each arm's mean."""
+    data = alt.Data(values=rows)
+    y = alt.Y(
+        "arm:N",
+        sort=order,
+        title=None,
+        axis=arm_axis(),
+    )
+    x = alt.X("value:Q", title=title, scale=alt.Scale(zero=False, nice=True))
+    colour = alt.Color("arm:N", scale=scale, legend=None)
+    tips = [alt.Tooltip("arm:N"), alt.Tooltip("seed:O"), alt.Tooltip("value:Q", format=".4f")]
+    dots = alt.Chart(data).mark_circle(size=80, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tips)
+    means = (
+        alt.Chart(data).mark_tick(thickness=2.5, size=26).encode(x=alt.X("mean(value):Q"), y=y, color=colour)
+    )
+    return alt.layer(dots, means).properties(width="container", height=36 * len(order))
