@@ -114,7 +114,13 @@ class Study:
             left = max(0.0, end - time.monotonic())
             with followed(display, store, self.spec.name, sinks) as shown:
                 return execute(
-                    store, plan.distinct(), conditions, shown, workers=max(1, count // threads), seconds=left
+                    store,
+                    plan.distinct(),
+                    conditions,
+                    shown,
+                    probes=plan.spec.probes,
+                    workers=max(1, count // threads),
+                    seconds=left,
                 )
 
         tuning = Tuning()

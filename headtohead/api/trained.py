@@ -20,9 +20,8 @@ from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import skipped_layers
 from headtohead.study.environment import choose_device
 from headtohead.study.perform import layers_of
-from headtohead.study.records import size_of
-from headtohead.study.store import RunDirectory, find_run
-from headtohead.training.checkpoint import read_tensors, tensor_shapes
+from headtohead.study.store import find_run
+from headtohead.study.trained import refuse_untrained, restore
 
 
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
@@ -32,25 +31,8 @@ def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> 
     """
     folder = find_run(run)
     record = folder.spec()
-    _refuse_unfinished(folder)
-    folder.refuse_changed_weights()
-    size = size_of(record)
-    shapes = tensor_shapes(folder.weights)
-    if size.layers > len(shapes):
-        raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
-    layers = _trusted_layers(record, trust_files)
-    # The outline takes no memory: only a model that the file can fill is built.
-    wanted = {
-        name: tuple(tensor.shape) for name, tensor in Decoder.outline(size, layers).state_dict().items()
-    }
-    for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
-        if wanted.get(name) != shapes.get(name):
-            found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))
-            raise UserError(
-                f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
-            )
-    model = Decoder(size, layers, seed=None)
-    model.load_state_dict(read_tensors(folder.weights))
+    refuse_untrained(folder)
+    model = restore(folder, record, _trusted_layers(record, trust_files))
     return model.to(choose_device(device)).eval(), folder.tokenizer()
 
 
@@ -165,14 +147,6 @@ def generate_text(
         if not text.endswith("\ufffd"):
             yield text[len(shown) :]
             shown = text
-
-
-def _refuse_unfinished(folder: RunDirectory) -> None:
-    result = folder.result()
-    if result is None:
-        raise UserError(f"run {folder.id} is not finished ({folder.state()})")
-    if result["status"] != "done" or not folder.weights.is_file():
-        raise UserError(f"run {folder.id} has no trained weights ({result['status']})")
 
 
 def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]:

@@ -38,7 +38,6 @@ class Score:
         return asdict(self)
 
 
-@torch.no_grad()
 def score_split(
     model: Decoder,
     split: Split,
@@ -49,6 +48,53 @@ def score_split(
     progress: Callable[[float], None] | None = None,
 ) -> Score:
     """Return the model's score on all of a split, in windows of its context that do not overlap."""
+    nats = _token_nats(model, split, batch, precision, progress)
+    lengths = token_bytes[np.asarray(split.tokens)]
+    lengths[0] = 0  # the first token is given, not predicted
+    total, size, count = float(nats.sum()), int(lengths.sum()), len(split.tokens) - 1
+    mean = total / count
+    return Score(
+        nats=mean,
+        perplexity=math.exp(min(mean, 700.0)),
+        bits_per_byte=total / math.log(2) / size,
+        tokens=count,
+        bytes=size,
+        blocks=_blocks(nats, lengths, split.documents),
+    )
+
+
+def nats_by_position(
+    model: Decoder,
+    split: Split,
+    *,
+    precision: str = "float32",
+    progress: Callable[[float], None] | None = None,
+) -> list[list[float]]:
+    """Return [first, last, mean nats] of positions in the window, counted from 1, in bins that double."""
+    context = model.size.context
+    nats = _token_nats(model, split, 0, precision, progress)[1:]
+    # The last window may be shorter, and is left out.
+    whole = nats[: len(nats) // context * context].reshape(-1, context)
+    if not len(whole):
+        return []
+    means = whole.mean(0)
+    bins, first = [], 1
+    while first <= context:
+        last = min(2 * first - 1, context)
+        bins.append([first, last, float(means[first - 1 : last].mean())])
+        first = last + 1
+    return bins
+
+
+@torch.no_grad()
+def _token_nats(
+    model: Decoder,
+    split: Split,
+    batch: int,
+    precision: str,
+    progress: Callable[[float], None] | None,
+) -> np.ndarray[Any, Any]:
+    """Return the nats of every token of a split, predicted in windows that do not overlap; zero for the first."""
     device, context = model.readout.device, model.size.context
     was_training = model.training
     model.eval()
@@ -62,18 +108,7 @@ def score_split(
         if progress:
             progress(place / len(split.tokens))
     model.train(was_training)
-    lengths = token_bytes[np.asarray(split.tokens)]
-    lengths[0] = 0  # the first token is given, not predicted
-    total, size, count = float(nats.sum()), int(lengths.sum()), len(split.tokens) - 1
-    mean = total / count
-    return Score(
-        nats=mean,
-        perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=total / math.log(2) / size,
-        tokens=count,
-        bytes=size,
-        blocks=_blocks(nats, lengths, split.documents),
-    )
+    return nats
 
 
 def _blocks(

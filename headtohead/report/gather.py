@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ArmFacts:
     results: dict[int, Row]
     costs: list[Row]
     curves: dict[int, list[Row]]
+    probes: dict[str, dict[int, Row]] = field(default_factory=dict)
+    """What each probe found, by its name and the seed."""
 
     def finished(self) -> dict[int, Row]:
         """Return the results of its runs that were trained to the end, by seed."""
@@ -63,6 +65,12 @@ def gather(
                     damage.append(str(error))
             if run_id in results:
                 facts.results[seed] = results[run_id]
+                for name in outline.probes:
+                    try:
+                        if (found := run.probe(name)) is not None:
+                            facts.probes.setdefault(name, {})[seed] = found
+                    except UserError as error:
+                        damage.append(str(error))
             if cost := run.costs():
                 facts.costs.append(cost)
             if curve := [_point(row) for row in run.metrics(every) if isinstance(row.get("nats"), float)]:

@@ -49,11 +49,12 @@ def execute(
     conditions: Conditions,
     display: Display,
     *,
+    probes: tuple[str, ...] = (),
     workers: int = 1,
     seconds: float = math.inf,
 ) -> Summary:
-    """Do every run that has no result; stop cleanly on Ctrl-C or after `seconds`."""
-    pending = [run for run in runs if not store.run(run.id).finished()]
+    """Do every run that has no result, and take the probes that runs lack; stop cleanly on Ctrl-C or after `seconds`."""
+    pending = [run for run in runs if not Job({}, probes=probes).done(store.run(run.id))]
     display.begin(len(runs), len(runs) - len(pending), float(sum(run.training.tokens for run in pending)))
     summary = Summary()
     deadline = time.monotonic() + seconds
@@ -62,9 +63,10 @@ def execute(
             stop: Callable[[], bool] = lambda: summary.stopped or _reached(deadline, summary)  # noqa: E731
             together = workers > 1 and len(pending) > 1 and all(run.arm.layout.portable for run in pending)
             if together:
-                _in_workers(store, pending, conditions, display, min(workers, len(pending)), stop, summary)
+                crew = _Crew(store, pending, conditions, min(workers, len(pending)), probes)
+                _in_workers(store, pending, crew, display, stop, summary)
             else:
-                _in_process(store, pending, conditions, display, stop, summary)
+                _in_process(store, pending, conditions, display, stop, summary, probes)
     finally:
         display.end()
     summary.left = sum(not store.run(run.id).finished() for run in pending)
@@ -104,27 +106,26 @@ def _in_process(
     display: Display,
     stop: Callable[[], bool],
     summary: Summary,
+    probes: tuple[str, ...],
 ) -> None:
     by_id = {run.id: run for run in runs}
 
     def tell(event: dict[str, Any]) -> None:
         _take(summary, display, store, by_id[event["run"]], event)
 
-    work(store, [Job(run.record(), run.layers) for run in runs], conditions, stop, tell)
+    jobs = [Job(run.record(), run.layers, probes) for run in runs]
+    work(store, jobs, conditions, stop, tell)
 
 
 def _in_workers(
     store: Store,
     runs: list[Run],
-    conditions: Conditions,
+    crew: _Crew,
     display: Display,
-    workers: int,
     stop: Callable[[], bool],
     summary: Summary,
 ) -> None:
     by_id = {run.id: run for run in runs}
-    (store.path / "logs").mkdir(exist_ok=True)
-    crew = _Crew(store, runs, conditions, workers)
     try:
         while crew.busy:
             if stop():
@@ -144,14 +145,18 @@ def _in_workers(
 class _Crew:
     """The workers of one executor; one that dies is replaced, and a run that kills its worker twice has failed."""
 
-    def __init__(self, store: Store, runs: list[Run], conditions: Conditions, count: int) -> None:
+    def __init__(
+        self, store: Store, runs: list[Run], conditions: Conditions, count: int, probes: tuple[str, ...]
+    ) -> None:
         self.store = store
+        (store.path / "logs").mkdir(exist_ok=True)
         self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
         self.order = json.dumps(
             {
                 "store": str(store.path.resolve()),
                 "conditions": dataclasses.asdict(conditions),
                 "records": [run.record() for run in runs],
+                "probes": probes,
             }
         )
         self.threads = conditions.threads

@@ -95,6 +95,8 @@ class Outline:
     """Every learning rate that was tried, where rates were tuned."""
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
+    probes: tuple[str, ...] = ()
+    """What was measured on every trained run besides its loss."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -133,6 +135,7 @@ class Outline:
             "references": self.references,
             "tuning": [dict(vars(row)) for row in self.tuning],
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
+            "probes": list(self.probes),
         }
 
 
@@ -169,6 +172,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
         tuning=tuple(_rate(row) for row in record.get("tuning", ())),
         # Studies of before have none.
         solved=tuple(_solved(row) for row in record.get("solved", ())),
+        probes=tuple(_text(name) for name in record.get("probes", ())),
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")

@@ -9,7 +9,7 @@ import resource
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
 from headtohead.data.shards import Prepared, prepare
 from headtohead.data.windows import Windows
@@ -27,8 +27,10 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.environment import differences, environment
+from headtohead.study.probes import Subject, take
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
+from headtohead.study.trained import restore
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Outcome, Trainer
 
@@ -64,11 +66,12 @@ def perform(
     conditions: Conditions,
     *,
     layers: list[Composed] | None = None,
+    probes: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
     lost: Callable[[], bool] = lambda: False,
     tell: Event = lambda event: None,
 ) -> str:
-    """Do a run, or go on with it; return how it ended.
+    """Do a run, or go on with it, then take the probes it lacks; return how it ended.
 
     done, diverged, failed, out of memory: it has a result; what is wrong with the arm is its result. stopped: it was
     asked to. hindered: its corpus is missing or changed, or another process took the run over. blocked: nothing can be
@@ -85,8 +88,15 @@ def perform(
             )
         return stop()
 
+    chosen = layers if layers is not None else layers_of(record)
     try:
-        return _train_and_score(run, record, conditions, device, layers, held, tell)
+        if run.finished():
+            model, status = restore(run, record, chosen).to(device), "done"
+        else:
+            model, status = _train_and_score(run, record, conditions, device, chosen, held, tell)
+        if status == "done":
+            _take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
+        return status
     except Obstacle as obstacle:
         tell({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
         return "hindered"
@@ -107,17 +117,17 @@ def _train_and_score(
     record: dict[str, Any],
     conditions: Conditions,
     device: torch.device,
-    layers: list[Composed] | None,
+    layers: list[Composed],
     stop: Callable[[], bool],
     tell: Event,
-) -> str:
+) -> tuple[Decoder, str]:
     corpus = _corpus(record, conditions)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
     # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
     model = Decoder(
         size,
-        layers if layers is not None else layers_of(record),
+        layers,
         int(record["seed"]),
         companion=corpus.splits["train"].tokens,
     ).to(device)
@@ -153,7 +163,7 @@ def _train_and_score(
     )
     outcome = trainer.run()
     if outcome.status == "stopped":
-        return "stopped"
+        return model, "stopped"
     began = time.monotonic()
     result = _result(
         outcome,
@@ -180,7 +190,49 @@ def _train_and_score(
     write_json(run.path / "cost.json", cost)
     run.keep_tokenizer(corpus.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
-    return str(result["status"])
+    return model, str(result["status"])
+
+
+def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
+    """Return which of the probes the run has not had; one whose file is damaged counts as not taken."""
+    found = []
+    for name in probes:
+        try:
+            if run.probe(name) is None:
+                found.append(name)
+        except DamagedFile:
+            found.append(name)
+    return found
+
+
+def _take_probes(
+    run: RunDirectory,
+    record: dict[str, Any],
+    model: Decoder,
+    conditions: Conditions,
+    probes: list[str],
+    stop: Callable[[], bool],
+    tell: Event,
+) -> None:
+    """Measure what was asked for on a trained run; a run in the middle of its probes stops between two of them."""
+    if not probes:
+        return
+    corpus = _corpus(record, conditions)
+    for place, name in enumerate(probes):
+        if stop():
+            return
+
+        def shown(share: float, place: int = place) -> None:
+            tell({"kind": "scoring", "run": run.id, "share": round((place + share) / len(probes), 3)})
+
+        subject = Subject(model, corpus.tokenizer, corpus, record, conditions.data_dir, shown)
+        try:
+            found = take(name, subject)
+        except Exception as error:  # no reason to doubt the run: the next start tries the probe again
+            words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
+            continue
+        run.keep_probe(name, found)
 
 
 def _corpus(record: dict[str, Any], conditions: Conditions) -> Prepared:

@@ -13,6 +13,7 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
+from headtohead.study.probes import probe_names
 from headtohead.training.settings import TrainSettings, train_settings
 
 SHAPES = ("as_is", "params", "cache")
@@ -71,6 +72,8 @@ class StudySpec:
     training: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
     """None: every arm is trained at the study's learning rate, or at its own."""
+    probes: tuple[str, ...] = ()
+    """What is measured on every trained run besides its loss."""
 
     @property
     def baseline_arm(self) -> Arm:
@@ -125,7 +128,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "model", "tune"} | _TRAINING
+    known |= {"context", "model", "tune", "probes"} | _TRAINING
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
@@ -148,6 +151,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         model=model,
         training=training,
         tune=_tune(values.get("tune"), training),
+        probes=probe_names(values.get("probes", ())),
     )
     for name in spec.sizes:
         for arm in spec.arms:

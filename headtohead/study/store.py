@@ -5,6 +5,7 @@ runs/ID/spec.json         what the run is
         metrics.jsonl     one row per logged interval
         checkpoint/       where it stands; the trained weights and their checksum when it is done
         cost.json         clock, memory, throughput: what a repeat does not give again
+        probes/           what was measured on the trained run besides its loss, a sealed file each
         result.json       written last, sealed with a checksum: only what a repeat gives again
         lock              who works on it now
 """
@@ -26,6 +27,7 @@ from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 DAMAGED = ".damaged"
+PROBES = "probes"
 _LONGEST_METRICS = 64 * 2**20
 _ROW_TYPES = {int, float, dict, type(None)}
 
@@ -167,6 +169,29 @@ class RunDirectory:
         """Return where each stretch of the run was done, or nothing where that is missing or damaged."""
         stretches = self._facts("environment.json").get("stretches")
         return [row for row in stretches if isinstance(row, dict)] if isinstance(stretches, list) else []
+
+    def probe(self, name: str) -> dict[str, Any] | None:
+        """Return what a probe found in the run, or None where it has not been taken; a damaged file is named."""
+        path = self._probe_path(name)
+        try:
+            found = read_json(path, unsealed)
+        except MissingFile:
+            return None
+        if not isinstance(found, dict) or found.get("probe") != name or not isinstance(found["found"], dict):
+            raise DamagedFile(f"damaged file {path}: it is not what probe {name} found")
+        return dict(found["found"])
+
+    def keep_probe(self, name: str, found: dict[str, Any]) -> None:
+        """Keep what a probe found."""
+        path = self._probe_path(name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, sealed({"probe": name, "found": found}))
+
+    def _probe_path(self, name: str) -> Path:
+        """Return the file of a probe: its name, and a digest of what stands behind it."""
+        short, _, argument = name.partition(":")
+        ending = f"-{digest(argument)[:8]}" if argument else ""
+        return self.path / PROBES / f"{short}{ending}.json"
 
     def _facts(self, name: str) -> dict[str, Any]:
         try:

@@ -15,8 +15,8 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.terms import Composed
 from headtohead.study.holds import Holds
-from headtohead.study.perform import Conditions, Event, perform
-from headtohead.study.store import Store
+from headtohead.study.perform import Conditions, Event, missing_probes, perform
+from headtohead.study.store import RunDirectory, Store
 
 _LOOK_AGAIN_SECONDS = 0.5
 
@@ -27,6 +27,11 @@ class Job:
 
     record: dict[str, Any]
     layers: tuple[Composed, ...] | None = None
+    probes: tuple[str, ...] = ()
+
+    def done(self, run: RunDirectory) -> bool:
+        """Return whether the run has its result, and every probe that can be taken."""
+        return run.finished() and not (run.weights.is_file() and missing_probes(run, self.probes))
 
 
 def work(
@@ -56,18 +61,27 @@ def _attempt(
 ) -> str:
     """Do one job unless it is done or held; return how that ended."""
     run = store.run(job.record["id"])
-    if run.finished():
+    if job.done(run):
         return "done"
     try:
         run.open(job.record)
         with holds.hold(run.path) as hold:
             if hold is None:
                 return "held"
-            if run.finished():
+            if job.done(run):
                 return "done"
             tell({"kind": "started", "run": run.id})
             layers = None if job.layers is None else list(job.layers)
-            state = perform(run, job.record, conditions, layers=layers, stop=stop, lost=hold.lost, tell=tell)
+            state = perform(
+                run,
+                job.record,
+                conditions,
+                layers=layers,
+                probes=job.probes,
+                stop=stop,
+                lost=hold.lost,
+                tell=tell,
+            )
     except (OSError, UserError) as error:
         words = f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
         tell({"kind": "obstacle", "run": run.id, "words": words})

@@ -30,7 +30,7 @@ def main() -> None:
         stopped.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    jobs = [Job(record) for record in order["records"]]
+    jobs = [Job(record, probes=tuple(order["probes"])) for record in order["records"]]
     work(Store(Path(order["store"])), jobs, conditions, stopped.is_set, tell)
 
 

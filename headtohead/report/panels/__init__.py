@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headtohead.report.panels import cost, curves, forest, rates, seeds
+from headtohead.report.panels import cost, curves, forest, positions, rates, seeds
 from headtohead.report.panels.base import Figure, Table, View
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
@@ -17,9 +17,22 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "cost": cost.figure,
     "rates": rates.figure,
     "seeds": seeds.figure,
+    "positions": positions.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
 STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
 """Drawn once, from all contests together."""
 
-__all__ = ["CONTEST", "STUDY", "Figure", "Table", "View", "cost", "curves", "forest", "rates", "seeds"]
+__all__ = [
+    "CONTEST",
+    "STUDY",
+    "Figure",
+    "Table",
+    "View",
+    "cost",
+    "curves",
+    "forest",
+    "positions",
+    "rates",
+    "seeds",
+]

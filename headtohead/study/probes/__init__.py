@@ -1,0 +1,45 @@
+"""Probes by name, one file each: a new one is a file and a line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.study.probes import positions
+from headtohead.study.probes.base import Found, Probe, Subject
+
+PROBES: dict[str, Probe] = {
+    "positions": positions.PROBE,
+}
+
+
+def probe_names(given: Any) -> tuple[str, ...]:
+    """Return the probes that a study asks for, each once and in its one spelling: NAME or NAME:ARGUMENT."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"probes takes a name or a list of names, got {given!r}")
+    found = []
+    for text in names:
+        name, _, argument = text.partition(":")
+        if name not in PROBES:
+            raise unknown("probe", name, PROBES)
+        check = PROBES[name].check
+        if check is None and argument:
+            raise UserError(f"probe '{name}' takes no argument, got '{argument}'")
+        argument = check(argument) if check else ""
+        found.append(f"{name}:{argument}" if argument else name)
+    return tuple(dict.fromkeys(found))
+
+
+def take(name: str, subject: Subject) -> Found:
+    """Return what a probe finds in a trained run."""
+    name, _, argument = name.partition(":")
+    was_training = subject.model.training
+    subject.model.eval()
+    try:
+        return PROBES[name].measure(subject, argument)
+    finally:
+        subject.model.train(was_training)
+
+
+__all__ = ["PROBES", "Found", "Probe", "Subject", "probe_names", "take"]

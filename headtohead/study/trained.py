@@ -1,0 +1,43 @@
+"""A trained run's model, from its directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.study.records import size_of
+from headtohead.study.store import RunDirectory
+from headtohead.training.checkpoint import read_tensors, tensor_shapes
+
+
+def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
+    """Return the model with the weights that a finished run left; weights that do not fit are refused by name."""
+    folder.refuse_changed_weights()
+    size = size_of(record)
+    shapes = tensor_shapes(folder.weights)
+    if size.layers > len(shapes):
+        raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
+    # The outline takes no memory: only a model that the file can fill is built.
+    wanted = {
+        name: tuple(tensor.shape) for name, tensor in Decoder.outline(size, layers).state_dict().items()
+    }
+    for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
+        if wanted.get(name) != shapes.get(name):
+            found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))
+            raise UserError(
+                f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
+            )
+    model = Decoder(size, layers, seed=None)
+    model.load_state_dict(read_tensors(folder.weights))
+    return model
+
+
+def refuse_untrained(folder: RunDirectory) -> None:
+    """Refuse a run that has no trained weights, and say why."""
+    result = folder.result()
+    if result is None:
+        raise UserError(f"run {folder.id} is not finished ({folder.state()})")
+    if result["status"] != "done" or not folder.weights.is_file():
+        raise UserError(f"run {folder.id} has no trained weights ({result['status']})")
