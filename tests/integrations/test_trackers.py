@@ -138,6 +138,22 @@ def test_tensorboard_gets_every_row_once_whoever_trains(
         assert '"seed": 1' in writer.texts["spec"]
 
 
+def test_the_real_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    h2h.Study(["standard"], **SMALL).run(tmp_path, quiet=True, workers=1, track="tensorboard")
+    (run,) = Store(tmp_path).runs()
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    logged = [(row["step"], row["nats"]) for row in run.metrics() if "nats" in row]
+    tracked = [(event.step, event.value) for event in events.Scalars("train/nats")]
+    assert tracked == [(step, pytest.approx(nats, rel=1e-6)) for step, nats in logged]
+    result = run.result()
+    assert result is not None
+    (score,) = events.Scalars("test/bits_per_byte")
+    assert score.value == pytest.approx(result["test"]["bits_per_byte"], rel=1e-6)
+
+
 def test_the_shell_tracks_and_is_told_of_mistakes(
     story: Path, tmp_path: Path, board: type[Writer], capsys: pytest.CaptureFixture[str]
 ) -> None:
