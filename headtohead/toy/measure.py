@@ -1,0 +1,105 @@
+"""What a toy model looks at, and how large its circuits are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.toy.forms import ATTENTION, OUTPUT, SCALE, State
+from headtohead.toy.runs import ToyRun
+from headtohead.toy.task import COMMON
+
+EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A run at one moment."""
+
+    epoch: int
+    loss: float
+    """Mean of the epoch."""
+    alpha: float
+    """Mean mass on distinct tokens over the test sequences."""
+    heat: list[list[float]]
+    """Per cent of test sequences by mass (first) and by probability of the label, in five equal bins each."""
+    sure: float
+    """Share of test sequences whose label has probability above .8."""
+    qk: float
+    """Frobenius norm of the four query rows of W_QK."""
+    ov: float
+    """Frobenius norm of OV."""
+    balance: float | None
+    """||O^T O - V V^T|| / max(norms, 1e-8) of a factorised output part: 0 is conserved."""
+
+    @property
+    def histogram(self) -> list[float]:
+        """Per cent of test sequences by mass on distinct tokens."""
+        return [sum(row) for row in self.heat]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Mark:
+        """Return what `as_dict` gave."""
+        return cls(**values)
+
+
+def attention_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
+    """Return the mass by token (sequences, vocabulary) from s(q, l) of the four queries."""
+    return (scores[classes] * SCALE + counts.log()).softmax(-1)
+
+
+def relevant_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
+    """Return each sequence's mass on distinct tokens."""
+    return attention_mass(scores, counts, classes)[:, COMMON:].sum(1)
+
+
+def balance(v: Tensor, o: Tensor) -> float:
+    """Return how far O^T O and V V^T lie apart, against their norms; v is (token, inner), o is (inner, logit)."""
+    ours, theirs = o @ o.T, v.T @ v
+    largest = max(float(ours.norm()), float(theirs.norm()), 1e-8)
+    return float((ours - theirs).norm()) / largest
+
+
+def measure_mark(
+    run: ToyRun, state: State, counts: Tensor, classes: Tensor, epoch: int, loss: float
+) -> Mark:
+    """Return a run's mark from its parameters and the test sequences."""
+    attention, output = ATTENTION[run.form[:2]], OUTPUT[run.form[2:]]
+    scores, ov = attention.product(state), output.product(state)
+    if run.share is None:
+        mass = attention_mass(scores, counts, classes)
+    else:
+        mass = imposed_mass(counts, run.share)
+    logits = mass @ ov + state.get("bias", 0.0)
+    right = logits.softmax(-1).gather(1, (classes + run.source.target)[:, None])[:, 0]
+    relevant = mass[:, COMMON:].sum(1)
+    bins = len(EDGES) - 1
+    place = [(values * bins).long().clamp(0, bins - 1) for values in (relevant, right)]
+    heat = torch.bincount(place[0] * bins + place[1], minlength=bins * bins) * (100 / len(counts))
+    return Mark(
+        epoch=epoch,
+        loss=loss,
+        alpha=float(relevant.mean()),
+        heat=heat.view(bins, bins).tolist(),
+        sure=float((right > 0.8).float().mean()),
+        qk=float(scores.norm()),
+        ov=float(ov.norm()),
+        balance=balance(state["v"], state["o"]) if "v" in state else None,
+    )
+
+
+def imposed_mass(counts: Tensor, share: Tensor | float) -> Tensor:
+    """Return masses (..., vocabulary): `share` even over positions with distinct tokens, the rest even over the others."""
+    common, distinct = counts[..., :COMMON], counts[..., COMMON:]
+    # A sequence without distinct tokens gives all it has to the others.
+    have = distinct.sum(-1, keepdim=True) > 0
+    kept = torch.where(have, share, 0.0)
+    mine = distinct / distinct.sum(-1, keepdim=True).clamp(min=1)
+    return torch.cat(((1 - kept) * common / common.sum(-1, keepdim=True), kept * mine), -1)
