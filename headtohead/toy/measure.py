@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from headtohead.toy.forms import ATTENTION, OUTPUT, SCALE, State
 from headtohead.toy.runs import ToyRun
-from headtohead.toy.task import COMMON
+from headtohead.toy.task import COMMON, TEST_SEED, draw_chunk
 
 EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MORE = 0.005
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,7 @@ def balance(v: Tensor, o: Tensor) -> float:
     return float((ours - theirs).norm()) / largest
 
 
-def measure_mark(
-    run: ToyRun, state: State, counts: Tensor, classes: Tensor, epoch: int, loss: float
-) -> Mark:
+def measure_mark(run: ToyRun, state: State, counts: Tensor, classes: Tensor, epoch: int, loss: float) -> Mark:
     """Return a run's mark from its parameters and the test sequences."""
     attention, output = ATTENTION[run.form[:2]], OUTPUT[run.form[2:]]
     scores, ov = attention.product(state), output.product(state)
@@ -93,6 +92,27 @@ def measure_mark(
         ov=float(ov.norm()),
         balance=balance(state["v"], state["o"]) if "v" in state else None,
     )
+
+
+def measure_gain(run: ToyRun, state: State) -> dict[str, float]:
+    """Return the loss with imposed attention on 1000 fresh batches, and what a little more mass takes off it.
+
+    gain = [loss(alpha) - loss(alpha + .005)] / .005, on the same batches, with the output part as it is; 0 at alpha 1.
+    """
+    assert run.share is not None
+    source = replace(run.source, seed=TEST_SEED)
+    ov = OUTPUT[run.form[2:]].product(state).double()
+    bias = state["bias"].double() if "bias" in state else 0.0
+    counts, classes = draw_chunk(source, 0, ov.device, logarithm=False)
+    counts, right = counts.flatten(0, 1).double(), (classes.flatten() + source.target)[:, None]
+
+    def loss(share: float) -> float:
+        logits = imposed_mass(counts, share) @ ov + bias
+        return -float(logits.log_softmax(-1).gather(1, right).mean())
+
+    here = loss(run.share)
+    more = run.share + _MORE
+    return {"loss": here, "gain": (here - loss(more)) / _MORE if more <= 1 else 0.0}
 
 
 def imposed_mass(counts: Tensor, share: Tensor | float) -> Tensor:

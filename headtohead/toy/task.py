@@ -79,9 +79,7 @@ def log_counts(counts: Tensor, length: int) -> Tensor:
     return table.gather(0, counts.view(-1)).view(counts.shape)
 
 
-def draw_chunk(
-    source: Source, number: int, device: torch.device, logarithm: bool
-) -> tuple[Tensor, Tensor]:
+def draw_chunk(source: Source, number: int, device: torch.device, logarithm: bool) -> tuple[Tensor, Tensor]:
     """Return (log) counts (CHUNK, batch, vocabulary) and classes (CHUNK, batch) of a run's steps from CHUNK * number.
 
     They are the same on every machine of one kind; CPU and GPU draw different ones.
@@ -100,7 +98,7 @@ def draw_chunk(
     return counts.view(CHUNK, source.batch, VOCABULARY), classes.view(CHUNK, source.batch)
 
 
-def test_sequences(
+def held_out(
     source: Source, count: int = TEST_SEQUENCES, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Return counts (count, vocabulary) and classes (count,) that no run trains on; the same for every seed."""

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.toy.forms import ATTENTION, OUTPUT, State, default, tiny
-from headtohead.toy.measure import Mark, imposed_mass, measure_mark, relevant_mass
+from headtohead.toy.measure import Mark, imposed_mass, measure_gain, measure_mark, relevant_mass
 from headtohead.toy.runs import LOSSES, RATE, ToyRun
-from headtohead.toy.task import CHUNK, CLASSES, VOCABULARY, Source, draw_chunk, test_sequences
+from headtohead.toy.task import CHUNK, CLASSES, VOCABULARY, Source, draw_chunk, held_out
 
 _POINTS = 60
 """How many points of a run's path are kept, about."""
@@ -87,24 +87,25 @@ class Batch:
     def __init__(self, runs: Sequence[ToyRun], device: torch.device) -> None:
         self.form, self.device = runs[0].form, device
         self.target = runs[0].source.target
-        self.window = math.gcd(*(run.batches for run in runs))
         self.results = [ToyResult(run) for run in runs]
         self.step = 0
         self.sums = [0.0] * len(runs)
         self.hundred: list[list[float]] = [[] for _ in runs]
         self.tests: dict[Source, tuple[Tensor, Tensor]] = {}
         self.done: list[ToyResult] = []
+        self.over: set[int] = set()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._take([start_state(run) for run in runs])
 
     @property
     def runs(self) -> list[ToyRun]:
         """The runs still at work."""
-        return [result.run for result in self.results]
+        return [result.run for place, result in enumerate(self.results) if place not in self.over]
 
     def _take(self, states: list[State]) -> None:
         """Stack the states of the runs at work, and make room for a window's sequences."""
         runs = self.runs
+        self.window = math.gcd(self.step, *(run.batches for run in runs))
         self.state = {
             name: torch.stack([state[name].to(self.device, torch.float32) for state in states])
             for name in states[0]
@@ -140,7 +141,9 @@ class Batch:
         self.known.copy_(counts if self.shares is None else imposed_mass(counts, self.shares))
         self.ask.copy_(self.asks[here].index_select(1, self.of))
         steps = torch.arange(self.step, self.step + self.window, device=self.device, dtype=torch.float64)
-        rate = (self.ratio + self.rise * steps[:, None]) * (RATE / self.known.shape[2] / math.sqrt(VOCABULARY))
+        rate = (self.ratio + self.rise * steps[:, None]) * (
+            RATE / self.known.shape[2] / math.sqrt(VOCABULARY)
+        )
         torch.mul(self.ask.transpose(2, 3), rate.float()[:, :, None, None], out=self.pull)
 
     def _steps(self) -> Tensor:
@@ -159,6 +162,7 @@ class Batch:
             self._fill()
             self.losses = self._steps()
             return
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             self._fill()
             if self.graph is None:
@@ -185,22 +189,25 @@ class Batch:
         if self.stream is not None:
             self.stream.synchronize()
         self.step += self.window
-        over = []
         for place, loss in enumerate(self.losses.tolist()):
+            if place in self.over:
+                continue
             run = self.results[place].run
             if not math.isfinite(loss):
                 raise UserError(f"toy run {run.name} with seed {run.seed} diverged at step {self.step}")
-            self.sums[place] += loss
+            self.sums[place] += loss * self.window
             if self.step % run.batches == 0:
-                mean, self.sums[place] = self.sums[place] * self.window / run.batches, 0.0
+                mean, self.sums[place] = self.sums[place] / run.batches, 0.0
                 if self._epoch(place, mean):
-                    over.append(place)
-        if over:
-            self.done += [self.results[place] for place in over]
-            left = [place for place in range(len(self.results)) if place not in over]
-            states = [{name: value[place] for name, value in self.state.items()} for place in left]
+                    self.over.add(place)
+                    self.done.append(self.results[place])
+        # On a GPU a run that idles costs less than another graph.
+        if self.over and (self.stream is None or 2 * len(self.over) >= len(self.results)):
+            left = [place for place in range(len(self.results)) if place not in self.over]
+            states = [self._one(place) for place in left]
             for name in ("results", "sums", "hundred"):
                 setattr(self, name, [getattr(self, name)[place] for place in left])
+            self.over = set()
             if left:
                 self._take(states)
 
@@ -221,6 +228,8 @@ class Batch:
         if events:
             mark = self._measured(place, epoch, loss)
             marks |= dict.fromkeys(events, mark)
+        if epoch == run.epochs and run.share is not None:
+            result.gain = measure_gain(run, self._one(place))
         every = max(1, run.epochs // _POINTS) if run.epochs > 1 else max(1, epoch // 16)
         if (epoch % every == 0 or events) and run.share is None:
             alpha = marks[events[0]].alpha if events else self._alpha(place)
@@ -237,7 +246,7 @@ class Batch:
     def _test(self, run: ToyRun) -> tuple[Tensor, Tensor]:
         source = Source(0, run.length, label_in_input=run.label_in_input)
         if source not in self.tests:
-            self.tests[source] = test_sequences(source, device=self.device)
+            self.tests[source] = held_out(source, device=self.device)
         return self.tests[source]
 
     def _alpha(self, place: int) -> float:
@@ -273,7 +282,6 @@ def train(
     """
     place = torch.device(device)
     batches = [Batch(group, place) for group in batched(runs)]
-    expected = {run: max(run.epochs, run.most // 2 if run.until else 0) * run.batches for run in runs}
     ended: dict[ToyRun, ToyResult] = {}
     while batches and not stop():
         for batch in batches:
@@ -284,8 +292,8 @@ def train(
                 ended[result.run] = result
                 finished(result)
             batch.done.clear()
-        batches = [batch for batch in batches if batch.results]
+        batches = [batch for batch in batches if batch.runs]
         if batches:
-            share = min(min(1.0, batch.step / expected[run]) for batch in batches for run in batch.runs)
+            share = min(min(1.0, batch.step / run.expected_steps) for batch in batches for run in batch.runs)
             progress(f"toy: {len(ended)} of {len(runs)} runs", share)
     return [ended[run] for run in runs if run in ended]
