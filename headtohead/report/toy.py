@@ -16,6 +16,7 @@ from headtohead.report.charts import PALETTE, Row
 from headtohead.report.pictures import PAPER, as_svg
 from headtohead.report.templates import beside, templates
 from headtohead.toy.measure import EDGES
+from headtohead.toy.reduced import Reduced
 from headtohead.toy.train import ToyResult
 from headtohead.toy.work import Toy
 
@@ -83,7 +84,7 @@ def _scale(names: list[str]) -> alt.Scale:
 def heat_maps(results: list[ToyResult]) -> Any:
     """Return a grid for each run: mass on distinct tokens across, probability of the label upwards."""
     rows: dict[tuple[str, int, int], list[float]] = {}
-    titles = {}
+    titles: dict[str, str] = {}
     for result in results:
         event, mark = list(result.marks.items())[-1]
         name = result.run.name
@@ -99,7 +100,9 @@ def heat_maps(results: list[ToyResult]) -> Any:
     x = alt.X("mass:O", sort=bins, title="mass on distinct tokens", axis=alt.Axis(labelAngle=0))
     y = alt.Y("label:O", sort=bins[::-1], title="probability of the label")
     base = alt.Chart().encode(x=x, y=y)
-    shade = alt.Color("percent:Q", scale=alt.Scale(scheme="blues", domain=[0, 100]), legend=None)
+    shade = alt.Color(
+        "percent:Q", scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100]), legend=None
+    )
     words = base.mark_text(fontSize=11).encode(
         text=alt.condition("datum.percent >= 0.05", alt.Text("percent:Q", format=".1f"), alt.value("")),
         color=alt.condition("datum.percent > 55", alt.value("white"), alt.value("#24292f")),
@@ -113,7 +116,8 @@ def heat_maps(results: list[ToyResult]) -> Any:
 
 
 def _bin(place: int) -> str:
-    return f"{EDGES[place]:g} to {EDGES[place + 1]:g}" if place else "0 to 0.2"
+    ends = (f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[place : place + 2])
+    return "–".join(ends)
 
 
 def alpha_at_loss(results: list[ToyResult]) -> Any:
@@ -176,25 +180,27 @@ def phases(toy: Toy) -> Any:
     ]
     points = [
         {"ratio": f"r = {point.r:g}", "ov": point.mu_ov, "qk": point.mu_qk, "loss": f"loss {point.loss:g}"}
-        | {"words": f"{point.loss:g}"}
         for point in toy.solved
     ]
+    model = Reduced()
+    losses = dict.fromkeys(point.loss for point in toy.solved)
+    between = [model.solve(10 ** (place / 10), loss) for loss in losses for place in range(-20, 21)]
+    equal = [{"ov": point.mu_ov, "qk": point.mu_qk, "loss": f"{point.loss:g}"} for point in between]
     x = alt.X("ov:Q", title="mu_OV, how far the output circuit has gone", axis=alt.Axis(grid=False))
-    y = alt.Y("qk:Q", title="mu_QK, how far attention has gone", scale=alt.Scale(zero=True))
+    y = alt.Y("qk:Q", title="mu_QK, how far attention has gone", scale=alt.Scale(domain=[-0.4, 8]))
     colour = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
-    equal = alt.Chart(alt.Data(values=points))
     last = [row for row in points if row["ratio"] == "r = 0.01"]
-    names = alt.Chart(alt.Data(values=last)).mark_text(
-        dy=-9, dx=8, align="left", fontSize=11, color="#57606a"
-    )
+    names = alt.Chart(alt.Data(values=last)).mark_text(dy=14, fontSize=11, color="#57606a")
     return alt.layer(
-        equal.mark_line(strokeDash=[3, 3], strokeWidth=1, color="#8c959f").encode(
-            x=x, y=y, detail="loss:N", order="qk:Q"
-        ),
+        alt.Chart(alt.Data(values=equal))
+        .mark_line(strokeDash=[3, 3], strokeWidth=1, color="#8c959f")
+        .encode(x=x, y=y, detail="loss:N", order="qk:Q"),
         alt.Chart(alt.Data(values=paths))
         .mark_line(strokeWidth=2.2)
         .encode(x=x, y=y, color=colour, order="ov:Q"),
-        equal.mark_point(filled=True, size=42, opacity=1).encode(x=x, y=y, color=colour),
+        alt.Chart(alt.Data(values=points))
+        .mark_point(filled=True, size=42, opacity=1)
+        .encode(x=x, y=y, color=colour),
         names.encode(x=x, y=y, text="loss:N"),
     ).properties(height=340)
 

@@ -137,9 +137,17 @@ class Batch:
             self.asks = torch.nn.functional.one_hot(classes, CLASSES).float()
             self.chunk = number
         here = slice(at, at + self.window)
-        counts = self.counts[here].index_select(1, self.of)
-        self.known.copy_(counts if self.shares is None else imposed_mass(counts, self.shares))
-        self.ask.copy_(self.asks[here].index_select(1, self.of))
+        counts, ask = self.counts[here], self.asks[here]
+        if self.stream is None and len(self.sources) == len(self.of):
+            self.ask = ask  # each run has a source of its own, in order: nothing needs copying
+        else:
+            counts = counts.index_select(1, self.of)
+            torch.index_select(ask, 1, self.of, out=self.ask)
+        told = counts if self.shares is None else imposed_mass(counts, self.shares)
+        if self.stream is None:
+            self.known = told
+        else:
+            self.known.copy_(told)
         steps = torch.arange(self.step, self.step + self.window, device=self.device, dtype=torch.float64)
         rate = (self.ratio + self.rise * steps[:, None]) * (
             RATE / self.known.shape[2] / math.sqrt(VOCABULARY)
