@@ -101,7 +101,9 @@ def heat_maps(results: list[ToyResult]) -> Any:
     y = alt.Y("label:O", sort=bins[::-1], title="probability of the label")
     base = alt.Chart().encode(x=x, y=y)
     shade = alt.Color(
-        "percent:Q", scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb"), legend=None
+        "percent:Q",
+        scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb"),
+        legend=None,
     )
     words = base.mark_text(fontSize=11).encode(
         text=alt.condition("datum.percent >= 0.05", alt.Text("percent:Q", format=".1f"), alt.value("")),

@@ -18,6 +18,10 @@ _WORDS = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
 
 def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
     """Judge whether a quantity rises from each run to the next: the 95 % interval over paired seeds beyond its margin."""
+    done = {result.run.name for result in toy.results}
+    missing = [name for name in criterion.order if name not in done]
+    if missing:
+        return OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale, or not finished", []
     directions, reasons, measured = [], [], []
     for bound in criterion.losses:
         values = [_values(toy, name, bound, criterion.quantity) for name in criterion.order]
