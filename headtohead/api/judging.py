@@ -168,6 +168,7 @@ def reproduce(
         left = max(0.0, end - time.monotonic())
         found = run_toy(known.toy[scale], result.path, seconds=left, **shared)
         result.summary.left += found.left
+        result.summary.stopped = result.summary.stopped or found.left > 0
     claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts, found)
     path = result.path / "claims.json"
     write_json(path, [claim.as_dict() for claim in claims])

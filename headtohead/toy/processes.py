@@ -58,8 +58,6 @@ def beside(parts: Sequence[list[list[ToyRun]]]) -> Iterator[Callable[..., None]]
                 alive -= 1
                 if workers[place].wait() != 0:
                     raise UserError(f"a process of the toy ended with exit code {workers[place].returncode}")
-            elif "trouble" in event:
-                raise UserError(event["trouble"])
             elif "result" in event:
                 keep(ToyResult.from_dict(event["result"]))
                 done += 1

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError
 from headtohead.toy.forms import ATTENTION, OUTPUT, State, default, tiny
 from headtohead.toy.measure import Mark, imposed_mass, measure_gain, measure_mark, relevant_mass
 from headtohead.toy.runs import LOSSES, RATE, ToyRun
@@ -38,6 +37,9 @@ class ToyResult:
     gain: dict[str, float] | None = None
     """With imposed attention: the loss, and what a little more mass on distinct tokens would take off it."""
 
+    diverged: int | None = None
+    """The step at which its loss was no number any more."""
+
     def as_dict(self) -> dict[str, Any]:
         """Return it JSON-ready."""
         return {
@@ -46,6 +48,7 @@ class ToyResult:
             "hundreds": self.hundreds,
             "path": self.path,
             "gain": self.gain,
+            "diverged": self.diverged,
         }
 
     @classmethod
@@ -53,7 +56,7 @@ class ToyResult:
         """Return what `as_dict` gave."""
         marks = {event: Mark.from_dict(mark) for event, mark in values["marks"].items()}
         run = ToyRun(**values["run"])
-        return cls(run, marks, values["hundreds"], values["path"], values["gain"])
+        return cls(run, marks, values["hundreds"], values["path"], values["gain"], values["diverged"])
 
 
 def start_state(run: ToyRun) -> State:
@@ -202,7 +205,10 @@ class Batch:
                 continue
             run = self.results[place].run
             if not math.isfinite(loss):
-                raise UserError(f"toy run {run.name} with seed {run.seed} diverged at step {self.step}")
+                self.results[place].diverged = self.step
+                self.over.add(place)
+                self.done.append(self.results[place])
+                continue
             self.sums[place] += loss * self.window
             if self.step % run.batches == 0:
                 mean, self.sums[place] = self.sums[place] / run.batches, 0.0

@@ -103,11 +103,17 @@ class Toy:
             for result in self.results
             if result.gain
         ]
+        diverged = [
+            {"name": result.run.name, "seed": result.run.seed, "step": result.diverged}
+            for result in self.results
+            if result.diverged is not None
+        ]
         return {
             "ode": [asdict(point) for point in self.solved],
             "runs": runs,
             "fixed": fixed,
             "findings": [finding.as_dict() for finding in self.findings],
+            "diverged": diverged,
             "left": self.left,
         }
 

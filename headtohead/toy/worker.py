@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
 from headtohead.toy.runs import ToyRun
 from headtohead.toy.train import train
 
@@ -37,11 +36,7 @@ def main() -> None:
         def show(words: str, share: float, place: int = place) -> None:
             tell({"share": (sum(weights[:place]) + share * weights[place]) / sum(weights)})
 
-        try:
-            train(group, "cpu", show, lambda result: tell({"result": result.as_dict()}), stopped.is_set)
-        except UserError as error:
-            tell({"trouble": str(error)})
-            return
+        train(group, "cpu", show, lambda result: tell({"result": result.as_dict()}), stopped.is_set)
 
 
 def tell(event: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from headtohead.toy.forms import ATTENTION
 from headtohead.toy.measure import balance, imposed_mass
 from headtohead.toy.runs import RATE, RUNS, SEEDS, ToyRun, choose_runs
 from headtohead.toy.task import Source, count_tokens, draw_tokens
-from headtohead.toy.train import Batch, sgd_step, start_state, train
+from headtohead.toy.train import Batch, ToyResult, sgd_step, start_state, train
 from tests.references import toy as reference
 
 QUERIES = slice(5, 9)
@@ -131,13 +131,33 @@ def test_a_factorised_output_ends_lower_at_equal_attention() -> None:
 
 
 def test_the_conserved_quantity_stays_while_a_run_trains() -> None:
-    run = ToyRun("x", "FAFO", epochs=120, batches=50, length=16, stops=False)
-    mark = train([run])[0].marks["end"]
-    assert mark.balance is not None
-    assert mark.balance < 0.01
-    assert mark.ov > 1e-3  # it has grown from 1e-12 * sqrt(50)
-    state = start_state(run)
-    assert balance(state["v"], 2 * state["o"]) > 0.5
+    batch = Batch([ToyRun("x", "FAFO", batches=50, length=16)], torch.device("cpu"))
+    for name in ("q", "k", "v", "o"):
+        batch.state[name] *= 1e5
+    before = batch.state["v"].norm()
+    for _ in range(40):
+        batch.launch()
+        batch.collect()
+    v, o = batch.state["v"][0], batch.state["o"][0]
+    assert v.norm() > 1.3 * before
+    assert balance(v, o) < 0.01
+    assert balance(v, 1.1 * o) > 0.05
+
+
+def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
+    runs = [
+        ToyRun(name, "CACO", ratio=ratio, epochs=3, batches=50) for name, ratio in (("a", 1.0), ("b", 1.0))
+    ]
+    batch = Batch(runs, torch.device("cpu"))
+    batch.state["ov"][1] = math.inf
+    for _ in range(3):
+        batch.launch()
+        batch.collect()
+    fine, wrong = sorted(batch.done, key=lambda result: result.run.name)
+    assert wrong.diverged == 50
+    assert fine.diverged is None
+    assert "end" in fine.marks
+    assert ToyResult.from_dict(wrong.as_dict()) == wrong
 
 
 @pytest.mark.parametrize(
