@@ -25,6 +25,8 @@ class Mark:
     """Mean of the epoch."""
     alpha: float
     """Mean mass on distinct tokens over the test sequences."""
+    asked: float
+    """Mean mass on the query's own id, which is a common token and tells the class all the same."""
     heat: list[list[float]]
     """Per cent of test sequences by mass (first) and by probability of the label, in five equal bins each."""
     sure: float
@@ -86,6 +88,7 @@ def measure_mark(run: ToyRun, state: State, counts: Tensor, classes: Tensor, epo
         epoch=epoch,
         loss=loss,
         alpha=float(relevant.mean()),
+        asked=float(mass.gather(1, (classes + run.source.last)[:, None]).mean()),
         heat=heat.view(bins, bins).tolist(),
         sure=float((right > 0.8).float().mean()),
         qk=float(scores.norm()),

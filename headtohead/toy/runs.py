@@ -120,7 +120,8 @@ class ToyRun:
         return asdict(self)
 
 
-_CACO_LONG = ToyRun("CACO L=128", "CACO", length=128, epochs=2000, batches=100)
+_CACO = ToyRun("CACO", "CACO", qk_start="default", ov_start="default", batches=200, until=1e-2, most=30000)
+_CACO_LONG = replace(_CACO, name="CACO L=128", length=128, epochs=2000, batches=100, until=0.0, most=0)
 _FIXED = ToyRun(
     "fixed", "IACO", qk_start="default", ov_start="default", epochs=500, stops=False, batch=128, share=1.0
 )
@@ -129,7 +130,7 @@ _RUNS = (
     ToyRun("FAFO", "FAFO", until=1e-3, most=2500),
     ToyRun("FACO", "FACO", until=1e-3, most=4000),
     ToyRun("CAFO", "CAFO", epochs=5000, batches=200, until=1e-3, most=5000),
-    ToyRun("CACO", "CACO", qk_start="default", ov_start="default", batches=200, until=1e-2, most=30000),
+    _CACO,
     ToyRun("FAFO r=20", "FAFO", ratio=20, epochs=1000, batches=100, stops=False),
     ToyRun("FAFO ramp 1->40", "FAFO", ratio_end=40, epochs=2000, batches=100, stops=False),
     _CACO_LONG,
@@ -137,7 +138,7 @@ _RUNS = (
     replace(_CACO_LONG, name="CACO ramp 1->10 L=128", ratio_end=10, stops=False),
     ToyRun("FACO emulated", "EACO", until=1e-3, most=4000),
     *(
-        ToyRun(f"CACO sweep r={ratio:g}", "CACO", ratio=ratio, epochs=1, batches=200, until=0.1, most=6000)
+        replace(_CACO, name=f"CACO sweep r={ratio:g}", ratio=ratio, epochs=1, until=0.1, most=6000)
         for ratio in RATIOS
     ),
     *(

@@ -84,6 +84,7 @@ class Toy:
                 "event": event,
                 "loss": float(event.split()[1]) if event.startswith("loss") else mark.loss,
                 "alpha": mark.alpha,
+                "asked": mark.asked,
                 "epoch": mark.epoch,
                 "mean_loss": mark.loss,
                 "qk_norm": mark.qk,

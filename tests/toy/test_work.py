@@ -99,6 +99,11 @@ def test_plans_that_cannot_be_are_refused(settings: dict[str, Any], words: str) 
     assert words in str(caught.value)
 
 
+def test_an_unknown_scale_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'small'"):
+        h2h.run_toy("smal", tmp_path)
+
+
 def made(alphas: dict[str, dict[float, float]]) -> Toy:
     """Return a toy of five seeds with given alpha by run and loss."""
     results = []
@@ -106,7 +111,7 @@ def made(alphas: dict[str, dict[float, float]]) -> Toy:
         for place, seed in enumerate(SEEDS):
             shift = 0.002 * math.sin(7 * place + len(name))
             marks = {
-                f"loss {loss:g}": Mark(1, loss, alpha + shift, [[0.0] * 5] * 5, 1.0, 1.0, 1.0, None)
+                f"loss {loss:g}": Mark(1, loss, alpha + shift, 0.05, [[0.0] * 5] * 5, 1.0, 1.0, 1.0, None)
                 for loss, alpha in row.items()
             }
             results.append(ToyResult(replace(RUNS[name], seed=seed), marks))
