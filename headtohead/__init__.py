@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from headtohead.api import Reproduction as Reproduction
     from headtohead.api import Study as Study
     from headtohead.api import StudyResult as StudyResult
+    from headtohead.api import Toy as Toy
+    from headtohead.api import ToyPlan as ToyPlan
     from headtohead.api import check as check
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from headtohead.api import load as load
     from headtohead.api import open_study as open_study
     from headtohead.api import reproduce as reproduce
+    from headtohead.api import run_toy as run_toy
     from headtohead.api import score_task as score_task
     from headtohead.api import score_tasks as score_tasks
     from headtohead.api import watch_study as watch_study
@@ -51,6 +54,8 @@ _HOME = {
             "Reproduction",
             "Study",
             "StudyResult",
+            "Toy",
+            "ToyPlan",
             "check",
             "cost",
             "evaluate",
@@ -64,6 +69,7 @@ _HOME = {
             "score_tasks",
             "watch_study",
             "reproduce",
+            "run_toy",
         ),
         "headtohead.api",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
+from headtohead.api.toy import Toy, ToyPlan, run_toy
 from headtohead.api.trained import evaluate, generate_text, load, score_task, score_tasks
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Study",
     "StudyResult",
     "TableResult",
+    "Toy",
+    "ToyPlan",
     "check",
     "check_settings",
     "cost",
@@ -23,6 +26,7 @@ __all__ = [
     "load",
     "open_study",
     "reproduce",
+    "run_toy",
     "score_task",
     "score_tasks",
     "watch_study",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from headtohead.api.studies import Study, StudyResult, open_study, processes, say_skipped
+from headtohead.api.toy import as_seconds, run_toy
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import piece_of_work
@@ -23,6 +25,7 @@ from headtohead.study.published import find_paper, read_paper
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
 from headtohead.study.tuning import grid_spec
+from headtohead.toy.work import Toy
 
 
 @dataclass
@@ -143,6 +146,8 @@ class Reproduction:
     claims: list[ClaimResult]
     path: Path
     """claims.json."""
+    toy: Toy | None = None
+    """What the paper's toy came to, where it has one at this scale."""
 
 
 def reproduce(
@@ -155,8 +160,16 @@ def reproduce(
     """
     known = read_paper(find_paper(paper))
     study = Study(**known.settings(scale))
+    end = time.monotonic() + as_seconds(conditions.get("seconds", math.inf))
     result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
-    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts)
+    found = None
+    if scale in known.toy:
+        shared = {key: conditions[key] for key in ("device", "workers", "quiet") if key in conditions}
+        left = max(0.0, end - time.monotonic())
+        found = run_toy(known.toy[scale], result.path, seconds=left, **shared)
+        result.summary.left += found.left
+        result.summary.stopped = result.summary.stopped or found.left > 0
+    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts, found)
     path = result.path / "claims.json"
     write_json(path, [claim.as_dict() for claim in claims])
-    return Reproduction(result, scale, claims, path)
+    return Reproduction(result, scale, claims, path, found)

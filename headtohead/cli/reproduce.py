@@ -73,5 +73,11 @@ def reproduce(
         for row in found.claims
     ]
     print_table(f"claims at scale {scale}", columns, rows)
+    if found.toy is not None:
+        off = [finding for finding in found.toy.findings if not finding.holds]
+        print(f"toy:      {len(found.toy.findings) - len(off)} of {len(found.toy.findings)} numbers hold")
+        for finding in off:
+            print(f"          {finding.words()}")
+        print(f"          {found.toy.path}, and toy.html with the pictures beside it")
     print(f"claims:   {found.path}")
     return show_left(found.study)

@@ -15,15 +15,15 @@ from typing import Any
 from headtohead.measure.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
+from headtohead.study.answers import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, SUPPORTED, all_of
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import ALPHA, Paired, compare_paired, decide, holm
+from headtohead.study.toy_claims import toy_checks, toy_order
 from headtohead.study.verdict import Verdict
+from headtohead.toy.work import Toy
 
-SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
-PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
-SMOKE = "smoke proves that the machinery runs and decides nothing"
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
 _SPREAD_SEEDS = 5
 
@@ -73,10 +73,15 @@ class _Compared:
 
 
 def judge_claims(
-    paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+    paper: Paper,
+    scale: str,
+    spec: StudySpec,
+    outline: Outline,
+    verdicts: Sequence[Verdict],
+    toy: Toy | None = None,
 ) -> list[ClaimResult]:
-    """Return what a study of that scale says of each claim of the paper."""
-    evidence = _Evidence(paper, scale, spec, outline, verdicts)
+    """Return what a study of that scale, and the paper's toy where it has one, say of each of its claims."""
+    evidence = _Evidence(paper, scale, spec, outline, verdicts, toy)
     return [_judged(claim, evidence) for claim in paper.claims]
 
 
@@ -93,27 +98,26 @@ def _judged(claim: Claim, evidence: _Evidence) -> ClaimResult:
         claim.statement,
         claim.published,
         [row for part in parts for row in part.measured],
-        _all([part.direction for part in parts]),
-        _all(sizes),
+        all_of([part.direction for part in parts]),
+        all_of(sizes),
         scale,
         "; ".join(dict.fromkeys(reasons)),
     )
-
-
-def _all(words: Sequence[str]) -> str:
-    """Return what several criteria come to: all must hold, and one that fails is enough."""
-    if CONTRADICTED in words:
-        return CONTRADICTED
-    return SUPPORTED if words and all(word == SUPPORTED for word in words) else OPEN
 
 
 class _Evidence:
     """A study's verdicts, asked by claims."""
 
     def __init__(
-        self, paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+        self,
+        paper: Paper,
+        scale: str,
+        spec: StudySpec,
+        outline: Outline,
+        verdicts: Sequence[Verdict],
+        toy: Toy | None,
     ) -> None:
-        self.scale, self.spec, self.outline = scale, spec, outline
+        self.scale, self.spec, self.outline, self.toy = scale, spec, outline, toy
         self.contests = outline.contests()
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
@@ -133,6 +137,11 @@ class _Evidence:
             return _Part(OPEN, None, NOT_RUN, criterion.reason)
         if criterion.kind == "cost":
             return self._cost(criterion)
+        if criterion.kind in ("toy", "toy_check"):
+            if self.toy is None:
+                return _Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {self.scale}")
+            found = toy_order if criterion.kind == "toy" else toy_checks
+            return _Part(*found(criterion, self.toy, self.scale == "smoke"))
         missing = [arm for arm in criterion.arms if self._label(arm) is None]
         if missing:
             return _Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {self.scale}")
@@ -335,9 +344,13 @@ class _Evidence:
 def _joined(parts: Sequence[_Part]) -> _Part:
     sizes = [part.size for part in parts if part.size is not None]
     measured = [row for part in parts for row in part.measured]
-    direction = _all([part.direction for part in parts])
+    direction = all_of([part.direction for part in parts])
     return _Part(
-        direction, _all(sizes) if sizes else None, REDUCED, "; ".join(part.reason for part in parts), measured
+        direction,
+        all_of(sizes) if sizes else None,
+        REDUCED,
+        "; ".join(part.reason for part in parts),
+        measured,
     )
 
 

@@ -3,6 +3,7 @@
     [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
     [study]                 the settings of a study, as in any study file
     [scale.smoke]           what is different at that scale; small and paper likewise
+    [toy.smoke]             runs of the toy, seeds, and until which loss, where the paper has a toy
     [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
 
 A claim holds when all of its criteria do. Numbers are differences of loss, arm - baseline: below 0 is better.
@@ -19,11 +20,15 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.toy.findings import CHECKS
+from headtohead.toy.runs import LOSSES, RUNS
+from headtohead.toy.work import ToyPlan
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 PLACE = ("corpus", "size", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
+TOY_QUANTITIES = ("alpha", "qk", "ov")
 
 _COMPARED = {"kind", "arm", "against", *PLACE}
 # What each kind of criterion is decided by, and the settings it takes.
@@ -40,6 +45,10 @@ KINDS: dict[str, set[str]] = {
     "spread": _COMPARED,
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
+    # a quantity of the toy's runs rises from each to the next by more than a margin, at each of some losses
+    "toy": {"kind", "quantity", "order", "losses", "margins"},
+    # tables and theory of the toy are reproduced
+    "toy_check": {"kind", "checks"},
     # what cannot be decided yet
     "open": {"kind", "reason"},
 }
@@ -50,9 +59,11 @@ _NEEDED: dict[str, set[str]] = {
     "change": {"arm", "over", "values", "expect"},
     "spread": {"arm"},
     "cost": {"arm", "size", "quantity", "ratio"},
+    "toy": {"quantity", "order", "losses"},
+    "toy_check": {"checks"},
     "open": {"reason"},
 }
-TRAINED = frozenset(KINDS) - {"cost", "open"}
+TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,11 @@ class Criterion:
     ratio: float = 1.0
     tolerance: float = 0.005
     reason: str = ""
+    order: tuple[str, ...] = ()
+    """Runs of the toy."""
+    losses: tuple[float, ...] = ()
+    margins: tuple[float, ...] = ()
+    checks: tuple[str, ...] = ()
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
 
@@ -110,6 +126,8 @@ class Paper:
     bytes_per_unit: float
     scales: dict[str, dict[str, Any]]
     claims: tuple[Claim, ...]
+    toy: dict[str, ToyPlan] = field(default_factory=dict)
+    """What of the toy is done at each scale."""
 
     def settings(self, scale: str) -> dict[str, Any]:
         """Return the study's settings at a scale."""
@@ -149,7 +167,7 @@ def read_paper(path: Path) -> Paper:
 def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] in it: h2h race runs a study without claims")
-    _known(values, {"paper", "study", "scale", "claim"}, "table")
+    _known(values, {"paper", "study", "scale", "toy", "claim"}, "table")
     about = _table(values.get("paper", {}), "paper")
     _known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
     unit = _choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
@@ -182,7 +200,28 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
     words = (_text(about.get("title", name), "title"), _text(about.get("about", ""), "about"))
-    return Paper(name, *words, unit, length, scales, tuple(claims))
+    return Paper(name, *words, unit, length, scales, tuple(claims), _toy(values.get("toy", {})))
+
+
+def _toy(given: Any) -> dict[str, ToyPlan]:
+    tables = _table(given, "toy")
+    _known(tables, set(SCALES), "scale of the toy")
+    plans = {}
+    for scale, entry in tables.items():
+        try:
+            table = dict(_table(entry, "it"))
+            _known(table, {"runs", "seeds", "until", "stepped", "long"}, "setting")
+            table["runs"] = _texts(table.get("runs"), "runs")
+            for key in ("until", "stepped"):
+                if key in table:
+                    table[key] = _number(table[key], key)
+            long = _table(table.get("long", {}), "long")
+            for key, count in (("seeds", table.get("seeds", 1)), *long.items()):
+                parse_count(count, key)
+            plans[scale] = ToyPlan(**table)
+        except UserError as error:
+            raise UserError(f"toy.{scale}: {error}") from None
+    return plans
 
 
 def _claim(entry: Mapping[str, Any], factor: float, arms: set[str]) -> Claim:
@@ -234,20 +273,41 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
         values["effect"] = (min(ends), max(ends))
     if "expect" in part:
-        allowed = ("lower", "higher") if kind == "change" else ("better", "worse")
-        values["expect"] = _choice(part["expect"], "expect", allowed)
+        sides = ("lower", "higher") if kind == "change" else ("better", "worse")
+        values["expect"] = _choice(part["expect"], "expect", sides)
     if "over" in part:
         values["over"] = _choice(part["over"], "over", PLACE)
         if len(values["values"]) != 2:
             raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
     if "quantity" in part:
-        values["quantity"] = _choice(part["quantity"], "quantity", QUANTITIES)
+        allowed = TOY_QUANTITIES if kind == "toy" else QUANTITIES
+        values["quantity"] = _choice(part["quantity"], "quantity", allowed)
+    if kind in ("toy", "toy_check"):
+        values |= _toy_settings(part)
     criterion = Criterion(**values)
     # A cost needs no training, so its arms need not stand in the study.
     for arm in criterion.arms if kind in TRAINED else ():
         if arm not in arms:
             raise unknown("arm", arm, arms)
     return criterion
+
+
+def _toy_settings(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a criterion about the toy."""
+    if "checks" in part:
+        return {"checks": tuple(_choice(word, "check", CHECKS) for word in _texts(part["checks"], "checks"))}
+    order = _texts(part["order"], "order")
+    for name in order:
+        _choice(name, "toy run", tuple(RUNS))
+    losses = tuple(_number(bound, "losses") for bound in _listed(part["losses"], "losses"))
+    for bound in losses:
+        _choice(bound, "loss of the toy", LOSSES)
+    margins = tuple(_number(margin, "margins") for margin in _listed(part.get("margins", [0]), "margins"))
+    if len(margins) == 1:
+        margins *= len(order) - 1
+    if len(order) < 2 or len(margins) != len(order) - 1:
+        raise UserError(f"order takes two runs or more and a margin between each two, got {len(margins)}")
+    return {"order": order, "losses": losses, "margins": margins}
 
 
 def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,13 +348,19 @@ def _texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(_text(word, name) for word in given)
 
 
+def _listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{name} takes a list of numbers, got {value!r}")
+    return value
+
+
 def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{name} takes a number, got {value!r}")
     return float(value)
 
 
-def _choice(value: Any, name: str, allowed: tuple[str, ...]) -> str:
+def _choice(value: Any, name: str, allowed: tuple[Any, ...]) -> str:
     if value not in allowed:
-        raise unknown(name, str(value), allowed)
+        raise unknown(name, str(value), map(str, allowed))
     return str(value)

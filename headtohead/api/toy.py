@@ -1,0 +1,54 @@
+"""The toy model with exact theory: its runs, its tables and its pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from headtohead.api.studies import say_skipped
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_duration
+from headtohead.common.progress import piece_of_work
+from headtohead.study.environment import choose_device
+from headtohead.study.published import find_paper, read_paper
+from headtohead.toy.work import Toy, ToyPlan, work_toy
+
+
+def run_toy(
+    plan: ToyPlan | str,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    workers: int = 0,
+    seconds: float | str = math.inf,
+    quiet: bool = False,
+) -> Toy:
+    """Do what is missing of the toy in `out`; write toy.json, toy.html and the charts there, and return what it came to.
+
+    `plan` may be the name of a scale of `faster_qk`: smoke, small or paper.
+
+    >>> run_toy(ToyPlan(runs=("FAFO", "FACO"), seeds=2, until=0.1), "races/toy").findings
+    """
+    limit = as_seconds(seconds)
+    if isinstance(plan, str):
+        scales = read_paper(find_paper("faster_qk")).toy
+        if plan not in scales:
+            raise unknown("scale of the toy", plan, scales)
+        plan = scales[plan]
+    toy = work_toy(plan, Path(out), choose_device(device), workers, limit, quiet)
+    try:
+        from headtohead.report.toy import write_toy
+    except ImportError as error:
+        say_skipped(error, quiet)
+        return toy
+    with piece_of_work("drawing", quiet) as progress:
+        try:
+            write_toy(Path(out), toy, progress)
+        except OSError as error:
+            raise UserError(f"cannot write the toy's page to {out}: {error.strerror}") from None
+    return toy
+
+
+def as_seconds(given: float | str) -> float:
+    """Return a length of time given as a number of seconds or in words."""
+    return parse_duration(given) if isinstance(given, str) else given

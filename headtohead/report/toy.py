@@ -1,0 +1,232 @@
+"""The toy's pictures, as files and on one page that needs no script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+from altair.utils.schemapi import debug_mode
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import write_atomic
+from headtohead.common.version import VERSION
+from headtohead.report.charts import PALETTE, Row
+from headtohead.report.pictures import PAPER, as_svg
+from headtohead.report.templates import beside, templates
+from headtohead.toy.measure import EDGES
+from headtohead.toy.reduced import Reduced
+from headtohead.toy.train import ToyResult
+from headtohead.toy.work import Toy
+
+CAPTIONS = {
+    "heat": "Where each model looks, and how sure it is, at its last mark. Per cent of test sequences, mean over seeds.",
+    "alpha-at-loss": "Attention at equal loss. Mean mass on distinct tokens against the loss of the epoch, every seed.",
+    "alpha-over-time": "The reduced equations: attention over time, for several ratios of lr_QK to lr_OV.",
+    "phases": "The reduced equations: where both circuits go. Dots are equal losses: a larger ratio ends elsewhere.",
+    "fixed": "Imposed attention: loss of the output circuit, and what a little more attention would take off it.",
+}
+_SHADES = ("#440154", "#31688e", "#35b779", "#E69F00", "#D55E00")
+_PNG_SCALE = 3
+
+
+def draw_toy(toy: Toy) -> dict[str, Row]:
+    """Return the definitions of the toy's charts by name; a chart without data is not there."""
+    found: dict[str, Any] = {}
+    shown = [result for result in toy.results if result.run.share is None and result.marks]
+    with debug_mode(False):
+        if shown:
+            found["heat"] = heat_maps(shown)
+            found["alpha-at-loss"] = alpha_at_loss(shown)
+        found["alpha-over-time"] = alpha_over_time(toy)
+        found["phases"] = phases(toy)
+        if any(result.gain for result in toy.results):
+            found["fixed"] = fixed(toy.results)
+        return {name: chart.to_dict(validate=False) for name, chart in found.items()}
+
+
+def write_toy(path: Path, toy: Toy, progress: Callable[[str, float], None]) -> Path:
+    """Write the charts as SVG and PNG into the folder `charts`, and the page toy.html; return the page."""
+    import vl_convert
+
+    folder = path / "charts"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    pictures = []
+    definitions = draw_toy(toy)
+    for count, (name, definition) in enumerate(definitions.items()):
+        progress("drawing", count / len(definitions))
+        svg = as_svg(definition, PAPER, width=definition.pop("width", 560))
+        write_atomic(folder / f"toy-{name}.svg", svg)
+        write_atomic(folder / f"toy-{name}.png", vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
+        pictures.append((CAPTIONS[name], svg))
+    template = templates().get_template("toy.html.jinja")
+    failed = [finding for finding in toy.findings if not finding.holds]
+    page = template.render(
+        toy=toy, pictures=pictures, failed=failed, style=beside("page.css"), version=VERSION
+    )
+    target = path / "toy.html"
+    write_atomic(target, page)
+    return target
+
+
+def _names(results: list[ToyResult]) -> list[str]:
+    return list(dict.fromkeys(result.run.name for result in results))
+
+
+def _scale(names: list[str]) -> alt.Scale:
+    return alt.Scale(domain=names, range=[PALETTE[place % len(PALETTE)] for place in range(len(names))])
+
+
+def heat_maps(results: list[ToyResult]) -> Any:
+    """Return a grid for each run: mass on distinct tokens across, probability of the label upwards."""
+    rows: dict[tuple[str, int, int], list[float]] = {}
+    titles: dict[str, str] = {}
+    for result in results:
+        event, mark = list(result.marks.items())[-1]
+        name = result.run.name
+        titles.setdefault(name, f"{name}, {event}")
+        for across, column in enumerate(mark.heat):
+            for up, value in enumerate(column):
+                rows.setdefault((titles[name], across, up), []).append(value)
+    values = [
+        {"run": name, "mass": _bin(across), "label": _bin(up), "percent": sum(found) / len(found)}
+        for (name, across, up), found in rows.items()
+    ]
+    bins = [_bin(place) for place in range(len(EDGES) - 1)]
+    x = alt.X("mass:O", sort=bins, title="mass on distinct tokens", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("label:O", sort=bins[::-1], title="probability of the label")
+    base = alt.Chart().encode(x=x, y=y)
+    shade = alt.Color(
+        "percent:Q",
+        scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb"),
+        legend=None,
+    )
+    words = base.mark_text(fontSize=11).encode(
+        text=alt.condition("datum.percent >= 0.05", alt.Text("percent:Q", format=".1f"), alt.value("")),
+        color=alt.condition("datum.percent > 55", alt.value("white"), alt.value("#24292f")),
+    )
+    layered = alt.layer(base.mark_rect(stroke="#d7dae0").encode(color=shade), words)
+    names = list(dict.fromkeys(titles.values()))
+    return layered.properties(width=200, height=160, data=alt.Data(values=values)).facet(
+        facet=alt.Facet("run:N", sort=names, title=None, header=alt.Header(labelFontSize=12)),
+        columns=3,
+    )
+
+
+def _bin(place: int) -> str:
+    ends = (f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[place : place + 2])
+    return "–".join(ends)
+
+
+def alpha_at_loss(results: list[ToyResult]) -> Any:
+    """Return attention against loss, a line per run."""
+    rows = [
+        {"run": result.run.name, "seed": result.run.seed, "step": place, "loss": point["loss"]}
+        | {"alpha": point["alpha"]}
+        for result in results
+        if "sweep" not in result.run.name
+        for place, point in enumerate(result.path)
+        if point["loss"] > 1e-4
+    ]
+    names = [name for name in _names(results) if "sweep" not in name]
+    x = alt.X(
+        "loss:Q",
+        scale=alt.Scale(type="log", reverse=True, nice=False),
+        title="mean loss of the epoch (training goes right)",
+        axis=alt.Axis(format="~g", values=[3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001], grid=False),
+    )
+    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.3, 1.0], nice=False))
+    colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
+    # More runs than colours are told apart by their dashes.
+    dashes = [[1, 0] if place < len(PALETTE) else [4, 3] for place in range(len(names))]
+    dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
+    return lines.encode(x=x, y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N").properties(
+        height=320
+    )
+
+
+def _ratios(toy: Toy) -> tuple[list[str], alt.Scale]:
+    names = [f"r = {r:g}" for r in toy.paths]
+    return names, alt.Scale(domain=names, range=list(_SHADES[: len(names)]))
+
+
+def alpha_over_time(toy: Toy) -> Any:
+    """Return attention over time in the reduced equations, a line per ratio."""
+    _, scale = _ratios(toy)
+    rows = [
+        {"ratio": f"r = {r:g}", "tau": point.tau, "alpha": point.alpha}
+        for r, path in toy.paths.items()
+        for point in path
+        if point.tau is not None and point.tau >= 100
+    ]
+    axis = alt.Axis(format="~s", grid=False, values=[10**power for power in range(2, 8)])
+    x = alt.X("tau:Q", scale=alt.Scale(type="log", nice=False), axis=axis, title="time, t min(lr_OV, lr_QK)")
+    y = alt.Y("alpha:Q", title="mass on informative tokens", scale=alt.Scale(domain=[0, 1]))
+    colour = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2.2)
+    return lines.encode(x=x, y=y, color=colour, order="tau:Q").properties(height=300)
+
+
+def phases(toy: Toy) -> Any:
+    """Return the paths of both circuits in the reduced equations, and their states at equal losses."""
+    _, scale = _ratios(toy)
+    paths = [
+        {"ratio": f"r = {r:g}", "ov": point.mu_ov, "qk": point.mu_qk}
+        for r, path in toy.paths.items()
+        for point in path
+    ]
+    points = [
+        {"ratio": f"r = {point.r:g}", "ov": point.mu_ov, "qk": point.mu_qk, "loss": f"loss {point.loss:g}"}
+        for point in toy.solved
+    ]
+    model = Reduced()
+    losses = dict.fromkeys(point.loss for point in toy.solved)
+    between = [model.solve(10 ** (place / 10), loss) for loss in losses for place in range(-20, 21)]
+    equal = [{"ov": point.mu_ov, "qk": point.mu_qk, "loss": f"{point.loss:g}"} for point in between]
+    x = alt.X("ov:Q", title="mu_OV, how far the output circuit has gone", axis=alt.Axis(grid=False))
+    y = alt.Y("qk:Q", title="mu_QK, how far attention has gone", scale=alt.Scale(domain=[-0.4, 8]))
+    colour = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
+    last = [row for row in points if row["ratio"] == "r = 0.01"]
+    names = alt.Chart(alt.Data(values=last)).mark_text(dy=14, fontSize=11, color="#57606a")
+    return alt.layer(
+        alt.Chart(alt.Data(values=equal))
+        .mark_line(strokeDash=[3, 3], strokeWidth=1, color="#8c959f")
+        .encode(x=x, y=y, detail="loss:N", order="qk:Q"),
+        alt.Chart(alt.Data(values=paths))
+        .mark_line(strokeWidth=2.2)
+        .encode(x=x, y=y, color=colour, order="ov:Q"),
+        alt.Chart(alt.Data(values=points))
+        .mark_point(filled=True, size=42, opacity=1)
+        .encode(x=x, y=y, color=colour),
+        names.encode(x=x, y=y, text="loss:N"),
+    ).properties(height=340)
+
+
+def fixed(results: list[ToyResult]) -> Any:
+    """Return loss and gain of the output circuit against imposed attention."""
+    found: dict[tuple[str, float, str], list[float]] = {}
+    for result in results:
+        if result.gain and result.run.share is not None:
+            name = result.run.name.split(" alpha=")[0].removeprefix("fixed ")
+            for key, value in result.gain.items():
+                found.setdefault((name, result.run.share, key), []).append(value)
+    rows = [
+        {"output": name, "alpha": share, "what": key, "value": sum(values) / len(values)}
+        for (name, share, key), values in found.items()
+        if sum(values) > 0
+    ]
+    names = list(dict.fromkeys(str(row["output"]) for row in rows))
+    x = alt.X("alpha:Q", title="imposed mass on distinct tokens", axis=alt.Axis(grid=False))
+    y = alt.Y("value:Q", scale=alt.Scale(type="log"), title=None, axis=alt.Axis(format="~g"))
+    colour = alt.Color(
+        "output:N", scale=_scale(names), legend=alt.Legend(title=None, orient="bottom", columns=2)
+    )
+    lines = alt.Chart().mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)
+    return lines.properties(width=260, height=240, data=alt.Data(values=rows)).facet(
+        column=alt.Column("what:N", title=None, sort=["loss", "gain"])
+    )

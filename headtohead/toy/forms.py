@@ -1,0 +1,239 @@
+"""The two circuits of the toy model, factorised or collapsed, with their gradients written out.
+
+    score of token l for query q   s(q, l) / sqrt(50),  s = (W_Q e_q).(W_K e_l)  or  W_QK[q, l]
+    logits                         OV sum_l A_l e_l,    OV = W_O W_V             or  W_OV
+
+Every tensor has the runs of a batch in front. Queries are the four tokens 5..8: no other row of W_QK and no other
+column of W_Q ever acts or moves, so only those are held. Output maps are held transposed, (token, logit).
+A first letter pair names the attention part (FA, CA), the second the output part (FO, CO).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headtohead.toy.task import CLASSES, FIRST_QUERY, VOCABULARY
+
+SCALE = 1 / math.sqrt(VOCABULARY)
+TINY = 1e-6
+State = dict[str, Tensor]
+Start = Callable[[int, int], Tensor]
+"""Gives a square start matrix's (rows, columns)."""
+# Half the time of the same operator under torch.ops.
+_softmax_backward = torch._softmax_backward_data
+
+
+def tiny(value: float = TINY) -> Start:
+    """Return the start `value` times the identity."""
+    return lambda rows, columns: value * torch.eye(rows, columns, dtype=torch.float64)
+
+
+def default(generator: torch.Generator) -> Start:
+    """Return the start uniform in +-1/sqrt(50)."""
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        uniform = torch.rand(rows, columns, generator=generator, dtype=torch.float64)
+        return (2 * uniform - 1) * SCALE
+
+    return drawn
+
+
+def _queries(matrix: Tensor) -> Tensor:
+    return matrix[FIRST_QUERY : FIRST_QUERY + CLASSES]
+
+
+class AttentionPart(Protocol):
+    """What sets the attention weights."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+
+    def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
+        """Return each sequence's mass by token from log counts (may be overwritten) and one-hot classes."""
+
+    def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
+        """Move by the slope of the loss against the masses; `pull` is ask transposed, times rate and scale."""
+
+    def product(self, state: State) -> Tensor:
+        """Return s(q, l) of the four queries (..., 4, vocabulary)."""
+
+
+class FactorisedAttention:
+    """W_Q and W_K: `q` is (4, inner), `k` is (inner, token)."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+        q = _queries(start(VOCABULARY, VOCABULARY).T).contiguous()
+        return {"q": q, "k": start(VOCABULARY, VOCABULARY)}
+
+    def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
+        """Return the masses."""
+        return known.baddbmm_(ask, torch.bmm(state["q"], state["k"]), alpha=SCALE).softmax(2)
+
+    def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
+        """Move both factors by the gradient at the same point."""
+        q, k = state["q"], state["k"]
+        step = torch.bmm(pull, _softmax_backward(slope, mass, 2, mass.dtype))
+        q_step = torch.bmm(step, k.transpose(1, 2))
+        k.baddbmm_(q.transpose(1, 2), step, alpha=-1)
+        q.sub_(q_step)
+
+    def product(self, state: State) -> Tensor:
+        """Return s(q, l)."""
+        return state["q"] @ state["k"]
+
+
+class CollapsedAttention:
+    """W_QK: `qk` is (4, token)."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+        return {"qk": _queries(start(VOCABULARY, VOCABULARY)).contiguous()}
+
+    def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
+        """Return the masses."""
+        return known.baddbmm_(ask, state["qk"], alpha=SCALE).softmax(2)
+
+    def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
+        """Move the matrix."""
+        state["qk"].baddbmm_(pull, _softmax_backward(slope, mass, 2, mass.dtype), alpha=-1)
+
+    def product(self, state: State) -> Tensor:
+        """Return s(q, l)."""
+        return state["qk"]
+
+
+class EmulatedAttention(CollapsedAttention):
+    """W_QK with the rate 2 eta sigma_max(W_QK): what a factorised part does where its direction is fixed.
+
+    sigma_max is followed by one power iteration a step; `top` is the singular vector it has come to.
+    """
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters, W_QK being the product of two tiny factors."""
+        qk = _queries(tiny(TINY**2)(VOCABULARY, VOCABULARY)).contiguous()
+        return {"qk": qk, "top": torch.full((CLASSES, 1), CLASSES**-0.5, dtype=torch.float64)}
+
+    def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
+        """Move the matrix with its own rate."""
+        qk, top = state["qk"], state["top"]
+        # W^T top is about sigma long: dividing before going back keeps float32 away from 1e-24.
+        along = torch.bmm(top.transpose(1, 2), qk)
+        sigma = along.norm(dim=2, keepdim=True)
+        back = torch.bmm(qk, along.transpose(1, 2) / sigma)
+        torch.div(back, back.norm(dim=1, keepdim=True), out=top)
+        step = torch.bmm(pull, _softmax_backward(slope, mass, 2, mass.dtype))
+        qk.sub_(step.mul_(2 * sigma))
+
+
+class ImposedAttention:
+    """No parameters: mass alpha, `share` (1, 1), even over positions with distinct tokens, the rest even over the others."""
+
+    def start(self, start: Start) -> State:
+        """Return no parameters."""
+        return {}
+
+    def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
+        """Return the masses, which are what was given."""
+        return known
+
+    def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
+        """Nothing moves."""
+
+    def product(self, state: State) -> Tensor:
+        """Return nothing."""
+        return torch.zeros(CLASSES, VOCABULARY)
+
+
+class OutputPart(Protocol):
+    """What is carried and written."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+
+    def logits(self, state: State, mass: Tensor) -> Tensor:
+        """Return the logits (runs, batch, vocabulary)."""
+
+    def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
+        """Move by the error of the logits; return the slope against the masses, taken before the move."""
+
+    def product(self, state: State) -> Tensor:
+        """Return OV transposed (..., token, logit)."""
+
+
+class FactorisedOutput:
+    """W_V and W_O: `v` is (token, inner), `o` is (inner, logit)."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+        return {"v": start(VOCABULARY, VOCABULARY), "o": start(VOCABULARY, VOCABULARY)}
+
+    def logits(self, state: State, mass: Tensor) -> Tensor:
+        """Return the logits; what W_V carried is kept for the way back."""
+        state["carried"] = torch.bmm(mass, state["v"])
+        return torch.bmm(state["carried"], state["o"])
+
+    def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
+        """Move both factors by the gradient at the same point."""
+        back = torch.bmm(error, state["o"].transpose(1, 2))
+        state["o"].baddbmm_(state.pop("carried").transpose(1, 2), error, alpha=-rate)
+        slope = torch.bmm(back, state["v"].transpose(1, 2))
+        state["v"].baddbmm_(mass.transpose(1, 2), back, alpha=-rate)
+        return slope
+
+    def product(self, state: State) -> Tensor:
+        """Return OV transposed."""
+        return state["v"] @ state["o"]
+
+
+class CollapsedOutput:
+    """W_OV: `ov` is (token, logit)."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+        return {"ov": start(VOCABULARY, VOCABULARY)}
+
+    def logits(self, state: State, mass: Tensor) -> Tensor:
+        """Return the logits."""
+        return torch.bmm(mass, state["ov"])
+
+    def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
+        """Move the matrix."""
+        slope = torch.bmm(error, state["ov"].transpose(1, 2))
+        state["ov"].baddbmm_(mass.transpose(1, 2), error, alpha=-rate)
+        return slope
+
+    def product(self, state: State) -> Tensor:
+        """Return OV transposed."""
+        return state["ov"]
+
+
+class BiasedOutput(CollapsedOutput):
+    """W_OV with a bias (1, logit): the collapsed arm of the published fixed-attention study."""
+
+    def start(self, start: Start) -> State:
+        """Return one run's parameters."""
+        return super().start(start) | {"bias": start(1, VOCABULARY)}
+
+    def logits(self, state: State, mass: Tensor) -> Tensor:
+        """Return the logits."""
+        return torch.baddbmm(state["bias"], mass, state["ov"])
+
+    def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
+        """Move matrix and bias."""
+        state["bias"].sub_(error.sum(1, keepdim=True), alpha=rate)
+        return super().learn(state, mass, error, rate)
+
+
+ATTENTION: dict[str, AttentionPart] = {
+    "FA": FactorisedAttention(),
+    "CA": CollapsedAttention(),
+    "EA": EmulatedAttention(),
+    "IA": ImposedAttention(),
+}
+OUTPUT: dict[str, OutputPart] = {"FO": FactorisedOutput(), "CO": CollapsedOutput(), "BO": BiasedOutput()}
