@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headtohead import Study, open_study
+from headtohead import Study, judge, open_study
 
 pytest.importorskip("altair")
 
@@ -208,6 +208,20 @@ def test_in_a_real_browser_axes_arms_and_theme_can_be_switched(folder: Path, tmp
     assert found["requests"] == []
     assert found["errors"] == []
     assert "owned" not in re.sub(r"document.title='owned'", "", found["title"])
+
+
+def test_in_a_real_browser_the_page_of_runs_trained_elsewhere_is_drawn(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    rows = [
+        f"{arm},{seed},{1 + 0.1 * seed + shift}"
+        for arm, shift in (("a", 0), ("b", 0.01))
+        for seed in (1, 2, 3)
+    ]
+    table.write_text("arm,seed,loss\n" + "\n".join(rows) + "\n")
+    judge(table, arm="arm", seed="seed", metric="loss", out=tmp_path / "judged")
+    dom, console = browse(tmp_path, f"file://{tmp_path / 'judged' / 'report.html'}", "--dump-dom")
+    assert len(re.findall(r'<svg[^>]*class="marks"', dom)) == 2, console
+    assert console == []
 
 
 def test_in_a_real_browser_a_phone_shows_one_column(folder: Path, tmp_path: Path) -> None:
