@@ -118,9 +118,8 @@ class _Evidence:
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
         for contest in self.contests:
-            place = (contest.corpus_label, contest.size, contest.shape, contest.length)
             for row in verdicts:
-                if (row.corpus, row.size, row.shape, row.length) == place:
+                if row.of(contest):
                     self.rows[contest, row.label] = row
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})

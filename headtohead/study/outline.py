@@ -14,19 +14,33 @@ from headtohead.common.files import read_json
 
 @dataclass(frozen=True)
 class Contest:
-    """One corpus, size, shape rule and length rule: what a verdict is given for."""
+    """One corpus, size, shape rule and length rule, one context and branch: what a verdict is given for."""
 
     corpus: str
     corpus_label: str
     size: str
     shape: str
     length: str
+    context: str = ""
+    """Tokens in a window, where the study has several contexts."""
+    branch: str = ""
+    """Tokens of the baseline's branch, where the study has branches."""
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What sets it apart from the other contests, by name; the corpus by its label."""
+        names = ("size", "context", "branch", "shape", "length")
+        return {"corpus": self.corpus_label} | {name: getattr(self, name) for name in names}
 
     @property
     def title(self) -> str:
         """The contest in words."""
         rules = [f"shape {self.shape}" if self.shape else "", f"length {self.length}" if self.length else ""]
-        return ", ".join(filter(None, (self.corpus_label, self.size, *rules)))
+        steps = [
+            f"context {self.context}" if self.context else "",
+            f"{self.branch} tokens" if self.branch else "",
+        ]
+        return ", ".join(filter(None, (self.corpus_label, self.size, *steps, *rules)))
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Rate:
     chosen: bool
     edge: bool
     """Whether the arm's best rate lies at the edge of the grid."""
+    context: str = ""
+    """Where the study has several."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +201,7 @@ def _rate(row: dict[str, Any]) -> Rate:
         bits_per_byte=None if row["bits_per_byte"] is None else _number(row["bits_per_byte"]),
         chosen=bool(row["chosen"]),
         edge=bool(row["edge"]),
+        context=_text(row.get("context", "")),
     )
 
 

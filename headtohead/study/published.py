@@ -22,7 +22,7 @@ from headtohead.study.spec import StudySpec, build_study, read_study
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
-PLACE = ("corpus", "size", "shape", "length")
+PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 
 _COMPARED = {"kind", "arm", "against", *PLACE}

@@ -6,6 +6,7 @@ runs/ID/spec.json         what the run is
         checkpoint/       where it stands; the trained weights and their checksum when it is done
         cost.json         clock, memory, throughput: what a repeat does not give again
         result.json       written last, sealed with a checksum: only what a repeat gives again
+        branches/         the checkpoints a trunk keeps until its branches are done
         lock              who works on it now
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.holds import Owner, owner_of
-from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
+from headtohead.study.records import RUN_ID, sealed, unsealed, wrong_with_result, wrong_with_spec
 
-RUN_ID = re.compile(r"[0-9a-f]{16}")
 DAMAGED = ".damaged"
 _LONGEST_METRICS = 64 * 2**20
 _ROW_TYPES = {int, float, dict, type(None)}
@@ -50,6 +49,11 @@ class RunDirectory:
     def weights(self) -> Path:
         """The trained weights of a finished run."""
         return self.checkpoints / "final.safetensors"
+
+    @property
+    def branches(self) -> Path:
+        """Where a trunk keeps the checkpoints that its branches start from."""
+        return self.path / "branches"
 
     def open(self, record: dict[str, Any]) -> None:
         """Make the directory and write its spec, unless it is there; a damaged one is set aside."""

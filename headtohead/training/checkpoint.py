@@ -32,9 +32,9 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> Path:
-    """Write a checkpoint under a temporary name, make it durable, rename it; then drop the oldest ones."""
+    """Write a checkpoint under a temporary name, make it durable, rename it; then drop all but the newest `kept`."""
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / _name(checkpoint.step)
+    final = checkpoint_path(folder, checkpoint.step)
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -122,6 +122,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _name(step: int) -> str:
     return f"step-{step:010d}"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step stands in `folder`."""
+    return folder / _name(step)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
