@@ -156,7 +156,7 @@ def reproduce(
     known = read_paper(find_paper(paper))
     study = Study(**known.settings(scale))
     result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
-    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts)
+    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts, result.results)
     path = result.path / "claims.json"
     write_json(path, [claim.as_dict() for claim in claims])
     return Reproduction(result, scale, claims, path)

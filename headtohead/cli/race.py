@@ -263,7 +263,7 @@ def show_result(result: StudyResult) -> None:
 
 
 def show_verdicts(result: StudyResult) -> None:
-    """Print a sentence per arm, the verdicts as tables, and how budgets were solved."""
+    """Print a sentence per arm, the verdicts as tables, trends, and how budgets were solved."""
     for words in result.headlines():
         print(words)
     columns = (
@@ -300,8 +300,19 @@ def show_verdicts(result: StudyResult) -> None:
         base = number(found[0].baseline_mean if found else None, form)
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
+    _show_trends(result)
     _show_solved(result)
     for words in result.damage:
+        print(words)
+
+
+def _show_trends(result: StudyResult) -> None:
+    trends = result.trends()
+    for trend in trends:
+        if trend.line is not None:
+            where = ", ".join(value for value in trend.place.values() if value)
+            print("; ".join([f"{trend.words.removesuffix('.')} ({where})", *trend.notes]))
+    for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
         print(words)
 
 

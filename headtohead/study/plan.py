@@ -240,7 +240,8 @@ def _contest_runs(
     shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
     solved: list[Solved] = []
     lengths: list[list[Run]] = []
-    for tokens in spec.branches or (None,):
+    # The longest first: it is the study's whole length, and the primary comparison.
+    for tokens in spec.branches[::-1] or (None,):
         here, firsts = contest, shaped
         if tokens is not None:
             here = dataclasses.replace(contest, branch=exact_count(tokens))

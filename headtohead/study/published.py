@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import parse_count
+from headtohead.common.numbers import exact_count, parse_count
 from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.trends import OVER
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
@@ -36,6 +37,8 @@ KINDS: dict[str, set[str]] = {
     "order": {"kind", "first", "then", *PLACE},
     # the difference itself differs between two places: `over` names what, `values` the two
     "change": _COMPARED | {"over", "values", "expect", "effect"},
+    # the difference moves with size, tokens per parameter or context; numbers are per doubling of it
+    "trend": _COMPARED | {"over", "expect", "effect", "margin"},
     # the arm's seeds lie wider apart than another's
     "spread": _COMPARED,
     # what an arm costs by formula, as a ratio to another: no training
@@ -48,10 +51,13 @@ _NEEDED: dict[str, set[str]] = {
     "equivalence": {"arm", "margin"},
     "order": {"first", "then"},
     "change": {"arm", "over", "values", "expect"},
+    "trend": {"arm", "over", "expect"},
     "spread": {"arm"},
     "cost": {"arm", "size", "quantity", "ratio"},
     "open": {"reason"},
 }
+_WITHIN = ("level", "no higher")
+_EXPECTED = {"change": ("lower", "higher"), "trend": ("lower", "higher", *_WITHIN)}
 TRAINED = frozenset(KINDS) - {"cost", "open"}
 
 
@@ -64,7 +70,7 @@ class Criterion:
     against: str = ""
     """The baseline when empty."""
     expect: str = ""
-    """better or worse; lower or higher for a change."""
+    """better or worse; lower or higher for a change and a trend, which may also be level or no higher."""
     effect: tuple[float, float] | None = None
     """The published difference; two numbers where it is known only to lie between them."""
     at_least: float | None = None
@@ -214,6 +220,8 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
     for key in sorted(_NEEDED[kind] - part.keys()):
         raise UserError(f"a {kind} criterion needs {key}")
     place = {key: _texts(part[key], key) for key in PLACE if key in part}
+    if "branch" in place:
+        place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
     values: dict[str, Any] = {"kind": kind, "place": place}
     for key in ("arm", "against", "first", "reason"):
         if key in part:
@@ -234,9 +242,14 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
         values["effect"] = (min(ends), max(ends))
     if "expect" in part:
-        allowed = ("lower", "higher") if kind == "change" else ("better", "worse")
-        values["expect"] = _choice(part["expect"], "expect", allowed)
-    if "over" in part:
+        values["expect"] = _choice(part["expect"], "expect", _EXPECTED.get(kind, ("better", "worse")))
+        if kind == "trend" and (values["expect"] in _WITHIN) != ("margin" in part):
+            raise UserError(
+                f"a trend takes a margin where it is expected {' or '.join(_WITHIN)}, and only there"
+            )
+    if kind == "trend":
+        values["over"] = _choice(part["over"], "over", tuple(OVER))
+    elif "over" in part:
         values["over"] = _choice(part["over"], "over", PLACE)
         if len(values["values"]) != 2:
             raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
@@ -257,7 +270,8 @@ def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
         joined[key] = {**joined[key], **value} if both else value
     # A scale with a learning rate of its own does not tune, and the other way round.
-    for own, other in (("lr", "tune"), ("tune", "lr")):
+    # So with one length and several.
+    for own, other in (("lr", "tune"), ("tune", "lr"), ("tokens", "branches"), ("branches", "tokens")):
         if own in changes and other not in changes:
             joined.pop(other, None)
     return joined

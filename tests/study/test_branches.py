@@ -32,10 +32,10 @@ def planned(story: Path, **values: Any) -> Plan:
 
 
 def family(plan: Plan, store: Path) -> tuple[RunDirectory, list[RunDirectory]]:
-    """Return the directories of the first trunk and of its branches, in order of length."""
+    """Return the directories of the first trunk and of its branches, the shortest first."""
     trunk = plan.trunks[0]
     branches = [run for run in plan.runs if run.parent and run.parent.run == trunk.id]
-    return Store(store).run(trunk.id), [Store(store).run(run.id) for run in branches]
+    return Store(store).run(trunk.id), [Store(store).run(run.id) for run in reversed(branches)]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,8 @@ def test_a_finished_study_keeps_no_checkpoints_of_its_trunks(raced: Path) -> Non
 
 def test_each_branch_is_a_contest(raced: Path) -> None:
     verdicts = open_study(raced).verdicts
-    assert [row.branch for row in verdicts] == ["2560", "5120", "10240"]
+    assert [row.branch for row in verdicts] == ["10240", "5120", "2560"]
+    assert [row.primary for row in verdicts] == [True, False, False]
     assert [row.n for row in verdicts] == [2, 2, 2]
     result = open_study(raced)
     result.write(quiet=True)
@@ -231,8 +232,8 @@ def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
 def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
     plan = planned(story, arms=["standard", "coupled"], length=["tokens", "flops"], seeds=1)
     solved = [run for run in plan.runs if run.arm.label != "standard" and run.contest.length == "flops"]
-    assert [run.contest.branch for run in solved] == ["2560", "5120", "10240"]
-    for run, tokens in zip(solved, COUNTS, strict=True):
+    assert [run.contest.branch for run in solved] == ["10240", "5120", "2560"]
+    for run, tokens in zip(solved, COUNTS[::-1], strict=True):
         base = next(r for r in plan.runs if r.contest == run.contest and r.arm.label == "standard")
         assert base.training.tokens == tokens
         assert run.training.tokens < tokens

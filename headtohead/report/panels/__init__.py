@@ -7,9 +7,11 @@ nothing to show.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from headtohead.report.panels import cost, curves, forest, rates, seeds
+from headtohead.report.panels import cost, curves, forest, rates, seeds, trends
 from headtohead.report.panels.base import Figure, Table, View
+from headtohead.study.trends import OVER
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "forest": forest.figure,
@@ -19,7 +21,21 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "seeds": seeds.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
-STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
+STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
+    f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER
+}
 """Drawn once, from all contests together."""
 
-__all__ = ["CONTEST", "STUDY", "Figure", "Table", "View", "cost", "curves", "forest", "rates", "seeds"]
+__all__ = [
+    "CONTEST",
+    "STUDY",
+    "Figure",
+    "Table",
+    "View",
+    "cost",
+    "curves",
+    "forest",
+    "rates",
+    "seeds",
+    "trends",
+]
