@@ -310,8 +310,7 @@ def _show_trends(result: StudyResult) -> None:
     trends = result.trends()
     for trend in trends:
         if trend.line is not None:
-            where = ", ".join(value for value in trend.place.values() if value)
-            print("; ".join([f"{trend.words.removesuffix('.')} ({where})", *trend.notes]))
+            print("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
     for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
         print(words)
 

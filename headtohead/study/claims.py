@@ -8,6 +8,7 @@ in place of an effect is met by an interval inside them and contradicted by one 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -214,7 +215,7 @@ class _Evidence:
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in (part for claim in paper.claims for part in claim.criteria):
             contest = self._contest(criterion.place)
-            if criterion.kind not in TRAINED or contest is None:
+            if criterion.kind not in TRAINED - {"trend"} or contest is None:
                 continue
             names = [(criterion.first, other) for other in criterion.then] or [
                 (criterion.arm, criterion.against)
@@ -313,7 +314,8 @@ class _Evidence:
         decision = decide(paired.difference, paired.p, None, None, 0.0)
         compared = _Compared(label, paired, paired.p, decision, trouble, remark)
         if criterion.expect in ("level", "no higher"):
-            return _within(criterion, compared), group
+            side = {"level": "", "no higher": "no worse"}[criterion.expect]
+            return _equivalence(dataclasses.replace(criterion, expect=side), compared), group
         expect = {"lower": "better", "higher": "worse"}[criterion.expect]
         part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
         part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
@@ -430,14 +432,21 @@ def _difference(criterion: Criterion, compared: _Compared) -> _Part:
 
 
 def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:
-    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside."""
+    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside.
+
+    Where no better or no worse is expected, the other side of the margin is free.
+    """
     measured = [_row(criterion, compared)]
     if compared.trouble:
         return _Part(OPEN, OPEN, REDUCED, f"{compared.label}: {compared.trouble}", measured)
     paired, margin = compared.paired, criterion.margin
     low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
-    outside = (paired.ci_low or 0.0) > margin or (paired.ci_high or 0.0) < -margin
-    direction = SUPPORTED if -margin < low and high < margin else CONTRADICTED if outside else OPEN
+    free = criterion.expect
+    inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
+    outside = (free != "no better" and (paired.ci_low or 0.0) > margin) or (
+        free != "no worse" and (paired.ci_high or 0.0) < -margin
+    )
+    direction = SUPPORTED if inside else CONTRADICTED if outside else OPEN
     if "diverged" in compared.remark and direction == SUPPORTED:
         direction = OPEN
     size = None
@@ -445,22 +454,6 @@ def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:
         held = _overlaps(paired, criterion.effect)
         size = CONTRADICTED if not held else SUPPORTED if direction == SUPPORTED else OPEN
     return _Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}, margin {margin:.4f}", measured)
-
-
-def _within(criterion: Criterion, compared: _Compared) -> _Part:
-    """Judge whether a slope lies within the margin, or below it: the 90 % interval inside, or the 95 % one outside."""
-    measured = [_row(criterion, compared)]
-    if compared.trouble:
-        return _Part(OPEN, None, REDUCED, f"{compared.label}: {compared.trouble}", measured)
-    paired, margin = compared.paired, criterion.margin
-    inside, outside = (paired.equivalence_high or 0.0) < margin, (paired.ci_low or 0.0) > margin
-    if criterion.expect == "level":
-        inside &= (paired.equivalence_low or 0.0) > -margin
-        outside |= (paired.ci_high or 0.0) < -margin
-    direction = SUPPORTED if inside else CONTRADICTED if outside else OPEN
-    if compared.remark and direction == SUPPORTED:
-        direction = OPEN
-    return _Part(direction, None, REDUCED, f"{_numbers(criterion, compared)}, margin {margin:.4f}", measured)
 
 
 def _size(criterion: Criterion, paired: Paired) -> str:

@@ -31,8 +31,8 @@ _COMPARED = {"kind", "arm", "against", *PLACE}
 KINDS: dict[str, set[str]] = {
     # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
     "difference": _COMPARED | {"expect", "effect", "at_least", "at_most"},
-    # the arm differs from another by less than a margin
-    "equivalence": _COMPARED | {"margin", "effect"},
+    # the arm differs from another by less than a margin; with expect, on one side of it
+    "equivalence": _COMPARED | {"margin", "expect", "effect"},
     # the first arm is better than each of the others
     "order": {"kind", "first", "then", *PLACE},
     # the difference itself differs between two places: `over` names what, `values` the two
@@ -57,7 +57,11 @@ _NEEDED: dict[str, set[str]] = {
     "open": {"reason"},
 }
 _WITHIN = ("level", "no higher")
-_EXPECTED = {"change": ("lower", "higher"), "trend": ("lower", "higher", *_WITHIN)}
+_EXPECTED = {
+    "equivalence": ("no better", "no worse"),
+    "change": ("lower", "higher"),
+    "trend": ("lower", "higher", *_WITHIN),
+}
 TRAINED = frozenset(KINDS) - {"cost", "open"}
 
 

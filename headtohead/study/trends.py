@@ -26,7 +26,6 @@ FEWEST = 3
 """Values that a line takes: through two points there always is one."""
 FACTOR = 4.0
 """How far beyond the largest value the line is drawn."""
-_GRID = 24
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,8 @@ class Trend:
     over: str
     place: dict[str, str]
     """What the contests have in common."""
+    where: str
+    """The same in words."""
     metric: str
     points: list[Point]
     n: int
@@ -142,8 +143,8 @@ def _units(over: str) -> str:
     return {"size": "parameters", "context": "tokens of context"}.get(over, "tokens per parameter")
 
 
-def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]]) -> Line:
-    """Return the line through the gaps (seeds, values): each seed's own least squares, averaged."""
+def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: int = 24) -> Line:
+    """Return the line through the gaps (seeds, values), at so many places: each seed's own least squares, averaged."""
     x, y = np.log2(np.asarray(values, dtype=np.float64)), np.asarray(gaps, dtype=np.float64)
     seeds = len(y)
     middle = float(x.mean())
@@ -177,8 +178,8 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]]) -> Line:
     end = high + math.log2(FACTOR)
     return Line(
         compare_paired(slopes.tolist(), none),
-        [mean(float(at)) for at in np.linspace(low, high, _GRID)],
-        [further(float(at)) for at in np.linspace(high, end, _GRID // 2)],
+        [mean(float(at)) for at in np.linspace(low, high, places)],
+        [further(float(at)) for at in np.linspace(high, end, places)],
     )
 
 
@@ -287,7 +288,10 @@ def trend_of(
         if any(len(point.seeds) > len(seeds) for point in points):
             notes.append("the line is through the seeds that have a gap at every value")
     place = {key: value for key, value in ordered[0].place.items() if key != name} if ordered else {}
-    return Trend(label, baseline, over, place, metric, points, len(seeds), line, None, "undecided", notes)
+    where = replace(ordered[0], **{name: ""}).title if ordered else ""
+    return Trend(
+        label, baseline, over, place, where, metric, points, len(seeds), line, None, "undecided", notes
+    )
 
 
 def _decided(trend: Trend, p: float | None) -> Trend:

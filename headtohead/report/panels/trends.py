@@ -50,7 +50,7 @@ def _trends(views: Sequence[View]) -> list[Trend]:
 
 
 def _table(trends: list[Trend]) -> Table:
-    several = len({_where(trend) for trend in trends}) > 1
+    several = len({trend.where for trend in trends}) > 1
     rows = []
     for trend in trends:
         line = trend.line
@@ -67,23 +67,19 @@ def _table(trends: list[Trend]) -> Table:
             trend.decision, f"the gap {trend.decision}"
         )
         said = "; ".join([verdict if line else "points alone", *trend.notes])
-        rows.append([trend.label, *([_where(trend)] if several else []), said, *cells])
+        rows.append([trend.label, *([trend.where] if several else []), said, *cells])
     head = ["arm", *(["contests"] if several else []), "trend", "slope per doubling", "95 % interval"]
     return Table([*head, "p (Holm)", "seeds", "one further pair at 4 x"], rows, left=3 if several else 2)
 
 
-def _where(trend: Trend) -> str:
-    return ", ".join(value for value in trend.place.values() if value)
-
-
 def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale) -> Chart:
     """Return the gaps of every arm with their lines; the parameter `axis` chooses among groups of contests."""
-    names = list(dict.fromkeys(_where(trend) for trend in trends))
+    names = list(dict.fromkeys(trend.where for trend in trends))
     keys = {name: str(place) for place, name in enumerate(names, 1)}
     rows: dict[str, list[Row]] = {"points": [], "seeds": [], "lines": [], "beyond": []}
     ends: dict[str, list[list[float]]] = {}
     for name, key in keys.items():
-        here = [trend for trend in trends if _where(trend) == name]
+        here = [trend for trend in trends if trend.where == name]
         ends[key] = _ends(here)
         left, right = ends[key][0]
         for trend in here:
@@ -141,7 +137,10 @@ def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale
         .encode(x=x, y=y, color=colour, tooltip=tips),
     ]
     axes = {key: (name, OVER[over].axis) for name, key in keys.items()}
-    return switched(layers, axes, alt.param(name=AXIS, value="1"), rows, height=320)
+    chart = switched(layers, axes, alt.param(name=AXIS, value="1"), rows, height=320)
+    if len(axes) == 1:
+        chart.usermeta = {}
+    return chart
 
 
 def _reach(reach: Reach) -> Row:
