@@ -111,6 +111,8 @@ class Outline:
     """Every learning rate that was tried, where rates were tuned."""
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
+    trunks: tuple[Entry, ...] = ()
+    """The runs that branches start from; their contests are the branches' with no branch named."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -129,15 +131,10 @@ class Outline:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outline, JSON-ready."""
-        entries = [
-            {
-                "run": entry.run,
-                "label": entry.label,
-                "seed": entry.seed,
-                "contest": dict(vars(entry.contest)),
-            }
-            for entry in self.entries
-        ]
+        entries, trunks = (
+            [{**vars(entry), "contest": dict(vars(entry.contest))} for entry in group]
+            for group in (self.entries, self.trunks)
+        )
         return {
             "name": self.name,
             "arms": [list(arm) for arm in self.arms],
@@ -148,6 +145,7 @@ class Outline:
             "entries": entries,
             "references": self.references,
             "tuning": [dict(vars(row)) for row in self.tuning],
+            **({"trunks": trunks} if trunks else {}),
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
         }
 
@@ -165,9 +163,13 @@ def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
 
 def outline_from(record: dict[str, Any]) -> Outline:
     """Return the outline that `as_dict` gave; anything that is not one raises."""
-    entries = tuple(
-        Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
-        for row in record["entries"]
+    # Studies of before have no trunks.
+    entries, trunks = (
+        tuple(
+            Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
+            for row in (record["entries"] if group == "entries" else record.get(group, ()))
+        )
+        for group in ("entries", "trunks")
     )
     arms = tuple((_text(text), _text(label)) for text, label in record["arms"])
     outline = Outline(
@@ -185,6 +187,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
         tuning=tuple(_rate(row) for row in record.get("tuning", ())),
         # Studies of before have none.
         solved=tuple(_solved(row) for row in record.get("solved", ())),
+        trunks=trunks,
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")

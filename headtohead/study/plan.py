@@ -162,6 +162,7 @@ class Plan:
             entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
             references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
             solved=self.solved,
+            trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
         )
 
     def distinct(self) -> list[Run]:

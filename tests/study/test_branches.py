@@ -280,3 +280,37 @@ def test_a_spec_with_a_false_parent_is_refused(raced: Path, tmp_path: Path, stor
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="not what its hash covers"):
         branches[0].spec()
+
+
+def test_a_watched_study_counts_its_trunks_and_a_branchs_own_steps(
+    story: Path, raced: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("altair")
+    from headtohead.report.follow import Follower
+
+    assert Follower(raced).look().facts["counts"]["all"] == 16
+    folder = tmp_path / "watched"
+    shutil.copytree(raced, folder)
+    trunk, branches = family(planned(story), folder)
+    for run in (trunk, branches[2]):
+        (run.path / "result.json").unlink()
+    shutil.rmtree(branches[2].checkpoints)
+    (branches[2].path / "metrics.jsonl").unlink()
+    facts = Follower(folder).look().facts
+    assert facts["counts"]["done"] == 14
+    # A branch of 2048 tokens of its own has still to begin; the trunk's curve is whole.
+    assert facts["share"] == pytest.approx(1 - 2048 / (4 * (8192 + 512 + 1024 + 2048)))
+
+
+def test_a_study_from_before_there_were_branches_is_read(raced: Path, tmp_path: Path) -> None:
+    record = json.loads((raced / "study.json").read_text())
+    assert len(record["outline"]["trunks"]) == 4
+    del record["outline"]["trunks"]
+    for row in record["outline"]["entries"]:
+        for name in ("context", "branch"):
+            del row["contest"][name]
+    record["outline"]["entries"] = record["outline"]["entries"][:4]
+    (tmp_path / "study.json").write_text(json.dumps(record))
+    (contest,) = open_study(tmp_path).outline.contests()
+    assert (contest.context, contest.branch) == ("", "")
+    assert contest.title == "story.txt, nano, shape as_is, length tokens"
