@@ -31,8 +31,11 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> Path:
-    """Write a checkpoint under a temporary name, make it durable, rename it; then drop all but the newest `kept`."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEPT) -> Path:
+    """Write a checkpoint under a temporary name, make it durable, rename it; then drop all but the newest `kept`.
+
+    None drops nothing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = checkpoint_path(folder, checkpoint.step)
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
@@ -57,7 +60,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> P
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(folder)
-    for old in checkpoint_paths(folder)[:-kept]:
+    for old in checkpoint_paths(folder)[:-kept] if kept else ():
         shutil.rmtree(old, ignore_errors=True)
     return final
 

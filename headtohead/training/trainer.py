@@ -18,6 +18,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.training.checkpoint import (
     KEPT,
     Checkpoint,
+    checkpoint_path,
     latest_checkpoint,
     read_checkpoint,
     save_checkpoint,
@@ -126,8 +127,8 @@ class Trainer:
                 self.hooks.progress(self.step, self.train_nats, rate)
                 if diverged is not None:
                     return Outcome("diverged", self.step, self.train_nats, diverged)
-            if self.step in self.branching.marks and self.branching.folder:
-                self._save(self.branching.folder, len(self.branching.marks))
+            if self.step in self.branching.marks:
+                self._keep()
             if self._evaluation_due() and self.hooks.evaluate:
                 self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
             if self.step < self.steps and self.hooks.stop():
@@ -157,7 +158,13 @@ class Trainer:
         if self.folder is not None:
             self._save(self.folder, KEPT)
 
-    def _save(self, folder: Path, kept: int) -> None:
+    def _keep(self) -> None:
+        """Write the checkpoint that a branch starts from, unless an earlier stretch did: the branch may be reading it."""
+        folder = self.branching.folder
+        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
+            self._save(folder, None)
+
+    def _save(self, folder: Path, kept: int | None) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         state = optimiser_tensors(self.model, self.optimiser)
         tensors |= {f"optimiser/{name}": tensor for name, tensor in state.items()}
