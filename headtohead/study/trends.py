@@ -174,12 +174,22 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
         found = fitted(at)
         return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
 
+    def outwards(reaches: list[Reach]) -> list[Reach]:
+        """Where the lines of few seeds cross they seem sure of themselves: farther out nothing is surer than nearer."""
+        widest, found = 0.0, []
+        for reach in reaches:
+            if reach.low is not None:
+                widest = max(widest, reach.gap - reach.low)
+                reach = replace(reach, low=reach.gap - widest, high=reach.gap + widest)
+            found.append(reach)
+        return found
+
     low, high = float(x.min()), float(x.max())
     end = high + math.log2(FACTOR)
     return Line(
         compare_paired(slopes.tolist(), none),
         [mean(float(at)) for at in np.linspace(low, high, places)],
-        [further(float(at)) for at in np.linspace(high, end, places)],
+        outwards([further(float(at)) for at in np.linspace(high, end, places)]),
     )
 
 

@@ -254,3 +254,14 @@ def test_each_context_is_tuned_apart(story: Path, tmp_path: Path) -> None:
     chosen = {(row.context, row.label) for row in result.outline.tuning if row.chosen}
     assert chosen == {(context, label) for context in ("32", "64") for label in ("standard", "diagonal")}
     assert open_study(tmp_path / "tuned").outline.tuning == result.outline.tuning
+
+
+def test_beyond_the_values_nothing_is_surer_than_nearer() -> None:
+    # The lines of the two seeds cross at 6, one doubling and a half beyond the last value.
+    line = fit_line([1.0, 2.0, 4.0], [[0.0, 0.1, 0.2], [0.36, 0.36, 0.36]])
+    widths = [
+        reach.high - reach.low for reach in line.beyond if reach.low is not None and reach.high is not None
+    ]
+    assert len(widths) == len(line.beyond)
+    assert min(np.diff(widths)) > -1e-12
+    assert widths[0] > 0.1

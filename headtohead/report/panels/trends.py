@@ -102,7 +102,7 @@ def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale
         + [row["x"] for row in rows["beyond"] if row["group"] == key][-1:]
         for key in keys.values()
     }
-    form = "d" if over == "context" else ".3~s"
+    form = {"size": ".3~s", "context": "d"}.get(over, ",.3~r")
     x = alt.X(
         "x:Q",
         title=None,
