@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from headtohead.cli.main import COMMANDS
+from headtohead.study.spec import build_study
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -38,3 +40,10 @@ def test_make_targets_named_in_the_documents_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", page.read_text(), re.MULTILINE):
             assert next(filter(None, name)) in targets
+
+
+def test_every_study_in_the_documents_is_one() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        build_study(tomllib.loads(block))

@@ -169,7 +169,9 @@ def reproduce(
         found = run_toy(known.toy[scale], result.path, seconds=left, **shared)
         result.summary.left += found.left
         result.summary.stopped = result.summary.stopped or found.left > 0
-    claims = judge_claims(known, scale, study.spec, result.outline, result.verdicts, found)
+    claims = judge_claims(
+        known, scale, study.spec, result.outline, result.verdicts, result.results, toy=found
+    )
     path = result.path / "claims.json"
     write_json(path, [claim.as_dict() for claim in claims])
     return Reproduction(result, scale, claims, path, found)

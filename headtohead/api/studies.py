@@ -35,6 +35,7 @@ from headtohead.study.spec import StudySpec, build_study, read_study
 from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import Store
 from headtohead.study.table import runs_csv
+from headtohead.study.trends import Trend, study_trends
 from headtohead.study.tuning import Tuning, tune_study
 from headtohead.study.verdict import Verdict, headlines, sentence, study_verdicts
 
@@ -173,12 +174,14 @@ class StudyResult:
     """Seeds added after results could be looked at."""
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
-        """Write verdicts.json, runs.csv and the page; without the chart library the page is skipped, and said to be.
+        """Write verdicts.json, trends.json where there are any, runs.csv and the page; without the chart library the page is skipped, and said to be.
 
         `only_if_changed` leaves a page that shows these very results as it is.
         """
         rows = [row.as_dict() for row in self.verdicts]
         write_json(self.path / "verdicts.json", rows)
+        if trends := self.trends():
+            write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
         page = self.path / "report.html"
         stamp = _stamp(self.outline, rows, self.results)
         if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
@@ -209,6 +212,10 @@ class StudyResult:
     def headlines(self) -> list[str]:
         """Return one sentence per arm, over all contests."""
         return [words for _, words in headlines(self.verdicts)]
+
+    def trends(self) -> list[Trend]:
+        """Return how each arm's gap moves with size, tokens per parameter and context, where the study has several."""
+        return study_trends(self.outline, self.results, self.verdicts)
 
     def stability(self) -> list[Stability]:
         """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""

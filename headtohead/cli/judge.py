@@ -28,6 +28,8 @@ def forecast(
     length: Annotated[tuple[str, ...], flag("RULE")] = (),
     margin: Annotated[float | None, flag("BITS")] = None,
     batch: Annotated[str | None, flag("COUNT")] = None,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    branches: Annotated[tuple[str, ...], flag("COUNT")] = (),
     set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = (),
     out: Annotated[str | None, flag("DIR")] = None,
     spread: Annotated[float | None, flag("BITS")] = None,
@@ -54,6 +56,8 @@ def forecast(
         length: what is held equal in training.
         margin: differences within it count as none, in bits per byte.
         batch: tokens per step.
+        context: tokens in a window; several make a contest each.
+        branches: token counts at which a decayed model is wanted, in place of --tokens.
         set: any other setting of the study, such as warmup=0.05.
         out: a study's directory; its finished runs give speed and spread, and are not counted again.
         spread: standard deviation over seeds of the paired difference, in bits per byte.
@@ -74,6 +78,8 @@ def forecast(
         "length": list(length) or None,
         "margin": margin,
         "batch": None if batch is None else parse_count(batch, "--batch"),
+        "context": [parse_count(count, "--context") for count in context] or None,
+        "branches": [parse_count(count, "--branches") for count in branches] or None,
     }
     found = api.forecast(
         chosen_study(study, given, set),

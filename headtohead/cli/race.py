@@ -12,7 +12,7 @@ from headtohead.api import Study, StudyResult, examine_study, open_study, watch_
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
-from headtohead.common.numbers import parse_count, parse_duration
+from headtohead.common.numbers import exact_count, parse_count, parse_duration
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
 from headtohead.study.verdict import METRIC, metric_words
@@ -35,7 +35,8 @@ def race(
     margin: Annotated[float | None, flag("BITS")] = None,
     batch: Annotated[str | None, flag("COUNT")] = None,
     lr: Annotated[float | None, flag("RATE")] = None,
-    context: Annotated[str | None, flag("COUNT")] = None,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    branches: Annotated[tuple[str, ...], flag("COUNT")] = (),
     tokenizer: Annotated[str | None, flag("NAME")] = None,
     precision: Annotated[str | None, flag("float32|bf16")] = None,
     set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = (),
@@ -69,7 +70,8 @@ def race(
         margin: differences within it count as none, in bits per byte.
         batch: tokens per step.
         lr: peak learning rate.
-        context: tokens in a window.
+        context: tokens in a window; several make a contest each.
+        branches: token counts at which a decayed model is wanted, from one trunk per arm and seed, in place of --tokens.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
         precision: arithmetic of training.
         set: any other setting, such as warmup=0.05, schedule=wsd, model.positions=learned.
@@ -97,7 +99,8 @@ def race(
         "margin": margin,
         "batch": None if batch is None else parse_count(batch, "--batch"),
         "lr": lr,
-        "context": None if context is None else parse_count(context, "--context"),
+        "context": [parse_count(count, "--context") for count in context] or None,
+        "branches": [parse_count(count, "--branches") for count in branches] or None,
         "tokenizer": tokenizer,
         "precision": precision,
     }
@@ -210,14 +213,15 @@ def runs(
             spec, result = run.spec(), run.result()
         except UserError as error:
             damage.append(str(error))
-            rows.append((run.id, "?", 0, "?", "?", "damaged", "–"))
+            rows.append((run.id, "?", 0, "?", "?", "?", "damaged", "–"))
             continue
-        place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"])
+        tokens = exact_count(spec["training"]["tokens"])
+        place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
         score = (result or {}).get("test", {}).get("bits_per_byte")
         rows.append((run.id, *place, run.state(result), number(score, ".4f")))
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
-    columns = ("run", "arm", "seed", "corpus", "size", "state", "bits per byte")
-    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "bits per byte"))
+    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", "bits per byte")
+    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", "bits per byte"))
     for words in damage:
         print(words)
     if damage:
@@ -259,7 +263,7 @@ def show_result(result: StudyResult) -> None:
 
 
 def show_verdicts(result: StudyResult) -> None:
-    """Print a sentence per arm, the verdicts as tables, and how budgets were solved."""
+    """Print a sentence per arm, the verdicts as tables, trends, and how budgets were solved."""
     for words in result.headlines():
         print(words)
     columns = (
@@ -296,8 +300,18 @@ def show_verdicts(result: StudyResult) -> None:
         base = number(found[0].baseline_mean if found else None, form)
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
+    _show_trends(result)
     _show_solved(result)
     for words in result.damage:
+        print(words)
+
+
+def _show_trends(result: StudyResult) -> None:
+    trends = result.trends()
+    for trend in trends:
+        if trend.line is not None:
+            print("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
+    for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
         print(words)
 
 

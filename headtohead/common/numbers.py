@@ -30,6 +30,14 @@ def parse_count(text: str | int | float, name: str = "") -> int:
     return int(value)
 
 
+def exact_count(value: int) -> str:
+    """Return 4000000 as 4M and 1500000 as 1500k: short, and the very number."""
+    for scale, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if value and value % scale == 0:
+            return f"{value // scale}{suffix}"
+    return str(value)
+
+
 def parse_duration(text: str | int | float) -> float:
     """Return seconds from 90, 90s, 8m, 1.5h or 2d."""
     match = _DURATION.fullmatch(str(text).strip())

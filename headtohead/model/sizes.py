@@ -116,6 +116,7 @@ _SIZES = (
     Size("sharing-300m", 1024, 20, 16, 4096, 50_304, 2048, _GPT2),
     Size("sharing-1.2b", 2048, 22, 32, 8192, 50_304, 2048, _GPT2),
     # "Deconstructing Attention", section 4: Qwen2.5 style
+    Size("deconstructed-xxs", 64, 4, 4, 256, 256, 512, _QWEN),
     Size("deconstructed-xs", 128, 8, 4, 512, 256, 512, _QWEN),
     Size("deconstructed-xs24", 128, 24, 4, 512, 256, 512, _QWEN),
     Size("deconstructed-s", 512, 8, 8, 2048, 50_304, 1024, _QWEN),

@@ -39,7 +39,8 @@ class Follower:
         """Return where the study stands now."""
         outline, added = read_outline(self.path / "study.json")
         store = Store(self.path)
-        names = {entry.run: entry for entry in outline.entries}
+        names = {entry.run: entry for entry in (*outline.trunks, *outline.entries)}
+        judged = {entry.run for entry in outline.entries}
         # A run done again (--retry failed) has no result while it is at work.
         known = {run: row for run, row in self.finished.items() if run in names and store.run(run).finished()}
         results = self.finished = known | store.results([run for run in names if run not in known])
@@ -52,7 +53,7 @@ class Follower:
             axes = chart["usermeta"]["axes"] if chart else {}
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
         # Verdicts before the last planned run would invite stopping when one looks good.
-        over = all(row["state"] not in _GOING for row in runs)
+        over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
         verdicts = study_verdicts(outline, results, added) if over else []
         return Standing(
             {
@@ -78,9 +79,12 @@ def _contests(outline: Outline, curves: list[dict[str, Definition]]) -> list[Row
 def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> Row:
     """Return a run's state, how far it is, and how fast it goes."""
     run = store.run(run_id)
+    branch = f"{entry.contest.branch} tokens, " if entry.contest.branch else ""
     facts: Row = {
-        "title": f"{entry.label}, seed {entry.seed}",
+        "run": run_id,
+        "title": f"{entry.label}, {branch}seed {entry.seed}",
         "state": run.state(result),
+        "first": 0,
         "step": 0,
         "steps": None,
         "tokens": None,
@@ -88,19 +92,23 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
         "words": "",
     }
     try:
-        training = run.spec()["training"] if (run.path / "spec.json").is_file() else None
+        spec = run.spec() if (run.path / "spec.json").is_file() else None
     except UserError:
-        training = None
-    if training is None:
+        spec = None
+    if spec is None:
         return facts
-    facts["tokens"], facts["steps"] = training["tokens"], max(1, training["tokens"] // training["batch"])
+    training = spec["training"]
+    # A branch begins where it leaves its trunk.
+    facts["first"] = facts["step"] = spec.get("parent", {}).get("step", 0)
+    facts["steps"] = max(1, training["tokens"] // training["batch"])
+    facts["tokens"] = training["tokens"] - facts["first"] * training["batch"]
     if facts["state"] not in _GOING:
         facts["step"] = facts["steps"]
         return facts
     rows = [row for row in run.metrics() if isinstance(row.get("nats"), float)]
     if rows:
         last = rows[-1]
-        facts["step"] = min(last["step"], facts["steps"])
+        facts["step"] = max(facts["first"], min(last["step"], facts["steps"]))
         if isinstance(seconds := last.get("seconds"), int | float) and seconds > 0:
             facts["rate"] = last["step"] * training["batch"] / seconds
     facts["words"] = _words(facts)
@@ -113,8 +121,16 @@ def _words(facts: Row) -> str:
     words = f"step {facts['step']:,} of {facts['steps']:,}"
     if not facts["rate"] or facts["state"] != "running":
         return words
-    left = (1 - facts["step"] / facts["steps"]) * facts["tokens"] / facts["rate"]
+    left = _left_of(facts) * facts["tokens"] / facts["rate"]
     return f"{words}, {short_count(facts['rate'])} tokens/s, about {short_time(left)} left"
+
+
+def _left_of(facts: Row) -> float:
+    """Return the share of a run's own steps that are still to do."""
+    if not facts["steps"]:
+        return 1.0
+    own = max(1, facts["steps"] - facts["first"])
+    return float(1 - (facts["step"] - facts["first"]) / own)
 
 
 def _counts(runs: list[Row]) -> Row:
@@ -134,7 +150,7 @@ def _budget(runs: list[Row]) -> tuple[float, float]:
         tokens = row["tokens"] or usual
         over = row["state"] not in _GOING
         total += tokens
-        left += 0.0 if over else tokens * (1 - row["step"] / (row["steps"] or 1))
+        left += 0.0 if over else tokens * _left_of(row)
     return total, left
 
 

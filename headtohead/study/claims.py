@@ -8,10 +8,12 @@ in place of an effect is met by an interval inside them and contradicted by one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headtohead.common.numbers import parse_count
 from headtohead.measure.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
@@ -21,7 +23,8 @@ from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import ALPHA, Paired, compare_paired, decide, holm
 from headtohead.study.toy_claims import toy_checks, toy_order
-from headtohead.study.verdict import Verdict
+from headtohead.study.trends import FEWEST, OVER, axis_values, groups, trend_of
+from headtohead.study.verdict import Result, Verdict
 from headtohead.toy.work import Toy
 
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
@@ -78,10 +81,16 @@ def judge_claims(
     spec: StudySpec,
     outline: Outline,
     verdicts: Sequence[Verdict],
+    results: Mapping[str, Result] | None = None,
+    *,
     toy: Toy | None = None,
 ) -> list[ClaimResult]:
-    """Return what a study of that scale, and the paper's toy where it has one, say of each of its claims."""
-    evidence = _Evidence(paper, scale, spec, outline, verdicts, toy)
+    """Return what a study of that scale, and the paper's toy where it has one, say of each of its claims.
+
+    A trend over size takes `results` too.
+    """
+    axes = axis_values(outline, results or {})
+    evidence = _Evidence(paper, scale, spec, outline, verdicts, axes, toy)
     return [_judged(claim, evidence) for claim in paper.claims]
 
 
@@ -115,16 +124,16 @@ class _Evidence:
         spec: StudySpec,
         outline: Outline,
         verdicts: Sequence[Verdict],
+        axes: Mapping[tuple[str, Contest], float],
         toy: Toy | None,
     ) -> None:
-        self.scale, self.spec, self.outline, self.toy = scale, spec, outline, toy
+        self.scale, self.spec, self.outline, self.axes, self.toy = scale, spec, outline, axes, toy
         self.contests = outline.contests()
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
         for contest in self.contests:
-            place = (contest.corpus_label, contest.size, contest.shape, contest.length)
             for row in verdicts:
-                if (row.corpus, row.size, row.shape, row.length) == place:
+                if row.of(contest):
                     self.rows[contest, row.label] = row
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})
@@ -146,7 +155,7 @@ class _Evidence:
         if missing:
             return _Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {self.scale}")
         places = [criterion.place]
-        if criterion.over:
+        if criterion.values:
             places = [criterion.place | {criterion.over: (value,)} for value in criterion.values]
         contests = [self._contest(place) for place in places]
         known = [contest for contest in contests if contest is not None]
@@ -156,6 +165,8 @@ class _Evidence:
             return _Part(OPEN, None, NOT_RUN, f"{words} is not part of scale {self.scale}")
         if criterion.kind == "change":
             part = self._change(criterion, known[0], known[1])
+        elif criterion.kind == "trend":
+            part, known = self._trend(criterion, known[0])
         elif criterion.kind == "order":
             part = self._order(criterion, known[0])
         else:
@@ -198,7 +209,8 @@ class _Evidence:
                 notes.append(f"{key} {', '.join(here)} here, {', '.join(claim.at[key])} published")
         label = self._label(criterion.first or criterion.arm)
         arm = next(arm for arm in self.spec.arms if arm.label == label)
-        tokens = self.spec.train_settings(arm).tokens
+        lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
+        tokens = max(lengths, default=self.spec.train_settings(arm).tokens)
         if tokens < claim.at.get("tokens", 0):
             notes.append(f"{tokens:,} tokens here, {claim.at['tokens']:,} published")
         return "; ".join(notes)
@@ -208,7 +220,7 @@ class _Evidence:
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in (part for claim in paper.claims for part in claim.criteria):
             contest = self._contest(criterion.place)
-            if criterion.kind not in TRAINED or contest is None:
+            if criterion.kind not in TRAINED - {"trend"} or contest is None:
                 continue
             names = [(criterion.first, other) for other in criterion.then] or [
                 (criterion.arm, criterion.against)
@@ -268,11 +280,7 @@ class _Evidence:
 
     def _change(self, criterion: Criterion, before: Contest, after: Contest) -> _Part:
         """Judge the difference at the second place less the difference at the first, over paired seeds."""
-        gaps = []
-        for contest in (before, after):
-            a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
-            ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
-            gaps.append({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
+        gaps = [self._gaps(criterion, contest) for contest in (before, after)]
         seeds = [seed for seed in self.outline.seeds if seed in gaps[0] and seed in gaps[1]]
         paired = compare_paired([gaps[1][seed] for seed in seeds], [gaps[0][seed] for seed in seeds])
         pair = [self._compare(contest, criterion.arm, criterion.against) for contest in (before, after)]
@@ -284,6 +292,39 @@ class _Evidence:
         part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
         part.reason = part.reason.replace(" better", " lower").replace(" worse", " higher")
         return part
+
+    def _gaps(self, criterion: Criterion, contest: Contest) -> dict[int, float]:
+        """Return arm - other by seed."""
+        a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
+    def _trend(self, criterion: Criterion, first: Contest) -> tuple[_Part, list[Contest]]:
+        """Judge the slope of the difference per doubling, over the contests that differ from the first in one thing."""
+        what = OVER[criterion.over].words
+        group = next((group for group in groups(self.contests, criterion.over) if first in group), [first])
+        known = [contest for contest in group if (criterion.over, contest) in self.axes]
+        a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        gaps = {contest: self._gaps(criterion, contest) for contest in known}
+        trend = trend_of(a, b, criterion.over, gaps, self.axes)
+        found = [self._compare(contest, criterion.arm, criterion.against) for contest in group]
+        trouble = next((one.trouble for one in found if one.trouble), "")
+        label = f"slope of {found[0].label} per doubling of {what}"
+        if trend.line is None:
+            paired = compare_paired([], [])
+            trouble = trouble or f"a trend takes {FEWEST} values of {what} or more, here are {len(group)}"
+        else:
+            paired = trend.line.slope
+        remark = ", ".join(one.remark for one in found if "diverged" in one.remark)
+        decision = decide(paired.difference, paired.p, None, None, 0.0)
+        compared = _Compared(label, paired, paired.p, decision, trouble, remark)
+        if criterion.expect in ("level", "no higher"):
+            side = {"level": "", "no higher": "no worse"}[criterion.expect]
+            return _equivalence(dataclasses.replace(criterion, expect=side), compared), group
+        expect = {"lower": "better", "higher": "worse"}[criterion.expect]
+        part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
+        part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
+        return part, group
 
     def _spread(self, criterion: Criterion, contest: Contest, compared: _Compared) -> _Part:
         """Judge whether the arm's seeds lie wider apart, by Brown and Forsythe's test; its ratio has no interval here."""
@@ -400,14 +441,21 @@ def _difference(criterion: Criterion, compared: _Compared) -> _Part:
 
 
 def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:
-    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside."""
+    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside.
+
+    Where no better or no worse is expected, the other side of the margin is free.
+    """
     measured = [_row(criterion, compared)]
     if compared.trouble:
         return _Part(OPEN, OPEN, REDUCED, f"{compared.label}: {compared.trouble}", measured)
     paired, margin = compared.paired, criterion.margin
     low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
-    outside = (paired.ci_low or 0.0) > margin or (paired.ci_high or 0.0) < -margin
-    direction = SUPPORTED if -margin < low and high < margin else CONTRADICTED if outside else OPEN
+    free = criterion.expect
+    inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
+    outside = (free != "no better" and (paired.ci_low or 0.0) > margin) or (
+        free != "no worse" and (paired.ci_high or 0.0) < -margin
+    )
+    direction = SUPPORTED if inside else CONTRADICTED if outside else OPEN
     if "diverged" in compared.remark and direction == SUPPORTED:
         direction = OPEN
     size = None

@@ -60,7 +60,7 @@ def examine(folder: Path, progress: Progress = lambda words, share: None) -> lis
     findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
     for place, run in enumerate(runs):
         progress("examining runs", place / len(runs))
-        findings += _run(run)
+        findings += [*_run(run), *_kept(run)]
     return findings
 
 
@@ -153,6 +153,35 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             read_checkpoint(path)
         except UserError as error:
             yield _aside(path, error, "it is set aside, and the one before is used")
+
+
+def _kept(trunk: RunDirectory) -> Iterator[Finding]:
+    """What a trunk keeps for its branches: wanted until each of them has a result."""
+    if not trunk.branches.is_dir():
+        return
+    for path in sorted(trunk.branches.iterdir()):
+        yield from _temporary(path)
+    done = set()
+    for run in Store(trunk.path.parents[1]).runs():
+        try:
+            parent = run.spec().get("parent", {}) if run.finished() else {}
+        except UserError:
+            continue
+        if parent.get("run") == trunk.id:
+            done.add(parent["step"])
+    try:
+        steps = set(trunk.spec().get("branches", ()))
+    except UserError:
+        steps = set()
+    if steps and steps <= done:
+        remove = partial(shutil.rmtree, trunk.branches)
+        yield Finding(trunk.branches, "the branches of this trunk are done", "it is removed", remove)
+        return
+    for path in checkpoint_paths(trunk.branches):
+        try:
+            read_checkpoint(path)
+        except UserError as error:
+            yield _aside(path, error, "it is set aside, and its branch does the trunk's steps again")
 
 
 def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
+from headtohead.study.branches import drop_checkpoints
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Run
@@ -54,8 +55,11 @@ def execute(
     seconds: float = math.inf,
 ) -> Summary:
     """Do every run that has no result, and take the probes that runs lack; stop cleanly on Ctrl-C or after `seconds`."""
-    pending = [run for run in runs if not Job({}, probes=probes).done(store.run(run.id))]
-    display.begin(len(runs), len(runs) - len(pending), float(sum(run.training.tokens for run in pending)))
+    pending = [run for run in runs if not Job(run.record(), probes=probes).done(store.run(run.id))]
+    # A trunk whose branches are all done has nothing left to give.
+    wanted = {run.parent.run for run in pending if run.parent}
+    pending = [run for run in pending if not run.branches or run.id in wanted]
+    display.begin(len(runs), len(runs) - len(pending), float(sum(run.tokens for run in pending)))
     summary = Summary()
     deadline = time.monotonic() + seconds
     try:
@@ -69,6 +73,8 @@ def execute(
                 _in_process(store, pending, conditions, display, stop, summary, probes)
     finally:
         display.end()
+    # A process that was killed between a branch's result and this leaves it to the next.
+    drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
     summary.left = sum(not store.run(run.id).finished() for run in pending)
     return summary
 
@@ -305,10 +311,12 @@ class _Worker:
 
 def _take(summary: Summary, display: Display, store: Store, run: Run, event: dict[str, Any]) -> None:
     """Count and show what an executor tells of a run."""
-    kind, name = event["kind"], f"{run.arm.label}, seed {run.seed}"
+    kind = event["kind"]
+    branch = f"{run.contest.branch} tokens, " if run.parent else ""
+    name = f"{run.arm.label}, {branch}seed {run.seed}"
     if kind == "started":
         steps = run.training.steps(run.size.context)
-        display.started(run.id, name, steps, float(run.training.tokens))
+        display.started(run.id, name, steps, float(run.tokens))
     elif kind == "step":
         display.stepped(run.id, event["step"], event["nats"], event["rate"])
     elif kind == "scoring":

@@ -136,8 +136,7 @@ def forecast_plan(
             progress(f"measuring {label}", place / len(groups))
             measured[key] = _measure(first, plan, device)
         rate = seen.get(key) or measured[key]
-        steps = first.training.steps(first.size.context)
-        tokens = steps * first.training.batch * len(members)
+        tokens = first.tokens * len(members)
         arms.append(
             ArmForecast(
                 label=label,
@@ -167,8 +166,11 @@ def forecast_plan(
         device=str(device),
         disk_bytes=(sum(weights) if keep_weights else 0)
         + len(runs) * (LOGGED_POINTS * _ROW_BYTES + _RESULT_BYTES),
-        # A checkpoint holds the weights and AdamW's two momenta.
-        working_bytes=min(workers, len(left)) * (KEPT + 1) * 3 * max(weights, default=0),
+        # A checkpoint holds the weights and AdamW's two momenta; a trunk keeps one for each of its branches.
+        working_bytes=min(workers, len(left))
+        * (KEPT + 1 + max((len(run.branches) for run in left), default=0))
+        * 3
+        * max(weights, default=0),
         arms=arms,
         spread=spread,
         spread_source=spread_source,

@@ -72,7 +72,15 @@ def _measured(row: Any) -> bool:
 def _comparison(plan: Plan) -> list[Any]:
     """What the study compares, seeds aside."""
     distinct = {(run.layers, run.size, run.training, run.corpus["content"]): run for run in plan.runs}
-    return sorted({canonical_json({**run.identity, "seed": None}) for run in distinct.values()})
+    # The name of a branch's parent depends on the seed; its step does not.
+    return sorted(
+        {
+            canonical_json(
+                {**run.identity, "seed": None} | ({"parent": run.parent.step} if run.parent else {})
+            )
+            for run in distinct.values()
+        }
+    )
 
 
 def _solved(plan: Plan) -> list[dict[str, Any]]:

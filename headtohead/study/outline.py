@@ -14,19 +14,33 @@ from headtohead.common.files import read_json
 
 @dataclass(frozen=True)
 class Contest:
-    """One corpus, size, shape rule and length rule: what a verdict is given for."""
+    """One corpus, size, shape rule and length rule, one context and branch: what a verdict is given for."""
 
     corpus: str
     corpus_label: str
     size: str
     shape: str
     length: str
+    context: str = ""
+    """Tokens in a window, where the study has several contexts."""
+    branch: str = ""
+    """Tokens of the baseline's branch, where the study has branches."""
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What sets it apart from the other contests, by name; the corpus by its label."""
+        names = ("size", "context", "branch", "shape", "length")
+        return {"corpus": self.corpus_label} | {name: getattr(self, name) for name in names}
 
     @property
     def title(self) -> str:
         """The contest in words."""
         rules = [f"shape {self.shape}" if self.shape else "", f"length {self.length}" if self.length else ""]
-        return ", ".join(filter(None, (self.corpus_label, self.size, *rules)))
+        steps = [
+            f"context {self.context}" if self.context else "",
+            f"{self.branch} tokens" if self.branch else "",
+        ]
+        return ", ".join(filter(None, (self.corpus_label, self.size, *steps, *rules)))
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Rate:
     chosen: bool
     edge: bool
     """Whether the arm's best rate lies at the edge of the grid."""
+    context: str = ""
+    """Where the study has several."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,8 @@ class Outline:
     """What the rules gave each arm but the baseline."""
     probes: tuple[str, ...] = ()
     """What was measured on every trained run besides its loss."""
+    trunks: tuple[Entry, ...] = ()
+    """The runs that branches start from; their contests are the branches' with no branch named."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -115,15 +133,10 @@ class Outline:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outline, JSON-ready."""
-        entries = [
-            {
-                "run": entry.run,
-                "label": entry.label,
-                "seed": entry.seed,
-                "contest": dict(vars(entry.contest)),
-            }
-            for entry in self.entries
-        ]
+        entries, trunks = (
+            [{**vars(entry), "contest": dict(vars(entry.contest))} for entry in group]
+            for group in (self.entries, self.trunks)
+        )
         return {
             "name": self.name,
             "arms": [list(arm) for arm in self.arms],
@@ -134,6 +147,7 @@ class Outline:
             "entries": entries,
             "references": self.references,
             "tuning": [dict(vars(row)) for row in self.tuning],
+            **({"trunks": trunks} if trunks else {}),
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
             "probes": list(self.probes),
         }
@@ -152,9 +166,13 @@ def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
 
 def outline_from(record: dict[str, Any]) -> Outline:
     """Return the outline that `as_dict` gave; anything that is not one raises."""
-    entries = tuple(
-        Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
-        for row in record["entries"]
+    # Studies of before have no trunks.
+    entries, trunks = (
+        tuple(
+            Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
+            for row in (record["entries"] if group == "entries" else record.get(group, ()))
+        )
+        for group in ("entries", "trunks")
     )
     arms = tuple((_text(text), _text(label)) for text, label in record["arms"])
     outline = Outline(
@@ -173,6 +191,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
         # Studies of before have none.
         solved=tuple(_solved(row) for row in record.get("solved", ())),
         probes=tuple(_text(name) for name in record.get("probes", ())),
+        trunks=trunks,
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")
@@ -189,6 +208,7 @@ def _rate(row: dict[str, Any]) -> Rate:
         bits_per_byte=None if row["bits_per_byte"] is None else _number(row["bits_per_byte"]),
         chosen=bool(row["chosen"]),
         edge=bool(row["edge"]),
+        context=_text(row.get("context", "")),
     )
 
 

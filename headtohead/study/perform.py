@@ -26,13 +26,14 @@ from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
+from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
 from headtohead.study.probes import Subject, take
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
 from headtohead.training.settings import TrainSettings
-from headtohead.training.trainer import Hooks, Outcome, Trainer
+from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -90,8 +91,8 @@ def perform(
 
     chosen = layers if layers is not None else layers_of(record)
     try:
-        if run.finished():
-            model, status = restore(run, record, chosen).to(device), "done"
+        if run.finished():  # only its probes are missing
+            model, status = _restored(run, record, chosen).to(device), "done"
         else:
             model, status = _train_and_score(run, record, conditions, device, chosen, held, tell)
         if status == "done":
@@ -103,6 +104,9 @@ def perform(
     except OSError as error:
         words = f"cannot write to {run.path}: {error.strerror or error}"
     except Exception as error:
+        if run.finished():  # no reason to doubt its result
+            tell({"kind": "obstacle", "run": run.id, "words": f"{type(error).__name__}: {error}"})
+            return "hindered"
         status = "out of memory" if _out_of_memory(error) else "failed"
         try:
             return _fail(run, status, error)
@@ -131,7 +135,8 @@ def _train_and_score(
         int(record["seed"]),
         companion=corpus.splits["train"].tokens,
     ).to(device)
-    changes = _note_environment(run, environment(device, size, training.precision))
+    branching = _branching(run, record)
+    changes = _note_environment(run, environment(device, size, training.precision), branching)
     windows = Windows(corpus.splits["train"], size.context, int(record["seed"]))
     steps = training.steps(size.context)
     lengths = corpus.tokenizer.token_bytes()
@@ -152,6 +157,7 @@ def _train_and_score(
         save_every=conditions.save_every,
         compile=conditions.compile,
         name=run.id,
+        branching=branching,
         hooks=Hooks(
             log=run.log,
             progress=progress,
@@ -191,6 +197,13 @@ def _train_and_score(
     run.keep_tokenizer(corpus.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
     return model, str(result["status"])
+
+
+def _restored(run: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
+    try:
+        return restore(run, record, layers)
+    except UserError as error:
+        raise Obstacle(str(error)) from None
 
 
 def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
@@ -233,6 +246,19 @@ def _take_probes(
             tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
             continue
         run.keep_probe(name, found)
+
+
+def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:
+    """Return what joins a run to its trunk, or a trunk to its branches; a branch that begins takes over the trunk's rows."""
+    if "parent" not in record:
+        return Branching(marks=frozenset(record.get("branches", ())), folder=run.branches)
+    parent = Parent(**record["parent"])
+    trunk = RunDirectory(run.path.with_name(parent.run))
+    start = kept_checkpoint(trunk, parent.step)
+    if not any(run.checkpoints.glob("step-*")) and start.is_dir():
+        rows = [row for row in trunk.metrics() if row["step"] <= parent.step]
+        write_atomic(run.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return Branching(start=start, trunk=parent.run)
 
 
 def _corpus(record: dict[str, Any], conditions: Conditions) -> Prepared:
@@ -310,10 +336,13 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _note_environment(run: RunDirectory, now: dict[str, Any]) -> list[str]:
-    """Add this stretch of work to environment.json; return what differs from the stretch before."""
+def _note_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
+    """Add this stretch of work to environment.json; return what differs from the stretch before, the trunk's counted."""
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
-    stretches = [*run.stretches(), now] if resumed else [now]
+    before = run.stretches() if resumed else []
+    if not resumed and branching.start is not None and branching.start.is_dir():
+        before = RunDirectory(run.path.with_name(branching.trunk)).stretches()
+    stretches = [*before, now]
     write_json(run.path / "environment.json", {"stretches": stretches})
     return [words for before, after in pairwise(stretches) for words in differences(before, after)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
+from headtohead.common.numbers import exact_count
 from headtohead.data.shards import Prepared, prepare
 from headtohead.measure.references import reference_lines
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
+from headtohead.study.branches import Parent, grow
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline, Solved
@@ -59,6 +62,10 @@ class Run:
     """Forward FLOPs per token, keys seen counted; what a batch shares is divided by its sequences."""
     cache: int | None
     """Cache bytes per token in bf16, or None where a layer keeps no cache."""
+    parent: Parent | None = None
+    """What a branch starts from."""
+    branches: tuple[int, ...] = ()
+    """The steps at which a trunk's branches start."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -74,7 +81,7 @@ class Run:
             "training": _plain_training(self.training),
             "seed": self.seed,
             "stacked": False,
-        }
+        } | ({"parent": vars(self.parent)} if self.parent else {})
 
     @cached_property
     def id(self) -> str:
@@ -98,7 +105,16 @@ class Run:
             "flops_per_token": self.flops,
             "cache_bytes_per_token": self.cache,
             "identity": self.identity,
+            # Runs that are neither look as they did before there were branches.
+            **({"parent": vars(self.parent)} if self.parent else {}),
+            **({"branches": list(self.branches)} if self.branches else {}),
         }
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the steps it does itself: a branch's are those of its decay."""
+        before = self.parent.step if self.parent else 0
+        return (self.training.steps(self.size.context) - before) * self.training.batch
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,8 @@ class Plan:
     corpora: dict[str, Prepared]
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
+    trunks: tuple[Run, ...] = ()
+    """What branches start from; none of them stands in a contest."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -145,17 +163,22 @@ class Plan:
             references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
             solved=self.solved,
             probes=self.spec.probes,
+            trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
         )
 
     def distinct(self) -> list[Run]:
-        """Return each run once, seed by seed, so that a study stopped early is balanced."""
+        """Return each run once, seed by seed, so that a study stopped early is balanced; trunks before branches."""
         place = {seed: index for index, seed in enumerate(self.spec.seeds)}
-        ordered = sorted(self.runs, key=lambda run: place[run.seed])
+        steps: dict[str, set[int]] = {}
+        for run in self.trunks:
+            steps.setdefault(run.id, set()).update(run.branches)
+        trunks = [dataclasses.replace(run, branches=tuple(sorted(steps[run.id]))) for run in self.trunks]
+        ordered = sorted([*trunks, *self.runs], key=lambda run: place[run.seed])
         return list({run.id: run for run in ordered}.values())
 
 
-Rates = dict[tuple[str, str, str, str], float]
-"""Tuned learning rates by corpus, size, shape rule and arm's label."""
+Rates = dict[tuple[str, str, str, str, str], float]
+"""Tuned learning rates by corpus, size, context, shape rule and arm's label."""
 
 
 def plan_study(
@@ -172,6 +195,7 @@ def plan_study(
     """
     corpora: dict[str, Prepared] = {}
     runs: list[Run] = []
+    trunks: list[Run] = []
     solved: list[Solved] = []
     for corpus in spec.corpora:
         for size in spec.sizes:
@@ -179,15 +203,18 @@ def plan_study(
             key = f"{corpus}/{tokenizer}"
             if key not in corpora:
                 corpora[key] = prepare(corpus, tokenizer, data_dir=data_dir, progress=progress)
-            for shape in spec.shapes:
-                for length in spec.lengths:
-                    contest = Contest(corpus, corpora[key].label, size, shape, length)
-                    found, rows = _contest_runs(
-                        spec, corpus, corpora[key], tokenizer, contest, pace, rates or {}
-                    )
-                    runs += found
-                    solved += rows
-    return Plan(spec, tuple(runs), corpora, tuple(solved))
+            several = len(spec.contexts) > 1
+            places = product(spec.contexts or (0,), spec.shapes, spec.lengths)
+            for context, shape, length in places:
+                words = str(context) if several else ""
+                contest = Contest(corpus, corpora[key].label, size, shape, length, words)
+                found = _contest_runs(
+                    spec, corpus, corpora[key], tokenizer, contest, context, pace, rates or {}
+                )
+                runs += found[0]
+                trunks += found[1]
+                solved += found[2]
+    return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks))
 
 
 def _contest_runs(
@@ -196,9 +223,11 @@ def _contest_runs(
     prepared: Prepared,
     tokenizer: str,
     contest: Contest,
+    context: int,
     pace: Pace | None,
     rates: Rates,
-) -> tuple[list[Run], list[Solved]]:
+) -> tuple[list[Run], list[Run], list[Solved]]:
+    """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
     facts = {
         "name": corpus
         if not corpus.startswith("file:")
@@ -207,14 +236,56 @@ def _contest_runs(
         "tokenizer": tokenizer,
         "content": prepared.content,
     }
-    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm), prepared)
+    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), prepared)
     base = Decoder.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
-    found = [_shaped(spec, arm, base, prepared, contest, facts, rates) for arm in spec.arms]
-    firsts, solved = [run for run, _ in found], [row for _, rows in found for row in rows]
-    if contest.length != "tokens":
-        firsts, rows = _lengthened(spec, firsts, prepared, contest, pace)
-        solved += rows
-    return [dataclasses.replace(run, seed=seed) for run in firsts for seed in spec.seeds], solved
+    found = [_shaped(spec, arm, base, prepared, contest, context, facts, rates) for arm in spec.arms]
+    shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
+    solved: list[Solved] = []
+    lengths: list[list[Run]] = []
+    # The longest first: it is the study's whole length, and the primary comparison.
+    for tokens in spec.branches[::-1] or (None,):
+        here, firsts = contest, shaped
+        if tokens is not None:
+            here = dataclasses.replace(contest, branch=exact_count(tokens))
+            firsts = [_of_length(run, here, tokens) for run in shaped]
+        solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
+        if contest.length != "tokens":
+            firsts, rows = _lengthened(spec, firsts, prepared, here, pace)
+            solved += rows
+        lengths.append(firsts)
+    if not spec.branches:
+        return [dataclasses.replace(run, seed=seed) for run in lengths[0] for seed in spec.seeds], [], solved
+    runs, trunks = _grown(lengths, contest, spec.seeds)
+    return runs, trunks, solved
+
+
+def _of_length(run: Run, contest: Contest, tokens: int) -> Run:
+    return dataclasses.replace(
+        run, contest=contest, training=dataclasses.replace(run.training, tokens=tokens)
+    )
+
+
+def _grown(lengths: list[list[Run]], contest: Contest, seeds: tuple[int, ...]) -> tuple[list[Run], list[Run]]:
+    """Return the branches, and a trunk for each arm and seed; `lengths` holds the arms' runs at each token count."""
+    runs: list[list[Run]] = [[] for _ in lengths]
+    trunks = []
+    for same_arm in zip(*lengths, strict=True):
+        first = same_arm[0]
+        with _naming(first.arm):
+            training, branches, starts = grow([run.training for run in same_arm], first.size.context)
+        arm = dataclasses.replace(first.arm, label=f"{first.arm.label}, trunk")
+        marks = tuple(sorted(set(starts)))
+        for seed in seeds:
+            trunk = dataclasses.replace(
+                first, arm=arm, contest=contest, training=training, seed=seed, branches=marks
+            )
+            trunks.append(trunk)
+            for place, run in enumerate(same_arm):
+                parent = Parent(trunk.id, starts[place])
+                runs[place].append(
+                    dataclasses.replace(run, training=branches[place], seed=seed, parent=parent)
+                )
+    return [run for branch in runs for run in branch], trunks
 
 
 def _shaped(
@@ -223,11 +294,12 @@ def _shaped(
     base: Decoder,
     prepared: Prepared,
     contest: Contest,
+    context: int,
     facts: dict[str, str],
     rates: Rates,
 ) -> tuple[Run, list[Solved]]:
     """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
-    given = _with_vocabulary(spec.size(contest.size, arm), prepared)
+    given = _with_vocabulary(spec.size(contest.size, arm, context), prepared)
     layers = tuple(arm.layout.layers(given.layers))
     _refuse_short(prepared, given)
     size, solved = given, []
@@ -241,7 +313,8 @@ def _shaped(
     model.circuits()  # refuses a parameter that no optimiser would move
     _refuse_short_companion(prepared, model)
     training = spec.train_settings(arm)
-    if (tuned := rates.get((contest.corpus, contest.size, contest.shape, arm.label))) is not None:
+    place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
+    if (tuned := rates.get(place)) is not None:
         training = dataclasses.replace(training, lr=tuned)
     training.steps(size.context)
     costs = (model.parameter_count(), _flops(model, training), model.cache_bytes_per_token(torch.bfloat16))

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import parse_count
+from headtohead.common.numbers import exact_count, parse_count
 from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.trends import OVER
 from headtohead.toy.findings import CHECKS
 from headtohead.toy.runs import LOSSES, RUNS
 from headtohead.toy.work import ToyPlan
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
-PLACE = ("corpus", "size", "shape", "length")
+PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 TOY_QUANTITIES = ("alpha", "qk", "ov")
 
@@ -35,12 +36,14 @@ _COMPARED = {"kind", "arm", "against", *PLACE}
 KINDS: dict[str, set[str]] = {
     # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
     "difference": _COMPARED | {"expect", "effect", "at_least", "at_most"},
-    # the arm differs from another by less than a margin
-    "equivalence": _COMPARED | {"margin", "effect"},
+    # the arm differs from another by less than a margin; with expect, on one side of it
+    "equivalence": _COMPARED | {"margin", "expect", "effect"},
     # the first arm is better than each of the others
     "order": {"kind", "first", "then", *PLACE},
     # the difference itself differs between two places: `over` names what, `values` the two
     "change": _COMPARED | {"over", "values", "expect", "effect"},
+    # the difference moves with size, tokens per parameter or context; numbers are per doubling of it
+    "trend": _COMPARED | {"over", "expect", "effect", "margin"},
     # the arm's seeds lie wider apart than another's
     "spread": _COMPARED,
     # what an arm costs by formula, as a ratio to another: no training
@@ -57,11 +60,18 @@ _NEEDED: dict[str, set[str]] = {
     "equivalence": {"arm", "margin"},
     "order": {"first", "then"},
     "change": {"arm", "over", "values", "expect"},
+    "trend": {"arm", "over", "expect"},
     "spread": {"arm"},
     "cost": {"arm", "size", "quantity", "ratio"},
     "toy": {"quantity", "order", "losses"},
     "toy_check": {"checks"},
     "open": {"reason"},
+}
+_WITHIN = ("level", "no higher")
+_EXPECTED = {
+    "equivalence": ("no better", "no worse"),
+    "change": ("lower", "higher"),
+    "trend": ("lower", "higher", *_WITHIN),
 }
 TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
 
@@ -75,7 +85,7 @@ class Criterion:
     against: str = ""
     """The baseline when empty."""
     expect: str = ""
-    """better or worse; lower or higher for a change."""
+    """better or worse; lower or higher for a change and a trend, which may also be level or no higher."""
     effect: tuple[float, float] | None = None
     """The published difference; two numbers where it is known only to lie between them."""
     at_least: float | None = None
@@ -253,6 +263,8 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
     for key in sorted(_NEEDED[kind] - part.keys()):
         raise UserError(f"a {kind} criterion needs {key}")
     place = {key: _texts(part[key], key) for key in PLACE if key in part}
+    if "branch" in place:
+        place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
     values: dict[str, Any] = {"kind": kind, "place": place}
     for key in ("arm", "against", "first", "reason"):
         if key in part:
@@ -273,9 +285,14 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
         values["effect"] = (min(ends), max(ends))
     if "expect" in part:
-        sides = ("lower", "higher") if kind == "change" else ("better", "worse")
-        values["expect"] = _choice(part["expect"], "expect", sides)
-    if "over" in part:
+        values["expect"] = _choice(part["expect"], "expect", _EXPECTED.get(kind, ("better", "worse")))
+        if kind == "trend" and (values["expect"] in _WITHIN) != ("margin" in part):
+            raise UserError(
+                f"a trend takes a margin where it is expected {' or '.join(_WITHIN)}, and only there"
+            )
+    if kind == "trend":
+        values["over"] = _choice(part["over"], "over", tuple(OVER))
+    elif "over" in part:
         values["over"] = _choice(part["over"], "over", PLACE)
         if len(values["values"]) != 2:
             raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
@@ -317,7 +334,8 @@ def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
         joined[key] = {**joined[key], **value} if both else value
     # A scale with a learning rate of its own does not tune, and the other way round.
-    for own, other in (("lr", "tune"), ("tune", "lr")):
+    # So with one length and several.
+    for own, other in (("lr", "tune"), ("tune", "lr"), ("tokens", "branches"), ("branches", "tokens")):
         if own in changes and other not in changes:
             joined.pop(other, None)
     return joined

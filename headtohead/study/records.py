@@ -18,6 +18,7 @@ from headtohead.common.files import canonical_json, digest, finite
 from headtohead.model.sizes import Settings, Size
 from headtohead.training.settings import TrainSettings
 
+RUN_ID = re.compile(r"[0-9a-f]{16}")
 STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
 _LARGEST = 1e15
@@ -79,8 +80,12 @@ def wrong_with_spec(record: Any, run_id: str) -> str:
             identity["corpus"],
             len(identity["layers"]),
         )
-        if shown != meant:
+        if shown != meant or record.get("parent") != identity.get("parent"):
             return "what it shows is not what its hash covers"
+        if "parent" in record and not _parent(record["parent"]):
+            return "its parent is not a run and a step"
+        if not all(_number(step) for step in record.get("branches", ())):
+            return "a step of its branches is not a number"
         size_of(record)
         training_of(record)
         texts = [record["arm"], record["label"], record["shape"], record["length"], record["size"]["name"]]
@@ -130,6 +135,10 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
         if arrays:
             score["blocks"] = blocks
     return ""
+
+
+def _parent(value: Any) -> bool:
+    return set(value) == {"run", "step"} and bool(RUN_ID.fullmatch(value["run"])) and _number(value["step"])
 
 
 def _number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import parse_count
+from headtohead.common.numbers import exact_count, parse_count
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.probes import probe_names
@@ -66,8 +66,10 @@ class StudySpec:
     """Differences within it count as none, in bits per byte."""
     tokenizer: str = ""
     """bytes, bpe:N or file:PATH; what the size's vocabulary implies when empty."""
-    context: int = 0
-    """Tokens in a window; the size's own when 0."""
+    contexts: tuple[int, ...] = ()
+    """Tokens in a window, a contest for each; the size's own when empty."""
+    branches: tuple[int, ...] = ()
+    """Token counts at which a decayed model is wanted, from one trunk; in rising order."""
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
@@ -93,10 +95,10 @@ class StudySpec:
                 return arm
         raise unknown(f"arm given as {role}", name, [arm.text for arm in self.arms])
 
-    def size(self, name: str, arm: Arm) -> Size:
-        """Return a size with the study's and the arm's model settings applied."""
+    def size(self, name: str, arm: Arm, context: int = 0) -> Size:
+        """Return a size with the study's and the arm's model settings applied; the first context when none is given."""
         size = find_size(name).with_settings(**(self.model | arm.model))
-        size = dataclasses.replace(size, context=self.context or size.context)
+        size = dataclasses.replace(size, context=context or next(iter(self.contexts), size.context))
         if self.tokenizer.startswith("bpe:"):
             size = dataclasses.replace(size, vocabulary=parse_count(self.tokenizer[4:]))
         elif self.tokenizer == "bytes":
@@ -128,13 +130,14 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "model", "tune", "probes"} | _TRAINING
+    known |= {"context", "branches", "model", "tune", "probes"} | _TRAINING
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
     arms = _arms(values.pop("arms", None))
     model = _table(values.pop("model", {}), "model", _MODEL)
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
+    branches = _branches(values.get("branches"), training, arms)
     spec = StudySpec(
         arms=arms,
         name=_word(values.get("name", "study"), "name"),
@@ -147,7 +150,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         primary=_word(values.get("primary", ""), "primary"),
         margin=_margin(values.get("margin", 0.005)),
         tokenizer=_word(values.get("tokenizer", ""), "tokenizer"),
-        context=parse_count(values.get("context", 0), "context"),
+        contexts=_contexts(values.get("context", 0)),
+        branches=branches,
         model=model,
         training=training,
         tune=_tune(values.get("tune"), training),
@@ -156,7 +160,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     for name in spec.sizes:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
-            spec.train_settings(arm).steps(spec.size(name, arm).context)
+            for context in spec.contexts or (0,):
+                spec.train_settings(arm).steps(spec.size(name, arm, context).context)
     if spec.primary_arm is spec.baseline_arm:
         raise UserError(
             f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
@@ -209,6 +214,42 @@ def _arm(entry: Any) -> Arm:
             raise unknown(f"setting of arm '{layout.text}'", key, {"arm", "name", "model"} | _TRAINING)
     label = _word(entry.get("name", layout.label), "name")
     return Arm(layout.text, label, layout, rest, _table(entry.get("model", {}), "model", _MODEL))
+
+
+def _contexts(value: Any) -> tuple[int, ...]:
+    given = value if isinstance(value, list | tuple) else [value]
+    contexts = tuple(dict.fromkeys(parse_count(part, "context") for part in given))
+    if isinstance(value, list | tuple) and (not contexts or 0 in contexts):
+        raise UserError(f"context takes a number of tokens or a list of them, each above 0, got {value!r}")
+    return tuple(context for context in contexts if context)
+
+
+def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tuple[int, ...]:
+    """Return the token counts of the branches; the longest becomes the study's tokens, and its schedule is wsd."""
+    if value is None:
+        return ()
+    given = value if isinstance(value, list | tuple) else [value]
+    counts = tuple(sorted({parse_count(part, "branches") for part in given}))
+    if len(counts) < 2 or not counts[0]:
+        raise UserError(
+            f"branches takes two token counts or more, such as ['1M', '4M', '16M'], got {value!r}; "
+            "tokens and schedule = 'wsd' give one"
+        )
+    if "tokens" in training and parse_count(training["tokens"], "tokens") != counts[-1]:
+        raise UserError(
+            f"tokens={training['tokens']} and branches up to {exact_count(counts[-1])} are both given; "
+            "the longest branch is the whole length, so leave tokens out"
+        )
+    for owner, settings in [("", training), *((f"arm '{arm.label}': ", arm.training) for arm in arms)]:
+        if settings.get("schedule", "wsd") != "wsd":
+            raise UserError(
+                f"{owner}schedule={settings['schedule']} has no decay to branch off: branches need wsd"
+            )
+    for arm in arms:
+        if "tokens" in arm.training:
+            raise UserError(f"arm '{arm.label}' has tokens of its own; branches give every arm its tokens")
+    training |= {"tokens": counts[-1], "schedule": "wsd"}
+    return counts
 
 
 def _tune(value: Any, training: dict[str, Any]) -> Tune | None:

@@ -7,6 +7,7 @@ runs/ID/spec.json         what the run is
         cost.json         clock, memory, throughput: what a repeat does not give again
         probes/           what was measured on the trained run besides its loss, a sealed file each
         result.json       written last, sealed with a checksum: only what a repeat gives again
+        branches/         the checkpoints a trunk keeps until its branches are done
         lock              who works on it now
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.holds import Owner, owner_of
-from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
+from headtohead.study.records import RUN_ID, sealed, unsealed, wrong_with_result, wrong_with_spec
 
-RUN_ID = re.compile(r"[0-9a-f]{16}")
 DAMAGED = ".damaged"
 PROBES = "probes"
 _LONGEST_METRICS = 64 * 2**20
@@ -52,6 +51,11 @@ class RunDirectory:
     def weights(self) -> Path:
         """The trained weights of a finished run."""
         return self.checkpoints / "final.safetensors"
+
+    @property
+    def branches(self) -> Path:
+        """Where a trunk keeps the checkpoints that its branches start from."""
+        return self.path / "branches"
 
     def open(self, record: dict[str, Any]) -> None:
         """Make the directory and write its spec, unless it is there; a damaged one is set aside."""

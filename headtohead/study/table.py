@@ -24,7 +24,9 @@ COLUMNS = (
     *(f"{split}_{name}" for split in ("valid", "test") for name in _SCORES),
     *("train_seconds", "tokens_per_second"),
 )
-CONTEST_COLUMNS = ("corpus", "size", "shape", "length")
+_SOME_COLUMNS = ("context", "branch")
+"""Behind the length, in studies that have several."""
+CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch")
 MARGIN = 0.005
 """In bits per byte; another metric has no margin until one is given."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -37,7 +39,10 @@ def runs_csv(
     """Return a study's runs as CSV, one row per arm, seed and contest; what is not known is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in outline.contests())]
+    behind = COLUMNS.index("length") + 1
+    columns = (*COLUMNS[:behind], *extra, *COLUMNS[behind:])
+    writer.writerow(columns)
     texts = {label: text for text, label in outline.arms}
     for contest in outline.contests():
         for label, text in texts.items():
@@ -53,10 +58,7 @@ def runs_csv(
                     "label": label,
                     "seed": seed,
                     "added_later": int(seed in added_seeds),
-                    "corpus": contest.corpus_label,
-                    "size": contest.size,
-                    "shape": contest.shape,
-                    "length": contest.length,
+                    **contest.place,
                     "status": result.get("status", "not finished"),
                     "tokens": result.get("tokens"),
                     "train_seconds": cost.get("train_seconds"),
@@ -65,7 +67,7 @@ def runs_csv(
                 for split in ("valid", "test"):
                     score = result.get(split) or {}
                     row |= {f"{split}_{name}": score.get(name) for name in _SCORES}
-                writer.writerow([_cell(row.get(column)) for column in COLUMNS])
+                writer.writerow([_cell(row.get(column)) for column in columns])
     return stream.getvalue()
 
 
@@ -99,7 +101,7 @@ class Columns:
     seed: str
     metric: str
     by: tuple[str, ...] | None = None
-    """What sets contests apart; those of corpus, size, shape and length that the table has, when None."""
+    """What sets contests apart; those of corpus, size, shape, length, context and branch that the table has, when None."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,7 @@ def _contest(values: dict[str, str]) -> Contest:
     known = {name: values.get(name, "") for name in CONTEST_COLUMNS}
     others = [f"{name} {value}" for name, value in values.items() if name not in CONTEST_COLUMNS]
     corpus = ", ".join(filter(None, (known["corpus"], *others)))
-    return Contest(corpus, corpus, known["size"], known["shape"], known["length"])
+    return Contest(corpus, corpus, **{name: known[name] for name in CONTEST_COLUMNS[1:]})
 
 
 def _seed(path: Path, number: int, column: str, cell: str) -> int:

@@ -32,8 +32,12 @@ class Tuning:
     rows: tuple[Rate, ...] = ()
 
     def rates(self) -> Rates:
-        """Return the chosen rate by (corpus, size, shape, arm's label)."""
-        return {(row.corpus, row.size, row.shape, row.label): row.lr for row in self.rows if row.chosen}
+        """Return the chosen rate by (corpus, size, context, shape, arm's label)."""
+        return {
+            (row.corpus, row.size, row.context, row.shape, row.label): row.lr
+            for row in self.rows
+            if row.chosen
+        }
 
     def warnings(self) -> list[str]:
         """Say which arms were left at the edge of the grid."""
@@ -104,6 +108,7 @@ def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
         baseline=_label(spec.baseline_arm.label, grid[0]),
         primary="",
         lengths=("tokens",),
+        branches=(),
         seeds=spec.seeds[:1],
         tune=None,
         probes=(),
@@ -124,21 +129,28 @@ def _identity(plan: Plan) -> list[Any]:
 
 def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[Rate]:
     results = store.results(sorted({run.id for run in plan.runs}))
-    scores: dict[tuple[str, str, str, str], dict[float, float | None]] = {}
+    scores: dict[tuple[str, str, str, str, str], dict[float, float | None]] = {}
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
     for run in plan.runs:
         label, lr = names[run.arm.label]
         result = results.get(run.id, {})
         value = result["valid"]["bits_per_byte"] if result.get("status") == "done" else None
-        place = (run.contest.corpus, run.contest.size, run.contest.shape, label)
+        contest = run.contest
+        place = (contest.corpus, contest.size, contest.context, contest.shape, label)
         scores.setdefault(place, {})[lr] = value
     rows = []
     for place, values in scores.items():
+        corpus, size, context, shape, label = place
         best = min(values, key=lambda lr: math.inf if values[lr] is None else float(values[lr] or 0.0))
         if values[best] is None:
-            raise UserError(f"{place[3]}: no learning rate of {', '.join(f'{lr:g}' for lr in grid)} trained")
+            raise UserError(f"{place[4]}: no learning rate of {', '.join(f'{lr:g}' for lr in grid)} trained")
         rows += [
-            Rate(*place, lr, value, chosen=lr == best, edge=best in (grid[0], grid[-1]))
+            Rate(
+                *(corpus, size, shape, label, lr, value),
+                chosen=lr == best,
+                edge=best in (grid[0], grid[-1]),
+                context=context,
+            )
             for lr, value in sorted(values.items())
         ]
     return rows

@@ -68,11 +68,13 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     better: str = "lower"
     """Which way the metric is better: lower or higher."""
+    context: str = ""
+    """Where the study has several; so with the branch."""
+    branch: str = ""
 
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict is given for that contest."""
-        mine = (self.corpus, self.size, self.shape, self.length)
-        return mine == (contest.corpus_label, contest.size, contest.shape, contest.length)
+        return all(getattr(self, name) == value for name, value in contest.place.items())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict, JSON-ready."""
@@ -141,6 +143,8 @@ def _compare(
         size=contest.size,
         shape=contest.shape,
         length=contest.length,
+        context=contest.context,
+        branch=contest.branch,
         metric=measure.name,
         n=paired.n,
         mean=sum(mine) / len(mine) if mine else None,
@@ -234,7 +238,7 @@ def metric_words(metric: str) -> str:
 
 
 def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
-    """Return the verdict in one plain sentence; corpus and size are named where those of `among` differ."""
+    """Return the verdict in one plain sentence; corpus, size, context and branch are named where they differ `among` them."""
     where = _where(row, among)
     if row.verdict in ("better", "worse") and row.difference is not None:
         return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}."
@@ -290,12 +294,15 @@ def _form(row: Verdict) -> str:
 
 
 def _where(row: Verdict, among: Sequence[Verdict]) -> str:
-    """Return what was held equal, and in which of several corpora and sizes."""
+    """Return what was held equal, and in which of several corpora, sizes, contexts and branches."""
     length = {"time_plain": "plain-path time"}.get(row.length, row.length)
     shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
     scope = " on this test set" if row.scope == "this test set" else ""
+    words = {"corpus": "{}", "size": "{}", "context": "context {}", "branch": "{} tokens"}
     names = [
-        getattr(row, key) for key in ("corpus", "size") if len({getattr(other, key) for other in among}) > 1
+        form.format(getattr(row, key))
+        for key, form in words.items()
+        if len({getattr(other, key) for other in among}) > 1
     ]
     place = f" ({', '.join(names)})" if names else ""
     # A table of runs trained elsewhere need not say what was held equal.

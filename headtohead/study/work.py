@@ -3,6 +3,9 @@
 Several executors, on one host or on many, may work on one study at the same time. Each goes through the same list;
 whoever holds a run first does it. At the end an executor stays while others hold runs, and takes them over when
 their owner dies: a study is finished when any of its executors says so.
+
+A branch waits until its trunk has kept the checkpoint it starts from, or has ended without one. Whoever finishes the
+last branch of a trunk drops what the trunk kept.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.terms import Composed
+from headtohead.study.branches import Parent, drop_checkpoints, kept_checkpoint
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions, Event, missing_probes, perform
 from headtohead.study.store import RunDirectory, Store
@@ -31,7 +35,22 @@ class Job:
 
     def done(self, run: RunDirectory) -> bool:
         """Return whether the run has its result, and every probe that can be taken."""
-        return run.finished() and not (run.weights.is_file() and missing_probes(run, self.probes))
+        return run.finished() and not (run.weights.is_file() and missing_probes(run, self.wanted))
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The probes to take: none of a trunk, which stands in no contest."""
+        return () if "branches" in self.record else self.probes
+
+    @property
+    def id(self) -> str:
+        """The run's name."""
+        return str(self.record["id"])
+
+    @property
+    def parent(self) -> Parent | None:
+        """What a branch starts from."""
+        return Parent(**self.record["parent"]) if "parent" in self.record else None
 
 
 def work(
@@ -40,27 +59,49 @@ def work(
     """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
     holds = Holds()
     awaited: set[str] = set()
+    branches = [(job.id, parent) for job in jobs if (parent := job.parent)]
+    abandoned: set[str] = set()
     while jobs and not stop():
+        waiting = {job.id for job in jobs} - abandoned
         held = []
-        for job in jobs:
+        for place, job in enumerate(jobs):
             if stop():
                 return
+            if (parent := job.parent) and not _ready(store, parent) and parent.run in waiting:
+                held.append(job)
+                continue
+            if parent and parent.run in abandoned:
+                abandoned.add(job.id)
+                continue
             state = _attempt(store, job, holds, conditions, stop, tell)
             if state == "held":
                 held.append(job)
             elif state == "blocked":
                 return
+            elif state in ("stopped", "hindered"):
+                abandoned.add(job.id)
+            elif branches:
+                if parent:
+                    drop_checkpoints(store, [pair for pair in branches if pair[1].run == parent.run])
+                # A trunk that has ended sets its branches free: they come before the next trunk.
+                held += jobs[place + 1 :]
+                break
         if len(held) == len(jobs):
-            _tell_of_owner(store, held[0], awaited, tell)
+            _tell_of_owner(store, held, awaited, tell)
             time.sleep(_LOOK_AGAIN_SECONDS)
         jobs = held
+
+
+def _ready(store: Store, parent: Parent) -> bool:
+    trunk = store.run(parent.run)
+    return trunk.finished() or kept_checkpoint(trunk, parent.step).is_dir()
 
 
 def _attempt(
     store: Store, job: Job, holds: Holds, conditions: Conditions, stop: Callable[[], bool], tell: Event
 ) -> str:
     """Do one job unless it is done or held; return how that ended."""
-    run = store.run(job.record["id"])
+    run = store.run(job.id)
     if job.done(run):
         return "done"
     try:
@@ -77,7 +118,7 @@ def _attempt(
                 job.record,
                 conditions,
                 layers=layers,
-                probes=job.probes,
+                probes=job.wanted,
                 stop=stop,
                 lost=hold.lost,
                 tell=tell,
@@ -90,9 +131,13 @@ def _attempt(
     return state
 
 
-def _tell_of_owner(store: Store, job: Job, awaited: set[str], tell: Event) -> None:
-    run = store.run(job.record["id"])
-    owner = run.owner()
-    if owner is not None and str(owner) not in awaited:
-        awaited.add(str(owner))
-        tell({"kind": "waiting", "run": run.id, "owner": str(owner), "pid": owner.pid if owner.here else 0})
+def _tell_of_owner(store: Store, jobs: list[Job], awaited: set[str], tell: Event) -> None:
+    for job in jobs:
+        run = store.run(job.id)
+        if (owner := run.owner()) is None:
+            continue
+        if str(owner) not in awaited:
+            awaited.add(str(owner))
+            pid = owner.pid if owner.here else 0
+            tell({"kind": "waiting", "run": run.id, "owner": str(owner), "pid": pid})
+        return

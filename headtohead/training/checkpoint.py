@@ -31,10 +31,13 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> Path:
-    """Write a checkpoint under a temporary name, make it durable, rename it; then drop the oldest ones."""
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEPT) -> Path:
+    """Write a checkpoint under a temporary name, make it durable, rename it; then drop all but the newest `kept`.
+
+    None drops nothing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / _name(checkpoint.step)
+    final = checkpoint_path(folder, checkpoint.step)
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -57,7 +60,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int = KEPT) -> P
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(folder)
-    for old in checkpoint_paths(folder)[:-kept]:
+    for old in checkpoint_paths(folder)[:-kept] if kept else ():
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -122,6 +125,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _name(step: int) -> str:
     return f"step-{step:010d}"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step stands in `folder`."""
+    return folder / _name(step)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:

@@ -12,9 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtohead.common.errors import UserError
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
-from headtohead.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from headtohead.training.checkpoint import (
+    KEPT,
+    Checkpoint,
+    checkpoint_path,
+    latest_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
@@ -52,6 +60,20 @@ class Hooks:
     warn: Callable[[str], None] = lambda words: None
 
 
+@dataclass(frozen=True)
+class Branching:
+    """What joins a trunk and its branches."""
+
+    start: Path | None = None
+    """The checkpoint that a branch starts from."""
+    trunk: str = ""
+    """The name of the run that wrote it."""
+    marks: frozenset[int] = frozenset()
+    """The steps at which a trunk keeps a checkpoint for a branch."""
+    folder: Path | None = None
+    """Where it keeps them."""
+
+
 class Trainer:
     """Trains one model on one order of windows."""
 
@@ -67,6 +89,7 @@ class Trainer:
         hooks: Hooks = Hooks(),  # noqa: B008  a frozen value
         compile: bool = False,
         name: str = "",
+        branching: Branching = Branching(),  # noqa: B008  a frozen value
     ) -> None:
         self.model, self.windows, self.settings, self.hooks = model, windows, settings, hooks
         self.context = model.size.context
@@ -75,6 +98,7 @@ class Trainer:
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
+        self.branching = branching
         self.optimiser = make_optimiser(model, settings)
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.step = 0
@@ -103,6 +127,8 @@ class Trainer:
                 self.hooks.progress(self.step, self.train_nats, rate)
                 if diverged is not None:
                     return Outcome("diverged", self.step, self.train_nats, diverged)
+            if self.step in self.branching.marks:
+                self._keep()
             if self._evaluation_due() and self.hooks.evaluate:
                 self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
             if self.step < self.steps and self.hooks.stop():
@@ -129,8 +155,16 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything the rest of the run depends on."""
-        if self.folder is None:
-            return
+        if self.folder is not None:
+            self._save(self.folder, KEPT)
+
+    def _keep(self) -> None:
+        """Write the checkpoint that a branch starts from, unless an earlier stretch did: the branch may be reading it."""
+        folder = self.branching.folder
+        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
+            self._save(folder, None)
+
+    def _save(self, folder: Path, kept: int | None) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         state = optimiser_tensors(self.model, self.optimiser)
         tensors |= {f"optimiser/{name}": tensor for name, tensor in state.items()}
@@ -144,10 +178,13 @@ class Trainer:
             "seconds": self.seconds,
             "train_nats": None if math.isnan(self.train_nats) else self.train_nats,
         }
-        save_checkpoint(self.folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}))
+        save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
 
     def _resume(self) -> None:
         checkpoint, warnings = latest_checkpoint(self.folder, self._misfit) if self.folder else (None, [])
+        if checkpoint is None and self.branching.start is not None:
+            checkpoint, trouble = self._inherited(self.branching.start)
+            warnings += [f"{trouble}; the trunk's steps are done again here"] if trouble else []
         for words in warnings:
             self.hooks.warn(words)
         self.hooks.rewind(checkpoint.step if checkpoint else 0)
@@ -171,7 +208,18 @@ class Trainer:
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)
 
-    def _misfit(self, checkpoint: Checkpoint) -> str:
+    def _inherited(self, path: Path) -> tuple[Checkpoint | None, str]:
+        """Return the checkpoint that the trunk kept, or what is wrong with it."""
+        if not path.is_dir():
+            return None, f"the trunk's checkpoint {path} is missing"
+        try:
+            checkpoint = read_checkpoint(path)
+        except UserError as error:
+            return None, str(error)
+        words = self._misfit(checkpoint, self.branching.trunk)
+        return (None, f"checkpoint {path} is not of the trunk: {words}") if words else (checkpoint, "")
+
+    def _misfit(self, checkpoint: Checkpoint, writer: str | None = None) -> str:
         """Say what keeps a checkpoint from being one of this run, or nothing; names and shapes decide."""
         state = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
@@ -181,7 +229,7 @@ class Trainer:
             return f"{missing[0]} is missing"
         if missing := sorted({"run", "seconds", "micro", "train_nats"} - checkpoint.state.keys()):
             return f"{missing[0]} is missing"
-        if checkpoint.state["run"] != self.name:
+        if checkpoint.state["run"] != (self.name if writer is None else writer):
             return f"it is of run {checkpoint.state['run']}"
         parameters = dict(self.model.named_parameters())
         for name, shape in shapes.items():

@@ -1,7 +1,14 @@
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.common.numbers import parse_count, parse_duration, short_bytes, short_count, short_time
+from headtohead.common.numbers import (
+    exact_count,
+    parse_count,
+    parse_duration,
+    short_bytes,
+    short_count,
+    short_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +24,15 @@ from headtohead.common.numbers import parse_count, parse_duration, short_bytes, 
     ],
 )
 def test_counts_as_people_write_them(text: object, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4_000_000, "4M"), (1_500_000, "1500k"), (2_000_000_000, "2B"), (2560, "2560"), (0, "0")],
+)
+def test_an_exact_count_is_short_and_reads_back(value: int, text: str) -> None:
+    assert exact_count(value) == text
     assert parse_count(text) == value
 
 

@@ -18,6 +18,7 @@ COUNTS = {
     "sharing-s": 52_024_320,
     "sharing-300m": 305_534_976,
     "sharing-1.2b": 1_215_102_976,
+    "deconstructed-xxs": 279_872,
     "deconstructed-xs": 2_135_168,
     "deconstructed-xs24": 6_339_712,
     "deconstructed-s": 59_331_072,

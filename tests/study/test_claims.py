@@ -287,3 +287,94 @@ def test_reproduce_runs_judges_and_goes_on(
     paper: Paper = read_paper(path)
     with pytest.raises(UserError, match="unknown scale 'tiny'"):
         paper.settings("tiny")
+
+
+def judged_over_contexts(
+    folder: Path, criteria: str, slope: float, contexts: tuple[int, ...] = (32, 64, 128)
+) -> ClaimResult:
+    """Return what made runs say whose arm a moves by `slope` per doubling of the context."""
+    path = written(folder, criteria)
+    path.write_text(path.read_text().replace('size = ["nano", "1m"]', f"context = {list(contexts)}"))
+    paper = read_paper(path)
+    spec = build_study(paper.settings("small"))
+    results: dict[str, dict[str, Any]] = {}
+    entries = []
+    for place, context in enumerate(contexts):
+        contest = Contest("file:x", "x", "nano", "as_is", "tokens", str(context))
+        for label in ("standard", "a", "b"):
+            for seed in range(5):
+                run = f"{context}/{label}/{seed}"
+                entries.append(Entry(run, label, seed + 1, contest))
+                shift = 0.03 + slope * place + OWN[(seed + place) % 5] if label == "a" else 0.0
+                test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
+                results[run] = {"status": "done", "test": test}
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    (found,) = judge_claims(paper, "small", spec, outline, study_verdicts(outline, results), results)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expect", "slope", "direction", "size"),
+    [
+        ("'lower', effect = -0.01", -0.01, "supported", "supported"),
+        ("'lower', effect = -0.03", -0.01, "supported", "contradicted"),
+        ("'higher'", -0.01, "contradicted", "open"),
+        ("'lower'", 0.0, "open", "open"),
+        ("'level', margin = 0.005", 0.0, "supported", "open"),
+        ("'level', margin = 0.005", -0.02, "contradicted", "open"),
+        ("'no higher', margin = 0.005", -0.02, "supported", "open"),
+        ("'no higher', margin = 0.005", 0.02, "contradicted", "open"),
+        ("'no higher', margin = 0.0001", 0.0, "open", "open"),
+    ],
+)
+def test_a_trend_is_judged_by_the_slope_per_doubling(
+    tmp_path: Path, expect: str, slope: float, direction: str, size: str
+) -> None:
+    criterion = f"{{kind = 'trend', arm = 'a', over = 'context', expect = {expect}}}"
+    found = judged_over_contexts(tmp_path, criterion, slope)
+    assert (found.direction, found.size) == (direction, size), found.reason
+    assert "slope of a - standard per doubling of context" in found.reason
+    assert found.measured[0]["difference"] == pytest.approx(slope, abs=0.003)
+
+
+def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
+    criterion = "{kind = 'trend', arm = 'a', over = 'context', expect = 'lower'}"
+    found = judged_over_contexts(tmp_path, criterion, -0.01, (32, 64))
+    assert (found.direction, found.scale) == ("open", "not run")
+    assert "a trend takes 3 values of context or more, here are 2" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        ("over = 'seed', expect = 'lower'", "unknown over 'seed'"),
+        ("over = 'size', expect = 'better'", "unknown expect 'better'"),
+        ("over = 'size', expect = 'level'", "takes a margin"),
+        ("over = 'size', expect = 'lower', margin = 0.1", "takes a margin"),
+    ],
+)
+def test_a_trend_criterion_that_means_nothing_is_refused(tmp_path: Path, criterion: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(written(tmp_path, f"{{kind = 'trend', arm = 'a', {criterion}}}"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "direction"), [(0.05, "supported"), (0.0, "supported"), (-0.05, "contradicted")]
+)
+def test_no_better_leaves_the_other_side_free(tmp_path: Path, mean: float, direction: str) -> None:
+    criterion = "{kind = 'equivalence', arm = 'a', expect = 'no better', margin = 0.01}"
+    assert judged(tmp_path, criterion, a=[mean, 0.0], b=[0.0, 0.0]).direction == direction
+
+
+def test_the_claims_that_waited_for_a_trend_or_equal_time_can_be_decided() -> None:
+    for name, number in (("sharing", 6), ("sharing", 13), ("deconstructed", 13), ("coupled", 6)):
+        paper = read_paper(find_paper(name))
+        (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
+        assert "open" not in {criterion.kind for criterion in claim.criteria}
+        for scale in ("small", "paper"):
+            spec = build_study(paper.settings(scale))
+            values = {"context": spec.contexts, "tokens_per_parameter": spec.branches, "size": spec.sizes}
+            for criterion in claim.criteria:
+                assert criterion.kind != "trend" or len(values[criterion.over]) >= 3
+                assert set(criterion.place.get("length", ())) <= set(spec.lengths)

@@ -89,3 +89,18 @@ def test_a_spread_that_is_none_is_refused_and_no_pairs_give_none(story: Path) ->
         with pytest.raises(UserError, match="above 0"):
             forecast(study(story), spread=spread)
     assert seen_spread([]) is None
+
+
+def test_branches_share_their_trunk_and_contexts_do_not(story: Path) -> None:
+    one = {key: value for key, value in SMALL.items() if key != "tokens"} | {"seeds": 2}
+    arms = ["standard", "sharing:tie=kv"]
+    given = Study(arms=arms, corpus=f"file:{story}", branches=[2560, 5120], context=[64, 128], **one)
+    found = forecast(given, spread=0.01)
+    # Of each arm, seed and context: a trunk of 4096 tokens, and decays of 512 and 1024.
+    assert found.runs == 8 * 3
+    assert found.tokens == 8 * (4096 + 512 + 1024)
+    trunks = [arm for arm in found.arms if arm.label.endswith(", trunk")]
+    assert sum(arm.tokens for arm in trunks) == 8 * 4096
+    assert {arm.contest for arm in trunks} == {
+        f"{story.name}, nano, context {context}, shape as_is, length tokens" for context in (64, 128)
+    }

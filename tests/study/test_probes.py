@@ -83,6 +83,16 @@ def test_without_weights_a_finished_run_keeps_what_it_has(tmp_path: Path) -> Non
     assert run.probe("positions") is None
 
 
+def test_damaged_weights_cost_a_probe_and_no_result(tmp_path: Path) -> None:
+    (run,) = race(tmp_path).runs()
+    result = (run.path / "result.json").read_bytes()
+    run.weights.write_bytes(run.weights.read_bytes()[:-8])
+    again = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
+    assert len(again.summary.trouble) == 1
+    assert "final.safetensors" in again.summary.trouble[0]
+    assert (run.path / "result.json").read_bytes() == result
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

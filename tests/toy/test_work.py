@@ -124,7 +124,7 @@ def answer(toy: Toy | None, claim: int, scale: str = "small") -> tuple[str, str]
     outline = Outline("p", (("standard", "standard"),), "standard", "standard", 0.005, (1,), ())
     contest = Contest("enwik8", "enwik8", "1m", "as_is", "tokens")
     outline = replace(outline, entries=(Entry("r", "standard", 1, contest),))
-    found = judge_claims(paper, scale, spec, outline, [], toy)[claim - 1]
+    found = judge_claims(paper, scale, spec, outline, [], toy=toy)[claim - 1]
     return found.direction, found.scale
 
 

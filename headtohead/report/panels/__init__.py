@@ -7,9 +7,11 @@ nothing to show.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from headtohead.report.panels import cost, curves, forest, positions, rates, seeds
+from headtohead.report.panels import cost, curves, forest, positions, rates, seeds, trends
 from headtohead.report.panels.base import Figure, Table, View
+from headtohead.study.trends import OVER
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "forest": forest.figure,
@@ -20,7 +22,9 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "positions": positions.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
-STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
+STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
+    f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER
+}
 """Drawn once, from all contests together."""
 
 __all__ = [
@@ -35,4 +39,5 @@ __all__ = [
     "positions",
     "rates",
     "seeds",
+    "trends",
 ]

@@ -19,11 +19,11 @@ def figure(view: View) -> Figure | None:
 
 def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
     """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
-    place = (contest.corpus, contest.size, contest.shape)
+    place = (contest.corpus, contest.size, contest.context, contest.shape)
     return [
         {"arm": row.label, "lr": row.lr, "value": row.bits_per_byte, "chosen": row.chosen}
         for row in outline.tuning
-        if (row.corpus, row.size, row.shape) == place and row.bits_per_byte is not None
+        if (row.corpus, row.size, row.context, row.shape) == place and row.bits_per_byte is not None
     ]
 
 
