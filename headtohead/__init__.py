@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headtohead.api import Study as Study
     from headtohead.api import StudyResult as StudyResult
     from headtohead.api import check as check
+    from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
     from headtohead.api import examine_study as examine_study

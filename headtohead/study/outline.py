@@ -97,6 +97,8 @@ class Outline:
     """What the rules gave each arm but the baseline."""
     probes: tuple[str, ...] = ()
     """What was measured on every trained run besides its loss."""
+    statistics: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """What each corpus is like, by its label, where there are several."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -136,6 +138,7 @@ class Outline:
             "tuning": [dict(vars(row)) for row in self.tuning],
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
             "probes": list(self.probes),
+            "statistics": self.statistics,
         }
 
 
@@ -173,6 +176,12 @@ def outline_from(record: dict[str, Any]) -> Outline:
         # Studies of before have none.
         solved=tuple(_solved(row) for row in record.get("solved", ())),
         probes=tuple(_text(name) for name in record.get("probes", ())),
+        statistics={
+            _text(label): {
+                _text(name): None if value is None else _number(value) for name, value in row.items()
+            }
+            for label, row in record.get("statistics", {}).items()
+        },
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
+from headtohead.data.coherence import refuse_long_pieces
+from headtohead.data.corpora import lasting_name
 from headtohead.data.shards import Prepared, prepare
+from headtohead.measure.corpus import Statistics, corpus_statistics
 from headtohead.measure.references import reference_lines
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
@@ -22,6 +25,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline, Solved
+from headtohead.study.probes import refuse_unready
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.training.settings import TrainSettings
 
@@ -130,6 +134,8 @@ class Plan:
     corpora: dict[str, Prepared]
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """What each corpus is like, by its label, where there are several."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -145,6 +151,7 @@ class Plan:
             references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
             solved=self.solved,
             probes=self.spec.probes,
+            statistics=self.statistics,
         )
 
     def distinct(self) -> list[Run]:
@@ -170,6 +177,7 @@ def plan_study(
 
     `pace` gives seconds per step where a length rule holds time equal.
     """
+    refuse_unready(spec.probes, data_dir)
     corpora: dict[str, Prepared] = {}
     runs: list[Run] = []
     solved: list[Solved] = []
@@ -187,7 +195,20 @@ def plan_study(
                     )
                     runs += found
                     solved += rows
-    return Plan(spec, tuple(runs), corpora, tuple(solved))
+    return Plan(spec, tuple(runs), corpora, tuple(solved), _statistics(spec, runs, corpora, progress))
+
+
+def _statistics(
+    spec: StudySpec, runs: list[Run], corpora: dict[str, Prepared], progress: Callable[[str, float], None]
+) -> dict[str, Statistics]:
+    """Return the statistics of several corpora, for windows as long as the first run's."""
+    if len(spec.corpora) < 2:
+        return {}
+    found = {}
+    for corpus in corpora.values():
+        window = round(runs[0].size.context * _bytes_per_token(corpus))
+        found[corpus.label] = corpus_statistics(corpus, max(16, window), progress)
+    return found
 
 
 def _contest_runs(
@@ -200,9 +221,7 @@ def _contest_runs(
     rates: Rates,
 ) -> tuple[list[Run], list[Solved]]:
     facts = {
-        "name": corpus
-        if not corpus.startswith("file:")
-        else f"file:{Path(corpus[5:]).expanduser().resolve()}",
+        "name": lasting_name(corpus),
         "label": prepared.label,
         "tokenizer": tokenizer,
         "content": prepared.content,
@@ -240,7 +259,9 @@ def _shaped(
     model = Decoder.outline(size, layers)
     model.circuits()  # refuses a parameter that no optimiser would move
     _refuse_short_companion(prepared, model)
-    training = spec.train_settings(arm)
+    training = spec.train_settings(arm, _bytes_per_token(prepared))
+    if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
+        solved.append(_solved_bytes(spec, arm, contest, training, prepared))
     if (tuned := rates.get((contest.corpus, contest.size, contest.shape, arm.label))) is not None:
         training = dataclasses.replace(training, lr=tuned)
     training.steps(size.context)
@@ -335,6 +356,21 @@ def _naming(arm: Arm) -> Iterator[None]:
         raise UserError(f"arm '{arm.text}': {error}") from None
 
 
+def _bytes_per_token(prepared: Prepared) -> float:
+    train = prepared.splits["train"]
+    return train.bytes / max(1, len(train.tokens))
+
+
+def _solved_bytes(
+    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, prepared: Prepared
+) -> Solved:
+    """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
+    each = _bytes_per_token(prepared)
+    note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
+    numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
+    return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
+
+
 def _with_vocabulary(size: Size, prepared: Prepared) -> Size:
     return dataclasses.replace(size, vocabulary=prepared.tokenizer.vocabulary)
 
@@ -346,6 +382,7 @@ def _refuse_short(prepared: Prepared, size: Size) -> None:
             raise UserError(
                 f"corpus {prepared.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
             )
+    refuse_long_pieces(prepared.label, prepared.notes, size.context * _bytes_per_token(prepared))
 
 
 def _refuse_short_companion(prepared: Prepared, model: Decoder) -> None:

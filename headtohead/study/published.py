@@ -18,7 +18,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
-from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
@@ -168,7 +168,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     for scale in SCALES:
         if scale not in tables:
             raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
-        scales[scale] = _joined(common, _table(tables[scale], f"scale.{scale}"))
+        scales[scale] = changed_settings(common, _table(tables[scale], f"scale.{scale}"))
         try:
             specs[scale] = build_study({"name": f"{name}, {scale}"} | scales[scale])
         except UserError as error:
@@ -248,19 +248,6 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
         if arm not in arms:
             raise unknown("arm", arm, arms)
     return criterion
-
-
-def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with a scale's own in place of the common ones; tables are joined."""
-    joined = dict(common)
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
-        joined[key] = {**joined[key], **value} if both else value
-    # A scale with a learning rate of its own does not tune, and the other way round.
-    for own, other in (("lr", "tune"), ("tune", "lr")):
-        if own in changes and other not in changes:
-            joined.pop(other, None)
-    return joined
 
 
 def _known(values: Mapping[str, Any], known: set[str], kind: str) -> None:

@@ -106,6 +106,7 @@ def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
         lengths=("tokens",),
         seeds=spec.seeds[:1],
         tune=None,
+        bytes=0,
         probes=(),
     )
 

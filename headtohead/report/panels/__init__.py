@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headtohead.report.panels import cost, curves, forest, positions, rates, seeds
+from headtohead.report.panels import corpora, cost, curves, forest, matrix, positions, rates, seeds
 from headtohead.report.panels.base import Figure, Table, View
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
@@ -20,7 +20,10 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "positions": positions.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
-STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
+STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
+    "matrix": matrix.figure,
+    "corpora": corpora.figure,
+}
 """Drawn once, from all contests together."""
 
 __all__ = [
@@ -29,9 +32,11 @@ __all__ = [
     "Figure",
     "Table",
     "View",
+    "corpora",
     "cost",
     "curves",
     "forest",
+    "matrix",
     "positions",
     "rates",
     "seeds",
