@@ -53,6 +53,7 @@ _HOME = {
             "Study",
             "StudyResult",
             "check",
+            "corpus_stats",
             "cost",
             "evaluate",
             "examine_study",

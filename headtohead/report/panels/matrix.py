@@ -12,6 +12,8 @@ from headtohead.report.panels.base import Figure, Table, View
 from headtohead.report.panels.forest import VERDICTS
 from headtohead.study.matrix import Cell, corpus_matrix, short_labels
 
+_FAINT = 0.2
+
 
 def figure(views: Sequence[View]) -> Figure | None:
     """Return the matrix of a study whose runs were evaluated on other corpora."""
@@ -19,9 +21,9 @@ def figure(views: Sequence[View]) -> Figure | None:
     if not cells:
         return None
     words = (
-        "Each row is an arm trained on one corpus, each column a test split. The number is its difference to the baseline "
+        "Each row is an arm and the corpus it was trained on, each column a test split. The number is its difference to the baseline "
         "trained on the same corpus, in bits per byte, below it the 95 % interval over paired seeds; the colour is the "
-        "verdict (Holm over the arms of a cell), strong where the difference is large. Cells are exploratory."
+        "verdict (Holm over the arms of a cell), strong where a difference is decided and large. Cells are exploratory."
     )
     return Figure("Trained here, tested there.", words, heat_map(matrix_rows(cells)), table=_table(cells))
 
@@ -60,7 +62,9 @@ def matrix_rows(cells: Sequence[Cell]) -> list[Row]:
                 "low": row.ci_low,
                 "high": row.ci_high,
                 "verdict": row.verdict,
-                "strength": 0.25 + 0.6 * abs(row.difference) / largest,
+                "strength": _FAINT
+                if row.verdict == "undecided"
+                else _FAINT + 0.6 * abs(row.difference) / largest,
                 "words": f"{row.difference:+.4f}",
                 "interval": "" if row.ci_low is None else f"{row.ci_low:+.3f} to {row.ci_high:+.3f}",
             }
@@ -83,9 +87,13 @@ def heat_map(rows: list[Row]) -> Chart:
         "evaluated:N",
         sort=columns,
         title="tested on",
+        scale=alt.Scale(paddingInner=0.02),
         axis=alt.Axis(orient="top", labelAngle=0, labelLimit=160, domain=False, ticks=False),
     )
-    y = alt.Y("arm:N", sort=order, title="arm ← trained on", axis=arm_axis())
+    names = arm_axis()
+    names.labelExpr = "split(datum.label, ' ← ')"  # two lines: the arm, and what it was trained on
+    names.labelOffset = -8
+    y = alt.Y("arm:N", sort=order, title=None, axis=names, scale=alt.Scale(paddingInner=0.04))
     colour = alt.Color(
         "verdict:N",
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
@@ -95,9 +103,7 @@ def heat_map(rows: list[Row]) -> Chart:
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
     strength = alt.Opacity("strength:Q", scale=None)
     layers = [
-        data.mark_rect(stroke="#ffffff", strokeWidth=2).encode(
-            x=x, y=y, color=colour, opacity=strength, tooltip=tips
-        ),
+        data.mark_rect().encode(x=x, y=y, color=colour, opacity=strength, tooltip=tips),
         data.mark_text(dy=-6, fontSize=13).encode(x=x, y=y, text="words:N"),
         data.mark_text(dy=9, fontSize=alt.ExprRef(f"{NARROW} ? 8 : 10")).encode(x=x, y=y, text="interval:N"),
     ]
@@ -116,11 +122,12 @@ def _table(cells: Sequence[Cell]) -> Table:
         "95 % interval",
         "p (Holm)",
     )
+    short = short_labels(cells)
     rows = [
         (
             cell.verdict.label,
-            cell.trained,
-            cell.evaluated,
+            short[cell.trained],
+            short[cell.evaluated],
             cell.verdict.verdict,
             _number(cell.verdict.mean, ".4f"),
             _number(cell.verdict.baseline_mean, ".4f"),
