@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headtohead.api import Toy as Toy
     from headtohead.api import ToyPlan as ToyPlan
     from headtohead.api import check as check
+    from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
     from headtohead.api import examine_study as examine_study
@@ -57,6 +58,7 @@ _HOME = {
             "Toy",
             "ToyPlan",
             "check",
+            "corpus_stats",
             "cost",
             "evaluate",
             "examine_study",

@@ -30,7 +30,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist(page: Path) -> None:
-    for words in re.findall(r"(?:^|`)h2h ([a-z]+(?: (?:list|prepare))?)", page.read_text(), re.MULTILINE):
+    for words in re.findall(
+        r"(?:^|`)h2h ([a-z]+(?: (?:list|prepare|stats))?)", page.read_text(), re.MULTILINE
+    ):
         name = words if words.startswith("data") else words.split()[0]
         assert name in COMMANDS, words
 

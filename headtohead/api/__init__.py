@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
@@ -17,6 +18,7 @@ __all__ = [
     "ToyPlan",
     "check",
     "check_settings",
+    "corpus_stats",
     "cost",
     "evaluate",
     "examine_study",

@@ -26,12 +26,13 @@ from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
 from headtohead.study.lock import frozen_seconds, planned_seeds
+from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Rates, plan_study
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results
-from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import Store
 from headtohead.study.table import runs_csv
@@ -55,10 +56,7 @@ class Study:
     def from_file(cls, path: str | Path, **changes: Any) -> Study:
         """Return the study of a TOML file, with some of its settings changed."""
         values = read_study(Path(path))
-        for key, value in changes.items():
-            both_tables = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
-            values[key] = {**values[key], **value} if both_tables else value
-        return cls(**{"name": Path(path).stem, **values})
+        return cls(**{"name": Path(path).stem, **changed_settings(values, changes)})
 
     def run(
         self,
@@ -174,7 +172,7 @@ class StudyResult:
     """Seeds added after results could be looked at."""
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
-        """Write verdicts.json, trends.json where there are any, runs.csv and the page; without the chart library the page is skipped, and said to be.
+        """Write verdicts.json, trends.json and matrix.json where there are any, runs.csv and the page; without the chart library the page is skipped, and said to be.
 
         `only_if_changed` leaves a page that shows these very results as it is.
         """
@@ -182,6 +180,8 @@ class StudyResult:
         write_json(self.path / "verdicts.json", rows)
         if trends := self.trends():
             write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
+        if cells := self.matrix():
+            write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
         page = self.path / "report.html"
         stamp = _stamp(self.outline, rows, self.results)
         if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
@@ -220,6 +220,12 @@ class StudyResult:
     def stability(self) -> list[Stability]:
         """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
         return study_stability(Store(self.path), self.outline, self.results)
+
+    def matrix(self) -> list[Cell]:
+        """Return every arm trained on one corpus and tested on another, where the probe `corpora` was taken."""
+        return corpus_matrix(
+            self.outline, self.results, read_probes(Store(self.path), self.outline, self.results)
+        )
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""

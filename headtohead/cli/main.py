@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("look", "check", "run the conformance suite on mechanisms"),
     "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
+    "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
     "generate": ("use", "generate", "let a trained run continue a text"),
     "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
 }

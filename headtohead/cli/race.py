@@ -13,6 +13,7 @@ from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
+from headtohead.study.matrix import short_labels
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
 from headtohead.study.verdict import METRIC, metric_words
@@ -301,6 +302,7 @@ def show_verdicts(result: StudyResult) -> None:
         rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
     _show_trends(result)
+    _show_matrix(result)
     _show_solved(result)
     for words in result.damage:
         print(words)
@@ -313,6 +315,27 @@ def _show_trends(result: StudyResult) -> None:
             print("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
     for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
         print(words)
+
+
+def _show_matrix(result: StudyResult) -> None:
+    cells = result.matrix()
+    if not cells:
+        return
+    short = short_labels(cells)
+    tested = list(dict.fromkeys(short[cell.evaluated] for cell in cells))
+    several = len({cell.rules for cell in cells}) > 1
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for cell in cells:
+        row = cell.verdict
+        place = (row.label, short[cell.trained], *([cell.rules] if several else []))
+        words = "–" if row.difference is None else f"{row.difference:+.4f} {row.verdict}"
+        rows.setdefault(place, {})[short[cell.evaluated]] = words
+    labels = [label for _, label in result.outline.arms]
+    columns = ("arm", "trained on", *(["contest"] if several else []), *tested)
+    lines = [(*place, *(found.get(name, "–") for name in tested)) for place, found in rows.items()]
+    lines.sort(key=lambda line: labels.index(str(line[0])))
+    title = f"trained here, tested there: difference to {result.outline.baseline} in bits per byte"
+    print_table(title, columns, lines, right=tested)
 
 
 def _show_solved(result: StudyResult) -> None:

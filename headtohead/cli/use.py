@@ -13,11 +13,12 @@ from headtohead import api
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
-from headtohead.common.numbers import short_bytes
+from headtohead.common.numbers import parse_count, short_bytes
 from headtohead.common.progress import piece_of_work
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
 from headtohead.data.tasks import task_file, task_names
+from headtohead.measure.corpus import statistics_head, statistics_row
 from headtohead.measure.references import reference_lines
 from headtohead.measure.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
@@ -35,7 +36,7 @@ def data_list(*, data_dir: Directory = None) -> int:
     rows = []
     for name, about in corpus_names().items():
         try:
-            state = "at hand" if name == "file:PATH" or find_corpus(name, data_dir) else ""
+            state = "at hand" if ":" in name or find_corpus(name, data_dir) else ""
         except UserError as error:
             state = str(error).split(": ", 1)[-1]
         rows.append((name, about, state))
@@ -52,6 +53,36 @@ def data_list(*, data_dir: Directory = None) -> int:
     return 0
 
 
+def data_stats(
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("CORPUS")],
+    /,
+    *,
+    window: Annotated[str, flag("BYTES")] = "1024",
+    json_: Annotated[bool, flag(name="json")] = False,
+    data_dir: Directory = None,
+) -> int:
+    """Show what corpora are like: size, entropy, xz ratio, repetition within a window, what holds a window together.
+
+    Example: h2h data stats "coherence:0(stdlib)" "coherence:1(stdlib)" --window 256
+
+    Args:
+        names: stdlib, file:PATH, coherence:DIAL(CORPUS,...), or a named set (h2h data list).
+        window: bytes of a window: the model's context times the bytes of a token.
+        json_: as one JSON document.
+        data_dir: where the named sets stand; H2H_DATA when not given.
+    """
+    if not names:
+        raise UserError("h2h data stats needs a corpus, such as: h2h data stats stdlib")
+    found = api.corpus_stats(names, window=parse_count(window, "--window"), data_dir=data_dir)
+    if json_:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    head = statistics_head()
+    rows = [(label, *statistics_row(row)) for label, row in found.items()]
+    print_table(f"train splits, windows of {window} bytes", ("corpus", *head), rows, right=head)
+    return 0
+
+
 def data_prepare(
     name: Annotated[str, tyro.conf.Positional, flag("NAME")],
     /,
@@ -62,7 +93,7 @@ def data_prepare(
     """Turn a corpus into token shards now, instead of at the start of a race.
 
     Args:
-        name: stdlib, file:PATH, or a named set.
+        name: stdlib, file:PATH, coherence:DIAL(CORPUS,...), or a named set.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
         data_dir: where the named sets stand; H2H_DATA when not given.
     """

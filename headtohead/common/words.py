@@ -1,4 +1,4 @@
-"""Settings that take one of a few words."""
+"""Settings that take one of a few words, and lists of words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from headtohead.common.errors import unknown
 def allowed_words(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the fields of a dataclass that are typed as a choice, with what each may be."""
     return {name: words for name, hint in get_type_hints(kind).items() if (words := get_args(hint))}
+
+
+def split_outside(text: str, mark: str) -> list[str]:
+    """Return the parts of a text between marks that stand outside parentheses, without spaces around them."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def refuse_other_words(settings: Any) -> None:

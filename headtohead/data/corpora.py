@@ -31,6 +31,8 @@ class Documents:
 
     splits: dict[str, list[tuple[str, bytes]]]
     notes: dict[str, object] = field(default_factory=dict)
+    whole: dict[str, list[tuple[str, bytes]]] | None = None
+    """The documents as they were, where `splits` holds pieces of them: pieces may be equal across splits, documents not."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Corpus:
     read: Callable[[Progress], Documents]
     rule: str = "1"
     """Bumped when the reading of the same files changes."""
+    topic: Callable[[str], str] | None = None
+    """From a document's name to its topic, where a corpus knows topics of its own."""
 
     def fingerprint(self) -> str:
         """Return the digest that identifies the content: every file, and the rule that reads them."""
@@ -68,6 +72,7 @@ def corpus_names() -> dict[str, str]:
     return {
         "stdlib": "this Python's own standard-library sources, tests left out; always at hand",
         "file:PATH": "a text file, JSON lines with a text field, or a directory of them; .gz and .xz too",
+        "coherence:DIAL(CORPUS,...)": "the same pieces of several domains, mixed (DIAL 0) to coherent (DIAL 1)",
         **{name: kind.about for name, kind in _KINDS.items()},
     }
 
@@ -84,13 +89,39 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
         return _stdlib()
     if name.startswith("file:"):
         return _from_path(Path(name.removeprefix("file:")).expanduser())
-    if name not in _KINDS:
-        raise unknown("corpus", name, [*corpus_names(), "file:PATH"])
+    refuse_unknown(name)
+    if name.startswith("coherence:"):
+        from headtohead.data.coherence import coherence_corpus  # made of corpora: it stands above this module
+
+        return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
     kind, root = _KINDS[name], data_root(data_dir)
     paths = {split: root / file for split, file in kind.files.items()} if root else {}
     if paths and all(path.is_file() for path in paths.values()):
         return _local(name, kind, paths)
     return _from_hub(name, kind, paths, cache)
+
+
+def refuse_unknown(name: str) -> None:
+    """Refuse a name that no corpus has; whether its files are at hand is not asked."""
+    if name.startswith("coherence:"):
+        from headtohead.data.coherence import parse_dial
+
+        for source in parse_dial(name).sources:
+            refuse_unknown(source)
+    elif name != "stdlib" and not name.startswith("file:") and name not in _KINDS:
+        raise unknown("corpus", name, corpus_names())
+
+
+def lasting_name(name: str) -> str:
+    """Return the name that means the same corpus from any directory: paths are made absolute."""
+    if name.startswith("file:"):
+        return f"file:{Path(name[5:]).expanduser().resolve()}"
+    if name.startswith("coherence:"):
+        from headtohead.data.coherence import parse_dial
+
+        dial = parse_dial(name)
+        return dial.text(tuple(map(lasting_name, dial.sources)))
+    return name
 
 
 def _local(name: str, kind: Kind, paths: dict[str, Path]) -> Corpus:
@@ -135,8 +166,19 @@ def _stdlib() -> Corpus:
     )
     version = ".".join(map(str, sys.version_info[:3]))
     return Corpus(
-        "stdlib", f"stdlib@{version}", corpus_names()["stdlib"], files, lambda _: _read_stdlib(root, files)
+        "stdlib",
+        f"stdlib@{version}",
+        corpus_names()["stdlib"],
+        files,
+        lambda _: _read_stdlib(root, files),
+        topic=_stdlib_topic,
     )
+
+
+def _stdlib_topic(name: str) -> str:
+    """Return encodings (tables of characters), packages or modules: three kinds of text, in every split."""
+    folder, inside, _ = name.partition("/")
+    return ("encodings" if folder == "encodings" else "packages") if inside else "modules"
 
 
 def _read_stdlib(root: Path, files: tuple[Path, ...]) -> Documents:

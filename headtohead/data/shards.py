@@ -19,6 +19,8 @@ from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
 
 FORMAT = 2
+_TOLD_EVERY = 2**16
+"""Bytes between two signs of progress: a corpus may hold a million short documents."""
 
 
 def cache_dir(given: str | Path | None = None) -> Path:
@@ -147,7 +149,11 @@ def _make(
     documents = corpus.read(progress)
     _refuse_bad_splits(corpus, documents)
     tokenizer = make_tokenizer(
-        tokenizer_name, fingerprint, root, lambda: (text for _, text in documents.splits["train"]), progress
+        tokenizer_name,
+        fingerprint,
+        root,
+        lambda: (text for _, text in (documents.whole or documents.splits)["train"]),
+        progress,
     )
     dtype = (
         np.uint8
@@ -220,8 +226,9 @@ def _write_split(
     def walk() -> Iterator[bytes]:
         nonlocal read
         for _, text in texts:
-            read += len(text)
-            progress(f"writing {split}", (done + read) / max(1, total))
+            before, read = read, read + len(text)
+            if before // _TOLD_EVERY != read // _TOLD_EVERY:
+                progress(f"writing {split}", (done + read) / max(1, total))
             yield text
 
     with open(folder / f"{split}.bin", "wb") as stream:
@@ -255,7 +262,7 @@ def _refuse_bad_splits(corpus: Corpus, documents: Documents) -> None:
     for split in SPLITS:
         if not any(text.strip() for _, text in documents.splits[split]):
             raise UserError(f"corpus {corpus.label}: the {split} split is empty")
-        for name, text in documents.splits[split]:
+        for name, text in (documents.whole or documents.splits)[split]:
             if len(text) < 64:
                 continue
             key = sha256(text).digest()

@@ -115,6 +115,8 @@ class Outline:
     """What was measured on every trained run besides its loss."""
     trunks: tuple[Entry, ...] = ()
     """The runs that branches start from; their contests are the branches' with no branch named."""
+    statistics: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """What each corpus is like, by its label, where there are several."""
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -150,6 +152,7 @@ class Outline:
             **({"trunks": trunks} if trunks else {}),
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
             "probes": list(self.probes),
+            "statistics": self.statistics,
         }
 
 
@@ -192,6 +195,12 @@ def outline_from(record: dict[str, Any]) -> Outline:
         solved=tuple(_solved(row) for row in record.get("solved", ())),
         probes=tuple(_text(name) for name in record.get("probes", ())),
         trunks=trunks,
+        statistics={
+            _text(label): {
+                _text(name): None if value is None else _number(value) for name, value in row.items()
+            }
+            for label, row in record.get("statistics", {}).items()
+        },
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")

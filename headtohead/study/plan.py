@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,10 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.common.numbers import exact_count
+from headtohead.data.coherence import refuse_long_pieces
+from headtohead.data.corpora import lasting_name
 from headtohead.data.shards import Prepared, prepare
+from headtohead.measure.corpus import Statistics, corpus_statistics
 from headtohead.measure.references import reference_lines
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
@@ -25,6 +28,7 @@ from headtohead.study.branches import Parent, grow
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline, Solved
+from headtohead.study.probes import refuse_unready
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.training.settings import TrainSettings
 
@@ -148,6 +152,8 @@ class Plan:
     """What the rules gave each arm but the baseline."""
     trunks: tuple[Run, ...] = ()
     """What branches start from; none of them stands in a contest."""
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """What each corpus is like, by its label, where there are several."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -164,6 +170,7 @@ class Plan:
             solved=self.solved,
             probes=self.spec.probes,
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
+            statistics=self.statistics,
         )
 
     def distinct(self) -> list[Run]:
@@ -193,6 +200,7 @@ def plan_study(
 
     `pace` gives seconds per step where a length rule holds time equal.
     """
+    refuse_unready(spec.probes, data_dir)
     corpora: dict[str, Prepared] = {}
     runs: list[Run] = []
     trunks: list[Run] = []
@@ -214,7 +222,21 @@ def plan_study(
                 runs += found[0]
                 trunks += found[1]
                 solved += found[2]
-    return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks))
+    statistics = _statistics(spec, runs, corpora, progress)
+    return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks), statistics)
+
+
+def _statistics(
+    spec: StudySpec, runs: list[Run], corpora: dict[str, Prepared], progress: Callable[[str, float], None]
+) -> dict[str, Statistics]:
+    """Return the statistics of several corpora, for windows as long as the first run's."""
+    if len(spec.corpora) < 2:
+        return {}
+    found = {}
+    for corpus in corpora.values():
+        window = round(runs[0].size.context * _bytes_per_token(corpus))
+        found[corpus.label] = corpus_statistics(corpus, max(16, window), progress)
+    return found
 
 
 def _contest_runs(
@@ -229,9 +251,7 @@ def _contest_runs(
 ) -> tuple[list[Run], list[Run], list[Solved]]:
     """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
     facts = {
-        "name": corpus
-        if not corpus.startswith("file:")
-        else f"file:{Path(corpus[5:]).expanduser().resolve()}",
+        "name": lasting_name(corpus),
         "label": prepared.label,
         "tokenizer": tokenizer,
         "content": prepared.content,
@@ -312,7 +332,9 @@ def _shaped(
     model = Decoder.outline(size, layers)
     model.circuits()  # refuses a parameter that no optimiser would move
     _refuse_short_companion(prepared, model)
-    training = spec.train_settings(arm)
+    training = spec.train_settings(arm, _bytes_per_token(prepared))
+    if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
+        solved.append(_solved_bytes(spec, arm, contest, training, prepared))
     place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
     if (tuned := rates.get(place)) is not None:
         training = dataclasses.replace(training, lr=tuned)
@@ -408,6 +430,21 @@ def _naming(arm: Arm) -> Iterator[None]:
         raise UserError(f"arm '{arm.text}': {error}") from None
 
 
+def _bytes_per_token(prepared: Prepared) -> float:
+    train = prepared.splits["train"]
+    return train.bytes / max(1, len(train.tokens))
+
+
+def _solved_bytes(
+    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, prepared: Prepared
+) -> Solved:
+    """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
+    each = _bytes_per_token(prepared)
+    note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
+    numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
+    return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
+
+
 def _with_vocabulary(size: Size, prepared: Prepared) -> Size:
     return dataclasses.replace(size, vocabulary=prepared.tokenizer.vocabulary)
 
@@ -419,6 +456,7 @@ def _refuse_short(prepared: Prepared, size: Size) -> None:
             raise UserError(
                 f"corpus {prepared.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
             )
+    refuse_long_pieces(prepared.label, prepared.notes, size.context * _bytes_per_token(prepared))
 
 
 def _refuse_short_companion(prepared: Prepared, model: Decoder) -> None:

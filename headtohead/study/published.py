@@ -19,7 +19,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, parse_count
-from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.trends import OVER
 from headtohead.toy.findings import CHECKS
 from headtohead.toy.runs import LOSSES, RUNS
@@ -196,7 +196,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     for scale in SCALES:
         if scale not in tables:
             raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
-        scales[scale] = _joined(common, _table(tables[scale], f"scale.{scale}"))
+        scales[scale] = changed_settings(common, _table(tables[scale], f"scale.{scale}"))
         try:
             specs[scale] = build_study({"name": f"{name}, {scale}"} | scales[scale])
         except UserError as error:
@@ -325,20 +325,6 @@ def _toy_settings(part: Mapping[str, Any]) -> dict[str, Any]:
     if len(order) < 2 or len(margins) != len(order) - 1:
         raise UserError(f"order takes two runs or more and a margin between each two, got {len(margins)}")
     return {"order": order, "losses": losses, "margins": margins}
-
-
-def _joined(common: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with a scale's own in place of the common ones; tables are joined."""
-    joined = dict(common)
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
-        joined[key] = {**joined[key], **value} if both else value
-    # A scale with a learning rate of its own does not tune, and the other way round.
-    # So with one length and several.
-    for own, other in (("lr", "tune"), ("tune", "lr"), ("tokens", "branches"), ("branches", "tokens")):
-        if own in changes and other not in changes:
-            joined.pop(other, None)
-    return joined
 
 
 def _known(values: Mapping[str, Any], known: set[str], kind: str) -> None:

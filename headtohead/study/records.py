@@ -114,26 +114,32 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     if result["status"] == "diverged":
         return ""
     for split in ("valid", "test"):
-        score = result.get(split)
-        if not isinstance(score, dict):
-            return f"no score of the {split} split"
-        if not all(_number(score.get(key)) for key in ("nats", "bits_per_byte")):
-            return f"the score of the {split} split is not a number"
-        perplexity = score.get("perplexity")
-        if not isinstance(perplexity, int | float) or not 0 < perplexity < 1e305:
-            return f"the perplexity of the {split} split is not a number"
-        if not all(_number(score.get(key)) and score[key] > 0 for key in ("tokens", "bytes")):
-            return f"the {split} split has no length"
-        try:
-            blocks = np.array(score.get("blocks"), dtype=np.float64)
-        except (TypeError, ValueError):
-            return f"the blocks of the {split} split are not numbers"
-        if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not (abs(blocks) < _LARGEST).all()):
-            return f"the blocks of the {split} split are not pairs of numbers"
-        if blocks.size and blocks[:, 1].min() <= 0:
-            return f"a block of the {split} split has no length"
-        if arrays:
-            score["blocks"] = blocks
+        if words := wrong_with_score(result.get(split), f"the {split} split", arrays):
+            return words
+    return ""
+
+
+def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
+    """Return what is wrong with the score of a split in a few words, or nothing; `arrays` as for a result."""
+    if not isinstance(score, dict):
+        return f"no score of {what}"
+    if not all(_number(score.get(key)) for key in ("nats", "bits_per_byte")):
+        return f"the score of {what} is not a number"
+    perplexity = score.get("perplexity")
+    if not isinstance(perplexity, int | float) or not 0 < perplexity < 1e305:
+        return f"the perplexity of {what} is not a number"
+    if not all(_number(score.get(key)) and score[key] > 0 for key in ("tokens", "bytes")):
+        return f"{what} has no length"
+    try:
+        blocks = np.array(score.get("blocks"), dtype=np.float64)
+    except (TypeError, ValueError):
+        return f"the blocks of {what} are not numbers"
+    if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not (abs(blocks) < _LARGEST).all()):
+        return f"the blocks of {what} are not pairs of numbers"
+    if blocks.size and blocks[:, 1].min() <= 0:
+        return f"a block of {what} has no length"
+    if arrays:
+        score["blocks"] = blocks
     return ""
 
 

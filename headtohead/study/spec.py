@@ -13,7 +13,7 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, parse_count
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
-from headtohead.study.probes import probe_names
+from headtohead.study.probes import corpora, probe_names
 from headtohead.training.settings import TrainSettings, train_settings
 
 SHAPES = ("as_is", "params", "cache")
@@ -74,6 +74,8 @@ class StudySpec:
     training: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
     """None: every arm is trained at the study's learning rate, or at its own."""
+    bytes: int = 0
+    """Bytes of text each run is trained on, where length is given so and not in tokens."""
     probes: tuple[str, ...] = ()
     """What is measured on every trained run besides its loss."""
 
@@ -109,9 +111,12 @@ class StudySpec:
         """Return the tokenizer that goes with a size."""
         return self.tokenizer or ("bytes" if size.vocabulary == 256 else f"bpe:{size.vocabulary}")
 
-    def train_settings(self, arm: Arm) -> TrainSettings:
-        """Return how an arm is trained."""
-        return train_settings(self.training | arm.training)
+    def train_settings(self, arm: Arm, bytes_per_token: float = 1.0) -> TrainSettings:
+        """Return how an arm is trained; a length in bytes becomes tokens of so many bytes."""
+        settings = train_settings(self.training | arm.training)
+        if not self.bytes:
+            return settings
+        return dataclasses.replace(settings, tokens=round(self.bytes / bytes_per_token))
 
 
 def build_study(given: Mapping[str, Any]) -> StudySpec:
@@ -130,7 +135,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "branches", "model", "tune", "probes"} | _TRAINING
+    known |= {"context", "branches", "model", "tune", "bytes", "probes"} | _TRAINING
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
@@ -154,9 +159,14 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         branches=branches,
         model=model,
         training=training,
-        tune=_tune(values.get("tune"), training),
-        probes=probe_names(values.get("probes", ())),
+        tune=_tune(values.get("tune"), training, "bytes" in values),
+        bytes=parse_count(values.get("bytes", 0), "bytes"),
+        probes=_probes(values),
     )
+    own = [arm.label for arm in arms if "tokens" in arm.training]
+    if spec.bytes and (own or "tokens" in training):
+        where = f" (tokens of arm '{own[0]}')" if own else ""
+        raise UserError(f"a study's length is given in tokens or in bytes; both are given{where}")
     for name in spec.sizes:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
@@ -252,7 +262,28 @@ def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tu
     return counts
 
 
-def _tune(value: Any, training: dict[str, Any]) -> Tune | None:
+def _probes(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the probes in their one spelling; `corpora` alone means every corpus of the study."""
+    every = corpora.argument(_words(values.get("corpus", "stdlib"), "corpus"))
+    found = probe_names(values.get("probes", ()))
+    return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
+
+
+def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with others in place of some: tables are joined, and of two that exclude each other the new one stays."""
+    joined = dict(values)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
+        joined[key] = {**joined[key], **value} if both else value
+    for group in (("lr", "tune"), ("tokens", "bytes", "branches")):
+        if any(key in changes for key in group):
+            for other in group:
+                if other not in changes:
+                    joined.pop(other, None)
+    return joined
+
+
+def _tune(value: Any, training: dict[str, Any], in_bytes: bool) -> Tune | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
@@ -265,6 +296,8 @@ def _tune(value: Any, training: dict[str, Any]) -> Tune | None:
     rates = value["lr"]
     if not all(isinstance(rate, int | float) and not isinstance(rate, bool) for rate in rates):
         raise UserError(f"tune.lr takes numbers, got {rates!r}")
+    if in_bytes and "tokens" not in value:
+        raise UserError("tune needs tokens of its own where the study's length is given in bytes")
     whole = train_settings(training).tokens
     tokens = parse_count(value.get("tokens", whole), "tune.tokens")
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)

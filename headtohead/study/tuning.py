@@ -111,6 +111,7 @@ def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
         branches=(),
         seeds=spec.seeds[:1],
         tune=None,
+        bytes=0,
         probes=(),
     )
 

@@ -19,7 +19,7 @@ from headtohead.study.published import SCALES, Paper, find_paper, read_paper
 from headtohead.study.spec import build_study
 from headtohead.study.verdict import study_verdicts
 
-PAPERS = {"coupled": 13, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
+PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
 FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
 FILE = """
 [study]

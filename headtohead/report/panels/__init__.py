@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headtohead.report.panels import cost, curves, forest, positions, rates, seeds, trends
+from headtohead.report.panels import corpora, cost, curves, forest, matrix, positions, rates, seeds, trends
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.study.trends import OVER
 
@@ -23,7 +23,9 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
 STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
-    f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER
+    **{f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER},
+    "matrix": matrix.figure,
+    "corpora": corpora.figure,
 }
 """Drawn once, from all contests together."""
 
@@ -33,9 +35,11 @@ __all__ = [
     "Figure",
     "Table",
     "View",
+    "corpora",
     "cost",
     "curves",
     "forest",
+    "matrix",
     "positions",
     "rates",
     "seeds",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.study.probes import positions
+from headtohead.study.probes import corpora, positions
 from headtohead.study.probes.base import Found, Probe, Subject
 
 PROBES: dict[str, Probe] = {
     "positions": positions.PROBE,
+    corpora.NAME: corpora.PROBE,
 }
 
 
@@ -31,6 +34,14 @@ def probe_names(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def refuse_unready(names: Sequence[str], data_dir: str | Path | None) -> None:
+    """Refuse probes that could not be taken when the runs are trained: what they need is not at hand."""
+    for text in names:
+        name, _, argument = text.partition(":")
+        if (ready := PROBES[name].ready) is not None:
+            ready(argument, data_dir)
+
+
 def take(name: str, subject: Subject) -> Found:
     """Return what a probe finds in a trained run."""
     name, _, argument = name.partition(":")
@@ -42,4 +53,4 @@ def take(name: str, subject: Subject) -> Found:
         subject.model.train(was_training)
 
 
-__all__ = ["PROBES", "Found", "Probe", "Subject", "probe_names", "take"]
+__all__ = ["PROBES", "Found", "Probe", "Subject", "probe_names", "refuse_unready", "take"]

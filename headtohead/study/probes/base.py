@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headtohead.data.shards import Prepared
@@ -45,3 +46,5 @@ class Probe:
     measure: Callable[[Subject, str], Found]
     check: Callable[[str], str] | None = None
     """Returns the argument in its one spelling, or raises UserError; None: the probe takes no argument."""
+    ready: Callable[[str, str | Path | None], None] | None = None
+    """Raises UserError where what the argument names is not at hand; asked, with the data directory, before training."""

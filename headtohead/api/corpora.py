@@ -1,0 +1,26 @@
+"""What corpora are like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headtohead.common.progress import piece_of_work
+from headtohead.data.shards import prepare
+from headtohead.measure.corpus import WINDOW, Statistics, corpus_statistics
+
+
+def corpus_stats(
+    corpora: str | Sequence[str],
+    *,
+    window: int = WINDOW,
+    data_dir: str | Path | None = None,
+    quiet: bool = False,
+) -> dict[str, Statistics]:
+    """Return the statistics of corpora by label, for windows of so many bytes (headtohead/measure/corpus.py says which)."""
+    found = {}
+    with piece_of_work("statistics", quiet) as progress:
+        for name in [corpora] if isinstance(corpora, str) else corpora:
+            corpus = prepare(name, data_dir=data_dir, progress=progress)
+            found[corpus.label] = corpus_statistics(corpus, window, progress)
+    return found

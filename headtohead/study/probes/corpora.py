@@ -1,0 +1,92 @@
+"""Other corpora: what a model trained on one text is worth on another."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from headtohead.common.files import digest
+from headtohead.common.words import split_outside
+from headtohead.data.corpora import find_corpus, lasting_name, refuse_unknown
+from headtohead.data.foreign import tokens_of
+from headtohead.data.shards import Split, cache_dir
+from headtohead.data.tokenizers import Tokenizer
+from headtohead.measure.loss import score_split
+from headtohead.study.probes.base import Found, Probe, Subject
+
+NAME = "corpora"
+
+
+def argument(corpora: tuple[str, ...]) -> str:
+    """Return corpora as they stand behind the probe's name."""
+    return ",".join(dict.fromkeys(map(lasting_name, corpora)))
+
+
+def evaluated(probes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the corpora that a study's probes name."""
+    found = [part for name in probes if name.startswith(f"{NAME}:") for part in split_outside(name[8:], ",")]
+    return tuple(dict.fromkeys(found))
+
+
+def _check(given: str) -> str:
+    """Return the names in their one spelling; none stands for all corpora of the study, which fills them in."""
+    names = split_outside(given, ",") if given else []
+    for name in names:
+        refuse_unknown(name)
+    return argument(tuple(names))
+
+
+def _ready(given: str, data_dir: str | Path | None) -> None:
+    for name in split_outside(given, ","):
+        find_corpus(name, data_dir, cache_dir())
+
+
+def _measure(subject: Subject, given: str) -> Found:
+    names = split_outside(given, ",")
+    others = [name for name in names if name != subject.record["corpus"]["name"]]
+    found: Found = {}
+    for place, name in enumerate(others):
+
+        def shown(share: float, place: int = place) -> None:
+            subject.progress((place + share) / len(others))
+
+        split, label, content = _test_split(name, _Key(subject.tokenizer), subject.data_dir)
+        score = score_split(
+            subject.model,
+            split,
+            subject.tokenizer.token_bytes(),
+            precision=subject.precision,
+            progress=shown,
+        )
+        # The mean is over tokens of its own: bits per byte can be compared between runs.
+        found[name] = {"label": label, "content": content, "score": score.as_dict()}
+    return found
+
+
+class _Key:
+    """A tokenizer, equal to another of the same content."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __hash__(self) -> int:
+        return hash(self.tokenizer.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.tokenizer.digest == self.tokenizer.digest
+
+
+@lru_cache(maxsize=8)
+def _test_split(name: str, key: _Key, data_dir: str) -> tuple[Split, str, str]:
+    """Return a test split in tokens, its corpus' label and what tells its content; the runs of a process share it."""
+    label = find_corpus(name, data_dir or None, cache_dir()).label
+    split = tokens_of(name, "test", key.tokenizer, data_dir=data_dir or None)
+    return split, label, digest(split.tokens.tobytes())[:16]
+
+
+PROBE = Probe(
+    "bits per byte on the test splits of other corpora, under the run's own tokenizer",
+    _measure,
+    _check,
+    _ready,
+)
