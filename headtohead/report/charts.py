@@ -291,6 +291,31 @@ def learning_rates(rows: list[Row], scale: alt.Scale) -> Chart:
     return alt.layer(*layers).properties(width="container", height=280)
 
 
+def circuit_ratios(rows: list[Row], scale: alt.Scale) -> Chart:
+    """Return the ratio of circuits' learning rates to the run's over training; a dash tells an arm's rules apart."""
+    wide = alt.Scale(type="log" if min(row["ratio"] for row in rows) > 0 else "linear", nice=True)
+    x = alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", grid=False))
+    y = alt.Y("ratio:Q", title="ratio to the run's learning rate", scale=wide)
+    tips = [alt.Tooltip("arm:N"), alt.Tooltip("rule:N"), alt.Tooltip("decay:N", title="lr x decay")]
+    tips += [alt.Tooltip("tokens:Q", format=","), alt.Tooltip("ratio:Q", format=".4~g")]
+    rules = alt.Legend(title=None, orient="bottom", direction="vertical", labelLimit=600, symbolType="stroke")
+    line = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("arm:N", scale=scale, legend=_legend()),
+            strokeDash=alt.StrokeDash("rule:N", legend=rules),
+            tooltip=tips,
+        )
+    )
+    one = (
+        alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(strokeDash=[4, 3], color="#888").encode(y="one:Q")
+    )
+    return alt.layer(one, line).properties(width="container", height=200)
+
+
 def seed_values(
     rows: list[Row],
     order: list[str],

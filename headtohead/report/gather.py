@@ -12,10 +12,12 @@ from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.store import Store
+from headtohead.training.rules import recorded_rules, with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
 _CURVE_POINTS = 80
+_RATIO_POINTS = 200
 _LONGEST = 1e9
 """Seconds above which a logged clock is damage; also keeps infinities out of the charts."""
 _BACKWARD = 3
@@ -166,6 +168,20 @@ def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
     ]
 
 
+def ratio_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return the ratio that every rule on a circuit's learning rate gives, at some two hundred steps of the run."""
+    rows = []
+    for arm in arms:
+        training = arm.record.get("training", {})
+        steps = max(1, training.get("tokens", 0) // training.get("batch", 1))
+        rules, decay = recorded_rules(training)
+        for rule in rules:
+            for step in sorted({(steps - 1) * place // _RATIO_POINTS for place in range(_RATIO_POINTS + 1)}):
+                row = {"arm": arm.label, "rule": rule.words(), "decay": decay}
+                rows.append(row | {"tokens": step * training["batch"], "ratio": rule.ratio(step, steps)})
+    return rows
+
+
 def arm_rows(arms: list[ArmFacts]) -> list[Row]:
     """Return one row of results and costs per arm, for the table."""
     rows = []
@@ -241,7 +257,7 @@ def _settings(record: Row) -> dict[str, str]:
     flat |= {name: str(size[name]) for name in ("width", "layers", "heads", "context", "vocabulary")}
     flat["feed-forward width"] = str(size["ffn"])
     flat |= {f"model: {name}": str(value) for name, value in size["settings"].items()}
-    flat |= {f"training: {name}": str(value) for name, value in record["training"].items()}
+    flat |= {f"training: {name}": str(value) for name, value in with_words(record["training"]).items()}
     return flat
 
 

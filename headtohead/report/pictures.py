@@ -13,7 +13,7 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.report import charts
-from headtohead.report.gather import ArmFacts, cost_rows, curve_rows, gather, rate_rows, seed_rows
+from headtohead.report.gather import ArmFacts, cost_rows, curve_rows, gather, rate_rows, ratio_rows, seed_rows
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.verdict import Verdict
 
@@ -44,6 +44,8 @@ def draw(
             found["cost"] = charts.quality_against_cost(means, dots, scale)
         if rates := rate_rows(outline, contest):
             found["rates"] = charts.learning_rates(rates, scale)
+        if ratios := ratio_rows(arms):
+            found["ratios"] = charts.circuit_ratios(ratios, scale)
         if seeds:
             found["seeds"] = charts.seed_values(seeds, labels, scale)
         return {name: chart.to_dict(validate=False) for name, chart in found.items()}

@@ -23,6 +23,7 @@ from headtohead.study.matching import match_cache, match_flops, match_params, ma
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline, Solved
 from headtohead.study.spec import Arm, StudySpec
+from headtohead.training.rules import assign
 from headtohead.training.settings import TrainSettings
 
 # Hundreds of runs share a size, a layout and their training: each is written out once.
@@ -237,9 +238,11 @@ def _shaped(
             else:
                 size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
     model = Decoder.outline(size, layers)
-    model.circuits()  # refuses a parameter that no optimiser would move
-    _refuse_short_companion(prepared, model)
     training = spec.train_settings(arm)
+    circuits = model.circuits()  # refuses a parameter that no optimiser would move
+    with _naming(arm):
+        assign(training.circuit_lr, circuits, size.layers)
+    _refuse_short_companion(prepared, model)
     if (tuned := rates.get((contest.corpus, contest.size, contest.shape, arm.label))) is not None:
         training = dataclasses.replace(training, lr=tuned)
     training.steps(size.context)
