@@ -85,7 +85,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
     if name.startswith("file:"):
         return _from_path(Path(name.removeprefix("file:")).expanduser())
     if name not in _KINDS:
-        raise unknown("corpus", name, [*corpus_names(), "file:PATH"])
+        raise unknown("corpus", name, corpus_names())
     kind, root = _KINDS[name], data_root(data_dir)
     paths = {split: root / file for split, file in kind.files.items()} if root else {}
     if paths and all(path.is_file() for path in paths.values()):

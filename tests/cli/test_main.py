@@ -193,6 +193,12 @@ def test_data_list_and_prepare(story: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "stdlib" in out
     assert "no data directory is given" in out
+    for word in ("hatexplain", "agreement-pairs", "recall", "tasks scored without training"):
+        assert word in out
+    run("data", "prepare", "grammar:train=100,phrases=2")
+    out = capsys.readouterr().out
+    for word in ("an agreement grammar", "100.0%", "singular", "plural", " 100 "):
+        assert word in out
     run("data", "prepare", f"file:{story}", "--tokenizer", "bpe:300")
     out = capsys.readouterr().out
     assert "vocabulary 300" in out
@@ -211,6 +217,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 MISTAKES = [
     (["rase"], "unknown command 'rase'; did you mean 'race'"),
+    (["data", "prepare", "hatexplane"], "unknown corpus or task 'hatexplane'; did you mean 'hatexplain'"),
+    (["data", "prepare", "recall:pears=1"], "unknown option of recall 'pears'; did you mean 'pairs'"),
     (["data", "prepair"], "did you mean 'data prepare'"),
     (["race"], "needs arms"),
     (["race", "--arms", "standrd"], "did you mean 'standard'"),
