@@ -119,6 +119,11 @@ class Task:
         return "".join(f"; {words}: {count:,}" for words, count in self.notes.items())
 
     @property
+    def written(self) -> bool:
+        """Whether answers are written out: a model that looks both ways would see them."""
+        return any(example.prompt for example in self.splits["train"])
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest example."""
         return max(len(example.tokens) for split in SPLITS for example in self.splits[split])

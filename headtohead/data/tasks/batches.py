@@ -31,7 +31,7 @@ class Batch:
     labels: Tensor
     """(batch,), IGNORED where targets are asked for."""
     targets: Tensor
-    """(batch, time), IGNORED where nothing is asked and at padding."""
+    """(batch, time): a label at the last real token, or targets; IGNORED where nothing is asked and at padding."""
     relevant: Tensor
     """(batch, rows, time); rows that an example does not have are nothing."""
     rows: Tensor
@@ -39,20 +39,34 @@ class Batch:
     places: Tensor
     """(batch,): which example of the split stands here."""
 
+    @property
+    def spans(self) -> Tensor:
+        """(batch, 2): first and last relevant token of the first row, both 0 where there are none."""
+        row, last = self.relevant[:, 0].int(), self.relevant.shape[-1] - 1
+        ends = torch.where(row.any(-1), last - row.flip(-1).argmax(-1), 0)
+        return torch.stack([row.argmax(-1), ends], 1)
 
-def collated(examples: Sequence[Example], places: Sequence[int]) -> Batch:
-    """Return those examples of a split as a batch."""
+
+def collated(examples: Sequence[Example], places: Sequence[int], written: bool = True) -> Batch:
+    """Return those examples of a split as a batch; `written` says whether with what is to be written out.
+
+    Without it the last real token is the one to write on from, and no target is asked for.
+    """
     chosen = [examples[place] for place in places]
-    lengths = [len(example.tokens) for example in chosen]
+    lengths = [
+        len(example.tokens) if written else example.prompt or len(example.tokens) for example in chosen
+    ]
     count, time = len(chosen), max(lengths)
     most = max(len(example.relevant) for example in chosen)
     tokens = np.zeros((count, time), dtype=np.int64)
     targets = np.full((count, time), IGNORED, dtype=np.int64)
     relevant = np.zeros((count, most, time), dtype=bool)
     for row, (example, length) in enumerate(zip(chosen, lengths, strict=True)):
-        tokens[row, :length] = example.tokens
-        relevant[row, : len(example.relevant), :length] = example.relevant
-        if example.targets is not None:
+        tokens[row, :length] = example.tokens[:length]
+        relevant[row, : len(example.relevant), :length] = example.relevant[:, :length]
+        if example.targets is None:
+            targets[row, length - 1] = example.label
+        elif written:
             targets[row, :length] = example.targets
     real = torch.arange(time) < torch.tensor(lengths)[:, None]
     return Batch(

@@ -62,7 +62,8 @@ def test_padding_is_marked_and_asks_for_nothing() -> None:
             batch.relevant[row, : batch.rows[row], :length], torch.from_numpy(example.relevant)
         )
         assert batch.relevant[row].sum() == example.relevant.sum()
-    assert (batch.targets == -1).all()
+        assert batch.targets[row, length - 1] == example.label
+    assert (batch.targets >= 0).sum() == 20, "a class is asked for once, at the last real token"
     longest = max(range(20), key=lambda place: len(rows[place].tokens))
     alone = collated(rows, [longest])
     assert alone.padding is None, "nothing is padded, and the last token is read"
@@ -83,6 +84,23 @@ def test_what_stands_at_padding_changes_nothing() -> None:
                 model.hidden(tokens, padding=batch.padding, causal=causal) for tokens in (batch.tokens, other)
             )
         assert torch.equal(one[batch.padding], two[batch.padding])
+
+
+def test_without_what_is_written_the_question_is_left() -> None:
+    rows = prepare_task("reverse:train=30,length=4", context=32).splits["train"]
+    whole, question = collated(rows, range(8)), collated(rows, range(8), written=False)
+    assert whole.tokens.shape == (8, 8)
+    assert torch.equal(question.tokens, whole.tokens[:, :5])
+    assert question.ends.tolist() == [4] * 8
+    assert (question.targets == -1).all()
+    assert torch.equal(question.relevant, whole.relevant[:, :, :5])
+
+
+def test_spans_are_the_first_and_the_last_relevant_token() -> None:
+    tokens = np.arange(1, 7)
+    masks = ([0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1], [0] * 6, [1, 0, 0, 1, 0, 0])
+    rows = [Example(tokens, np.array([mask], dtype=bool), label=0) for mask in masks]
+    assert collated(rows, range(4)).spans.tolist() == [[2, 4], [5, 5], [0, 0], [0, 3]]
 
 
 def test_scoring_sees_every_example_once() -> None:
