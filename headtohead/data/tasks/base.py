@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest
-from headtohead.data.corpora import SPLITS
+from headtohead.data.corpora import SPLITS, Progress
 from headtohead.data.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -155,35 +155,31 @@ def kept_apart(material: Material) -> Material:
 
 
 def encoded(
-    rows: Sequence[Text],
-    tokenizer: Tokenizer,
-    context: int,
-    notes: Counter[str],
-    split: str,
-    progress: Callable[[float], None] = lambda share: None,
-) -> list[Example]:
-    """Return the texts in tokens; those that are empty or longer than the context are left out and counted.
+    material: Material, tokenizer: Tokenizer, context: int, progress: Progress
+) -> tuple[dict[str, list[Example]], dict[str, int]]:
+    """Return the splits in tokens, and what was counted; examples that are empty or longer than the context are left out.
 
     Nothing is ever cut: a cut could go through what is relevant.
     """
-    lengths = tokenizer.token_bytes()
-    texts = [row.text.encode("utf-8") for row in rows]
-    written = [row.answers[0].encode("utf-8") if row.answers else b"" for row in rows]
-    examples = []
-    both = zip(rows, tokenizer.encode_all(texts), tokenizer.encode_all(written), strict=True)
-    for count, (row, prompt, answer) in enumerate(both):
-        if count % 1000 == 0:
-            progress(count / len(rows))
-        time = len(prompt) + (len(answer) if row.answers else 0)
-        if not len(prompt):
-            notes[f"{split}: empty, left out"] += 1
-        elif time > context:
-            notes[f"{split}: longer than {context} tokens, left out"] += 1
-        else:
-            examples.append(
-                _example(row, prompt.astype(np.int64), answer.astype(np.int64), tokenizer, lengths)
-            )
-    return examples
+    notes, lengths = Counter(material.notes), tokenizer.token_bytes()
+    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+    total, count = sum(map(len, material.splits.values())), 0
+    for split in SPLITS:
+        rows = material.splits[split]
+        prompts = tokenizer.encode_all(row.text.encode("utf-8") for row in rows)
+        answers = tokenizer.encode_all(row.answers[0].encode("utf-8") if row.answers else b"" for row in rows)
+        for row, prompt, answer in zip(rows, prompts, answers, strict=True):
+            if not len(prompt):
+                notes[f"{split}: empty, left out"] += 1
+            elif len(prompt) + len(answer) > context:
+                notes[f"{split}: longer than {context} tokens, left out"] += 1
+            else:
+                tokens = prompt.astype(np.int64), answer.astype(np.int64)
+                splits[split].append(_example(row, *tokens, tokenizer, lengths))
+            count += 1
+            if count % 1000 == 0:
+                progress(f"encoding {split}", count / total)
+    return splits, dict(notes)
 
 
 def _example(row: Text, prompt: Array, answer: Array, tokenizer: Tokenizer, lengths: Array) -> Example:

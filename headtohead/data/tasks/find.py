@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,8 +211,8 @@ def _drawn(name: str, options: Synthetic, context: int, progress: Progress) -> T
             if done % 1000 == 0:
                 progress(f"drawing {word}", done / total)
     content = digest(canonical_json([RULE, word, options_as_dict(options)]))
-    about = type(options).about
-    return Task(name, about, options.classes, options.vocabulary, splits, {}, content)
+    ordered = {split: splits[split] for split in SPLITS}
+    return Task(name, type(options).about, options.classes, options.vocabulary, ordered, {}, content)
 
 
 def _read(
@@ -244,13 +243,6 @@ def _read(
         lambda: (part.encode("utf-8") for row in train for part in (row.text, *row.answers[:1])),
         progress,
     )
-    notes: Counter[str] = Counter(material.notes)
-    splits = {}
-    for place, split in enumerate(SPLITS):
-
-        def part(share: float, words: str = f"encoding {split}", done: int = place) -> None:
-            progress(words, (done + share) / len(SPLITS))
-
-        splits[split] = encoded(material.splits[split], found, context, notes, split, part)
+    splits, notes = encoded(material, found, context, progress)
     content = digest(f"{fingerprint}/{found.digest}/{context}")
-    return Task(name, kind.about, kind.classes, found.vocabulary, splits, dict(notes), content, found)
+    return Task(name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found)

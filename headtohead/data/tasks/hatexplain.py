@@ -17,8 +17,8 @@ def read(rows: Places) -> Material:
     material = Material()
     for row in rows.all():
         row = row if "labels" in row else _from_hub(row)
-        votes_of: Counter[str] = Counter(row["labels"])
-        label, votes = votes_of.most_common(1)[0]
+        counts: Counter[str] = Counter(row["labels"])
+        label, votes = counts.most_common(1)[0]
         if votes < 2 or row["split"] not in _SPLITS:
             material.notes["annotators disagree, left out"] += 1
             continue
