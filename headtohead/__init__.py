@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headtohead.api import score_tasks as score_tasks
     from headtohead.api import watch_study as watch_study
     from headtohead.common.errors import UserError as UserError
+    from headtohead.data.tasks.find import prepare_task as prepare_task
     from headtohead.mechanisms.base import Cache as Cache
     from headtohead.mechanisms.base import Circuit as Circuit
     from headtohead.mechanisms.base import Companion as Companion
@@ -87,6 +88,7 @@ _HOME = {
     "Group": "headtohead.mechanisms.groups",
     "Kuramoto": "headtohead.mechanisms.kuramoto",
     "UserError": "headtohead.common.errors",
+    "prepare_task": "headtohead.data.tasks.find",
     "wrap": "headtohead.mechanisms.wrap",
 }
 __all__ = sorted(_HOME)

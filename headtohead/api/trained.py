@@ -10,7 +10,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.progress import piece_of_work
-from headtohead.data.tasks import ALL, Task, chosen_tasks, find_task
+from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.measure.loss import Score, score_split
 from headtohead.measure.zeroshot import TaskScore, score_examples

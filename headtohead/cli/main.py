@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 
@@ -82,8 +83,27 @@ def dispatch(words: list[str]) -> int:
     module, function, _ = COMMANDS[name]
     command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
     gc.freeze()  # what torch brought in stays: looking through it again and again costs a tenth of a long listing
+    if "set" in inspect.signature(command).parameters:
+        rest = _ratios_as_settings(rest)
     code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest))
     return int(code or 0)
+
+
+def _ratios_as_settings(words: list[str]) -> list[str]:
+    """Return the words with `--lr.qk 30x` written as `--set lr.qk=30x`, at the end: circuits are no flags of their own."""
+    rest: list[str] = []
+    ratios: list[str] = []
+    left = iter(words)
+    for word in left:
+        if not word.startswith("--lr."):
+            rest.append(word)
+            continue
+        name, sign, value = word.removeprefix("--").partition("=")
+        value = value if sign else next(left, "")
+        if not value or value.startswith("--"):
+            raise UserError(f"--{name} takes a ratio such as 30x")
+        ratios.append(f"{name}={value}")
+    return [*rest, "--set", *ratios] if ratios else rest
 
 
 def _joined(words: list[str]) -> list[str]:

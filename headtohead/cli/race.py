@@ -70,7 +70,7 @@ def race(
         length: what is held equal in training: tokens, flops, time, time_plain.
         margin: differences within it count as none, in bits per byte.
         batch: tokens per step.
-        lr: peak learning rate.
+        lr: peak learning rate; --lr.qk 30x: that of a circuit as a ratio to it, --lr.qk 1x..40x: a ramp. lr x decay stays equal.
         context: tokens in a window; several make a contest each.
         branches: token counts at which a decayed model is wanted, from one trunk per arm and seed, in place of --tokens.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
@@ -413,8 +413,11 @@ def _set(changes: dict[str, Any], text: str) -> None:
     if not sign or not key:
         raise UserError(f"--set takes KEY=VALUE, got '{text}'")
     table, _, inner = key.rpartition(".")
+    if table == "lr":
+        changes.setdefault("circuit_lr", {})[inner] = value
+        return
     if table not in ("", "model"):
-        raise UserError(f"--set: unknown table '{table}' (allowed: model)")
+        raise UserError(f"--set: unknown table '{table}' (allowed: lr, model)")
     place = changes.setdefault(table, {}) if table else changes
     place[inner] = _value(value)
 

@@ -12,12 +12,13 @@ import tyro
 from headtohead import api
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count, short_bytes
 from headtohead.common.progress import piece_of_work
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
-from headtohead.data.tasks import task_file, task_names
+from headtohead.data.tasks import zeroshot
+from headtohead.data.tasks.find import prepare_task, task_files, task_names
 from headtohead.measure.corpus import statistics_head, statistics_row
 from headtohead.measure.references import reference_lines
 from headtohead.measure.zeroshot import TaskScore
@@ -33,22 +34,24 @@ def data_list(*, data_dir: Directory = None) -> int:
     Args:
         data_dir: where the named sets stand; H2H_DATA when not given.
     """
-    rows = []
-    for name, about in corpus_names().items():
-        try:
-            state = "at hand" if ":" in name or find_corpus(name, data_dir) else ""
-        except UserError as error:
-            state = str(error).split(": ", 1)[-1]
-        rows.append((name, about, state))
-    print_table("corpora", ("corpus", "what it is", "state"), rows)
-    rows = []
-    for name, about in task_names().items():
-        try:
-            state = "at hand" if task_file(name, data_dir) else ""
-        except UserError as error:
-            state = str(error).split(": ", 1)[-1]
-        rows.append((name, about, state))
-    print_table("tasks", ("task", "what it is", "state"), rows)
+    for title, names, find in (
+        ("corpora", corpus_names(), lambda name: ":" in name or find_corpus(name, data_dir)),
+        ("tasks", task_names(), lambda name: task_files(name, data_dir)),
+        (
+            "tasks scored without training",
+            zeroshot.task_names(),
+            lambda name: zeroshot.task_file(name, data_dir),
+        ),
+    ):
+        rows = []
+        for name, about in names.items():
+            try:
+                find(name)
+                state = "at hand"
+            except UserError as error:
+                state = str(error).split(": ", 1)[-1]
+            rows.append((name, about, state))
+        print_table(title, ("task" if "task" in title else "corpus", "what it is", "state"), rows)
     print(f"prepared data goes to {cache_dir()} (H2H_CACHE)")
     return 0
 
@@ -88,15 +91,21 @@ def data_prepare(
     /,
     *,
     tokenizer: str = "bytes",
+    context: Annotated[str, flag("COUNT")] = "128",
     data_dir: Directory = None,
 ) -> int:
-    """Turn a corpus into token shards now, instead of at the start of a race.
+    """Turn a corpus into token shards now, instead of at the start of a race; of a task, say what it holds.
 
     Args:
-        name: stdlib, file:PATH, coherence:DIAL(CORPUS,...), or a named set.
+        name: stdlib, file:PATH, coherence:DIAL(CORPUS,...), or a named set or task; synthetic tasks take options: recall:pairs=16.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
+        context: tokens that an example of a task may have; longer ones are left out, and counted.
         data_dir: where the named sets stand; H2H_DATA when not given.
     """
+    if name.partition(":")[0] in task_names():
+        return _show_task(name, tokenizer, parse_count(context, "--context"), data_dir)
+    if ":" not in name and name not in corpus_names():
+        raise unknown("corpus or task", name, [*corpus_names(), *task_names()])
     began = time.monotonic()
     with piece_of_work(f"preparing {name}") as progress:
         corpus = prepare(name, tokenizer, data_dir=data_dir, progress=progress)
@@ -119,6 +128,23 @@ def data_prepare(
     )
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
     print(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> int:
+    with piece_of_work(f"preparing {name}") as progress:
+        task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
+    columns = ("split", "examples", "mean tokens", "with relevant tokens", *task.classes)
+    rows = []
+    for split, examples in task.splits.items():
+        marked = sum(bool(example.relevant.any()) for example in examples)
+        labels = [sum(example.label == label for example in examples) for label in range(len(task.classes))]
+        mean = sum(len(example.tokens) for example in examples) / len(examples)
+        shown = (f"{len(examples):,}", f"{mean:.1f}", f"{marked / len(examples):.1%}")
+        rows.append((split, *shown, *(f"{count:,}" for count in labels)))
+    print_table(f"{name}: {task.about}; vocabulary {task.vocabulary:,}", columns, rows, right=columns[1:])
+    for words, count in task.notes.items():
+        print(f"{words}: {count:,}")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from headtohead.common.errors import unknown
 
@@ -11,7 +11,8 @@ from headtohead.common.errors import unknown
 @cache
 def allowed_words(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the fields of a dataclass that are typed as a choice, with what each may be."""
-    return {name: words for name, hint in get_type_hints(kind).items() if (words := get_args(hint))}
+    hints = get_type_hints(kind)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def split_outside(text: str, mark: str) -> list[str]:

@@ -1,12 +1,12 @@
-"""Named corpora from the Hugging Face hub, with the `[hub]` extra, where no local copy exists."""
+"""Named corpora and tasks from the Hugging Face hub, with the `[hub]` extra, where no local copy exists."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,36 +39,112 @@ SETS: dict[str, HubSet] = {
 }
 
 
+@dataclass(frozen=True)
+class HubTask:
+    """Where a task stands on the hub, and how its rows become those of the local files."""
+
+    path: str
+    config: str | None
+    files: dict[str, str]
+    """The reader's word for a file to a split there."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of columns there that the local files have under another name: theirs to ours."""
+    labels: tuple[str, ...] = ()
+    """What the local files write for label 0, 1, ...; nothing where they write the number."""
+
+
+TASKS: dict[str, HubTask] = {
+    "squad": HubTask("rajpurkar/squad", None, {"train": "train", "dev": "validation"}),
+    "squad-whole": HubTask("rajpurkar/squad", None, {"train": "train", "dev": "validation"}),
+    "glue-cola": HubTask("nyu-mll/glue", "cola", {"train": "train", "dev": "validation"}),
+    "glue-mrpc": HubTask(
+        "nyu-mll/glue",
+        "mrpc",
+        {"train": "train", "dev": "validation"},
+        {"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"},
+    ),
+    "glue-rte": HubTask(
+        "nyu-mll/glue",
+        "rte",
+        {"train": "train", "dev": "validation"},
+        labels=("entailment", "not_entailment"),
+    ),
+    "glue-sst2": HubTask("nyu-mll/glue", "sst2", {"train": "train", "dev": "validation"}),
+    "hatexplain": HubTask(
+        "Hate-speech-CNERG/hatexplain", None, {"train": "train", "val": "validation", "test": "test"}
+    ),
+}
+
+
 def fetch(name: str, cache: Path, where: str) -> tuple[Path, Path, Path]:
     """Return the train, valid and test files of a hub set, downloading them into the cache the first time."""
     folder = cache / "hub" / name
-    files = (folder / "train.jsonl", folder / "valid.jsonl", folder / "test.jsonl")
-    if all(file.is_file() for file in files):
-        return files
+    train, valid, test = (folder / f"{split}.jsonl" for split in ("train", "valid", "test"))
+    files = {"train": train, "valid": valid, "test": test}
+
+    def rows(datasets: Any) -> dict[str, list[dict[str, Any]]]:
+        return {
+            split: [{"text": text} for text in texts] for split, texts in _rows(datasets, SETS[name]).items()
+        }
+
+    _keep(f"corpus '{name}'", files, rows, f"corpus '{name}' is not at hand: {where}")
+    return train, valid, test
+
+
+def fetch_rows(name: str, cache: Path, missing: str) -> dict[str, Path]:
+    """Return the files of a task of the hub, one JSON object a row; `missing` says why they are asked for."""
+    source = TASKS[name]
+    files = {key: cache / "hub" / name / f"{key}.jsonl" for key in source.files}
+
+    def rows(datasets: Any) -> dict[str, list[dict[str, Any]]]:
+        return {
+            key: [
+                _local_row(source, key, row)
+                for row in datasets.load_dataset(source.path, source.config, split=split, streaming=True)
+            ]
+            for key, split in source.files.items()
+        }
+
+    _keep(f"task '{name}'", files, rows, missing)
+    return files
+
+
+def _local_row(source: HubTask, key: str, row: dict[str, Any]) -> dict[str, Any]:
+    found = {source.columns.get(name, name): value for name, value in row.items()}
+    if source.labels:
+        found["label"] = source.labels[found["label"]]
+    return found | {"split": key}
+
+
+def _keep(
+    what: str,
+    files: dict[str, Path],
+    rows: Callable[[Any], dict[str, list[dict[str, Any]]]],
+    missing: str,
+) -> None:
+    """Write the rows of the hub into files, unless they are there."""
+    if all(file.is_file() for file in files.values()):
+        return
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
-        raise UserError(
-            f"corpus '{name}' is not at hand: {where}; with `pip install headtohead[hub]` it is taken from the hub"
-        ) from None
-    folder.mkdir(parents=True, exist_ok=True)
+        raise UserError(f"{missing}; with `pip install headtohead[hub]` it is taken from the hub") from None
     try:
-        rows = {split: list(texts) for split, texts in _rows(datasets, SETS[name]).items()}
+        found = rows(datasets)
     except Exception as error:
-        raise UserError(
-            f"corpus '{name}' could not be taken from the hub: {type(error).__name__}: {error}"
-        ) from error
-    for file, split in zip(files, ("train", "valid", "test"), strict=True):
-        if not rows[split]:
-            raise UserError(f"corpus '{name}' from the hub has an empty {split} split")
+        raise UserError(f"{what} could not be taken from the hub: {type(error).__name__}: {error}") from error
+    for key, file in files.items():
+        if not found[key]:
+            raise UserError(f"{what} from the hub has an empty {key} split")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found[key])
         temporary = file.with_suffix(".tmp")
         with open(temporary, "w", encoding="utf-8") as stream:
-            stream.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in rows[split])
+            stream.writelines(lines)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
-    sync_directory(folder)
-    return files
+        sync_directory(file.parent)
 
 
 def _rows(datasets: Any, source: HubSet) -> dict[str, Iterable[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from headtohead.data.tasks import Task
+from headtohead.data.tasks.zeroshot import Task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.kernels.loss import IGNORED
 from headtohead.model.decoder import Decoder

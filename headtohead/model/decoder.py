@@ -147,7 +147,7 @@ class Decoder(nn.Module):
             self.blocks.append(Block(space, mechanism, settings.dropout, joint))
         self.spaces = spaces
         self.norm = spaces[-1].norm()
-        self.head = spaces[-1].head(spaces[0])
+        self.head = self._head()
         self.companion_spec = self._one_companion()
         self.register_buffer("companion", self._companion_buffer(companion, seed is not None))
         if seed is not None:
@@ -417,6 +417,10 @@ class Decoder(nn.Module):
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
         self._refuse_incomplete(groups)
         return groups
+
+    def _head(self) -> nn.Module | None:
+        """Return the read-out's own parameters, or None where it uses the embedding's."""
+        return self.spaces[-1].head(self.spaces[0])
 
     def _readout(self) -> tuple[Tensor, Tensor | None]:
         return self.spaces[-1].readout(self.embedding, self.head)

@@ -11,6 +11,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.store import Store
+from headtohead.training.rules import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
@@ -156,7 +157,7 @@ def _settings(record: Row) -> dict[str, str]:
     flat |= {name: str(size[name]) for name in ("width", "layers", "heads", "context", "vocabulary")}
     flat["feed-forward width"] = str(size["ffn"])
     flat |= {f"model: {name}": str(value) for name, value in size["settings"].items()}
-    flat |= {f"training: {name}": str(value) for name, value in record["training"].items()}
+    flat |= {f"training: {name}": str(value) for name, value in with_words(record["training"]).items()}
     return flat
 
 

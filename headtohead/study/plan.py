@@ -30,6 +30,7 @@ from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Entry, Outline, Solved
 from headtohead.study.probes import refuse_unready
 from headtohead.study.spec import Arm, StudySpec
+from headtohead.training.rules import assign
 from headtohead.training.settings import TrainSettings
 
 # Hundreds of runs share a size, a layout and their training: each is written out once.
@@ -330,9 +331,11 @@ def _shaped(
             else:
                 size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
     model = Decoder.outline(size, layers)
-    model.circuits()  # refuses a parameter that no optimiser would move
-    _refuse_short_companion(prepared, model)
     training = spec.train_settings(arm, _bytes_per_token(prepared))
+    circuits = model.circuits()  # refuses a parameter that no optimiser would move
+    with _naming(arm):
+        assign(training.circuit_lr, circuits, size.layers)
+    _refuse_short_companion(prepared, model)
     if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
         solved.append(_solved_bytes(spec, arm, contest, training, prepared))
     place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)

@@ -16,7 +16,7 @@ import numpy as np
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest, finite
 from headtohead.model.sizes import Settings, Size
-from headtohead.training.settings import TrainSettings
+from headtohead.training.settings import TrainSettings, recorded_settings
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 STATUSES = ("done", "diverged", "failed", "out of memory")
@@ -62,7 +62,7 @@ def size_of(record: Mapping[str, Any]) -> Size:
 
 def training_of(record: Mapping[str, Any]) -> TrainSettings:
     """Return the training settings that a run's record holds."""
-    return TrainSettings(**record["training"])
+    return recorded_settings(record["training"])
 
 
 def wrong_with_spec(record: Any, run_id: str) -> str:

@@ -6,28 +6,45 @@ import torch
 from torch import Tensor
 
 from headtohead.model.decoder import Decoder
+from headtohead.training.rules import Rule, assign
+from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
 def make_optimiser(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW:
-    """Return AdamW over every parameter, grouped by circuit tag; vectors and what asks for it are not decayed."""
+    """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed."""
     parameters = dict(model.named_parameters())
-    factors = settings.rate_factors()
-    groups: dict[tuple[str, str | None, bool], list[Tensor]] = {}
-    for circuit in model.circuits():
-        members = groups.setdefault((circuit.tag, circuit.follows, circuit.decay), [])
-        members += [parameters[name] for name in circuit.parameters]
+    circuits = model.circuits()
+    rules = assign(settings.circuit_lr, circuits, model.size.layers)
+    groups: dict[tuple[str, str | None, bool, Rule | None], list[Tensor]] = {}
+    for circuit in circuits:
+        for name in circuit.parameters:
+            key = (circuit.tag, circuit.follows, circuit.decay, rules.get(name))
+            groups.setdefault(key, []).append(parameters[name])
     rows = [
         {
             "params": members,
             "tag": tag,
             "follows": follows,
-            "factor": factors.get(tag, factors.get(follows or "", 1.0) if tag == "own" else 1.0),
+            "rule": rule,
             "weight_decay": settings.weight_decay if decay else 0.0,
+            "decays": decay,
         }
-        for (tag, follows, decay), members in groups.items()
+        for (tag, follows, decay, rule), members in groups.items()
     ]
     return torch.optim.AdamW(rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
+
+
+def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
+    """Set every group's learning rate for step 0..steps-1, and its decay where a rule moves the rate."""
+    rate = learning_rate(settings, step, steps)
+    for group in optimiser.param_groups:
+        rule: Rule | None = group["rule"]
+        ratio = 1.0 if rule is None else rule.ratio(step, steps)
+        group["lr"] = rate * ratio
+        # A step shrinks weights by lr x decay. At ratio 0 nothing moves, and there is nothing to make equal.
+        if rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
+            group["weight_decay"] = settings.weight_decay / ratio
 
 
 def optimiser_tensors(model: Decoder, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:

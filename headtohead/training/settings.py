@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.common.words import refuse_other_words
+from headtohead.training.rules import Rule, parse_rules, rates_of_rules, recorded_rules
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class TrainSettings:
     """arithmetic; under bf16 the master weights stay float32."""
     evaluations: int = 0
     """how often the valid split is scored on the way; the end is always scored."""
-    rates: str = ""
-    """factors on the learning rate by circuit, such as qk=2,embedding=0.5; own moves with what it follows."""
+    circuit_lr: tuple[Rule, ...] = ()
+    """rules that multiply the learning rate of circuits, such as [{tag = "qk", factor = 30}] or {qk = "30x"}."""
+    circuit_decay: Literal["equal", "coupled"] = "equal"
+    """equal: a circuit's decay is divided by its ratio, so that lr x decay is equal in all; coupled: it is not."""
 
     def __post_init__(self) -> None:
         refuse_other_words(self)
-        self.rate_factors()
+        object.__setattr__(self, "circuit_lr", parse_rules(self.circuit_lr))
         for name in ("tokens", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; at least 1 is allowed")
@@ -70,25 +73,25 @@ class TrainSettings:
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
             raise UserError("warmup and decay_share together are more than the whole run")
 
-    def rate_factors(self) -> dict[str, float]:
-        """Return the factor on the learning rate by circuit tag, as `rates` gives it."""
-        factors: dict[str, float] = {}
-        for part in self.rates.split(",") if self.rates else ():
-            tag, _, text = (piece.strip() for piece in part.partition("="))
-            if tag not in CIRCUITS:
-                raise unknown("circuit in rates", tag, CIRCUITS)
-            try:
-                factors[tag] = float(text)
-            except ValueError:
-                raise UserError(f"rates: {tag} takes a number, got '{text}'") from None
-            if not 0 <= factors[tag] < math.inf:
-                raise UserError(f"rates: {tag}={text} is negative or no number")
-        return factors
-
     def as_dict(self) -> dict[str, Any]:
-        """Return everything that can change a result; what came later and is not used is left out."""
-        record = dataclasses.asdict(self)
-        return record if self.rates else {key: value for key, value in record.items() if key != "rates"}
+        """Return everything that can change a result; what came later and is not used is left out.
+
+        Coupled constant ratios are recorded as `rates`: runs of before keep their names.
+        """
+        own = ("circuit_lr", "circuit_decay")
+        record = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in own
+        }
+        if not self.circuit_lr:
+            return record
+        if self.circuit_decay == "coupled" and (rates := rates_of_rules(self.circuit_lr)):
+            return record | {"rates": rates}
+        return record | {
+            "circuit_lr": [rule.as_dict() for rule in self.circuit_lr],
+            "circuit_decay": self.circuit_decay,
+        }
 
     def steps(self, context: int) -> int:
         """Return the number of steps at that context."""
@@ -100,7 +103,6 @@ class TrainSettings:
         return steps
 
 
-CIRCUITS = ("qk", "ov", "both", "own", "embedding", "position", "norm", "ffn", "head")
 _COUNTS = {"tokens", "batch", "evaluations"}
 
 
@@ -118,10 +120,19 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UserError(f"{name} takes a number, got {value!r}")
             values[name] = float(value)
-        elif name == "rates" and isinstance(value, Mapping):
-            values[name] = ",".join(f"{tag}={factor}" for tag, factor in value.items())
+        elif name == "circuit_lr":
+            values[name] = value
         elif not isinstance(value, str):
             raise UserError(f"{name} takes a word, got {value!r}")
         else:
             values[name] = value
     return TrainSettings(**values)
+
+
+def recorded_settings(record: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings that `as_dict` gave, also of runs from before there were rules."""
+    rules, decay = recorded_rules(record)
+    rest = {
+        key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")
+    }
+    return TrainSettings(**rest, circuit_lr=rules, circuit_decay=decay)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser
+from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser, set_rates
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
@@ -244,9 +244,7 @@ class Trainer:
 
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
-        rate = learning_rate(self.settings, self.step, self.steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group["factor"]
+        set_rates(self.optimiser, self.settings, self.step, self.steps)
         while True:
             try:
                 nats = self._backward()

@@ -80,6 +80,9 @@ def test_a_study_file_and_flags_that_override_it(
         "warmup=0.5",
         "--set",
         "model.init_std=0.05",
+        "--lr.qk",
+        "30x",
+        "--lr.ffn=1x..4x",
         "--out",
         str(tmp_path / "out"),
         "--quiet",
@@ -89,6 +92,11 @@ def test_a_study_file_and_flags_that_override_it(
     assert {spec["training"]["warmup"] for spec in specs} == {0.5}
     assert {spec["size"]["settings"]["init_std"] for spec in specs} == {0.05}
     assert {spec["size"]["settings"]["dropout"] for spec in specs} == {0.1}
+    for spec in specs:
+        qk, ffn = spec["training"]["circuit_lr"]
+        assert (qk["tag"], qk["factor"]) == ("qk", 30)
+        assert (ffn["tag"], ffn["start"], ffn["end"]) == ("ffn", 1, 4)
+    assert "learning rate x decay is equal" in (tmp_path / "out/report.html").read_text()
     capsys.readouterr()
 
 
@@ -185,6 +193,12 @@ def test_data_list_and_prepare(story: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "stdlib" in out
     assert "no data directory is given" in out
+    for word in ("hatexplain", "agreement-pairs", "recall", "tasks scored without training"):
+        assert word in out
+    run("data", "prepare", "grammar:train=100,phrases=2")
+    out = capsys.readouterr().out
+    for word in ("an agreement grammar", "100.0%", "singular", "plural", " 100 "):
+        assert word in out
     run("data", "prepare", f"file:{story}", "--tokenizer", "bpe:300")
     out = capsys.readouterr().out
     assert "vocabulary 300" in out
@@ -203,6 +217,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 MISTAKES = [
     (["rase"], "unknown command 'rase'; did you mean 'race'"),
+    (["data", "prepare", "hatexplane"], "unknown corpus or task 'hatexplane'; did you mean 'hatexplain'"),
+    (["data", "prepare", "recall:pears=1"], "unknown option of recall 'pears'; did you mean 'pairs'"),
     (["data", "prepair"], "did you mean 'data prepare'"),
     (["race"], "needs arms"),
     (["race", "--arms", "standrd"], "did you mean 'standard'"),
@@ -222,6 +238,16 @@ MISTAKES = [
     (["race", "--arms", "standard", "--set", "warmup"], "KEY=VALUE"),
     (["race", "--arms", "standard", "--set", "modl.x=1"], "unknown table"),
     (["race", "--arms", "standard", "--set", "wormup=1"], "did you mean 'warmup'"),
+    (
+        ["race", "--arms", "standard", "--lr.qq", "30x"],
+        "unknown circuit in circuit_lr 'qq'; did you mean 'qk'",
+    ),
+    (["race", "--arms", "standard", "--lr.qk"], "--lr.qk takes a ratio such as 30x"),
+    (["race", "--arms", "standard", "--lr.qk", "fast"], "takes a ratio such as 30x"),
+    (
+        ["race", "--arms", "standard", "--lr.both", "2x"],
+        "arm 'standard': the rule 'both x2' acts on no parameter",
+    ),
     (["race", "--arms", "standard", "--for", "soon"], "expected a duration"),
     (["race", "--arms", "standard", "--device", "tpu"], "unknown device 'tpu'"),
     (["race", "--arms", "standard", "--device", "cuda:7"], "cuda"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headtohead.data.shards import prepare
-from headtohead.data.tasks import Choice, Example, Task, find_task, task_names
+from headtohead.data.tasks.zeroshot import Choice, Example, Task, find_task, task_names
 from headtohead.data.tokenizers import Bytes, Tokenizer
 from headtohead.measure.zeroshot import score_examples
 from headtohead.model.decoder import Decoder

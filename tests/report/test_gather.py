@@ -3,6 +3,7 @@ from __future__ import annotations
 from headtohead.report.gather import ArmFacts, arm_rows, configuration
 from headtohead.report.panels.cost import cost_rows
 from headtohead.report.panels.curves import curve_rows
+from headtohead.report.panels.ratios import circuit_ratios, ratio_rows
 from headtohead.report.panels.seeds import seed_rows
 
 
@@ -90,6 +91,24 @@ def test_what_is_equal_and_what_differs() -> None:
     assert different[-1]["values"] == {"a": "8", "b": "9"}
 
 
+def test_rules_are_shown_with_the_decay_and_drawn_over_the_run() -> None:
+    ramp = {"tag": "qk", "kind": "ramp", "start": 1.0, "end": 3.0, "until": 1.0}
+    arms = [facts("a", {1: 1.0}), facts("b", {1: 1.0}), facts("old", {1: 1.0})]
+    arms[1].record["training"] |= {"circuit_lr": [ramp], "circuit_decay": "equal"}
+    arms[2].record["training"] |= {"rates": "ffn=0.5"}
+    rows = ratio_rows(arms)
+    assert {row["arm"] for row in rows} == {"b", "old"}
+    assert {row["ratio"] for row in rows if row["arm"] == "old"} == {0.5}
+    mine = [(row["tokens"], row["ratio"]) for row in rows if row["arm"] == "b"]
+    assert len(mine) == 100, "one point a step"
+    assert mine[50] == (500, 2.0)
+    _, different = configuration(arms)
+    values = next(row["values"] for row in different if row["name"] == "training: circuit_lr")
+    assert values["a"] == "–"
+    assert values["b"].startswith("qk x1 to x3 over the run (weight decay divided by the ratio")
+    assert values["old"].startswith("ffn x0.5 (weight decay not divided")
+
+
 def test_every_seed_is_shown_and_averages_are_means() -> None:
     arms = [facts("a", {1: 1.0, 2: 2.0})]
     assert [(row["seed"], row["value"]) for row in seed_rows(arms)] == [(1, 1.0), (2, 2.0)]
@@ -120,3 +139,6 @@ def test_charts_are_valid_vega_lite() -> None:
     assert seeds.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)
     rates = [{"arm": "a", "lr": lr, "value": 2.0 + lr, "chosen": lr == 1e-3} for lr in (1e-3, 2e-3)]
     assert tuned.learning_rates(rates, scale).to_dict(validate=True)
+    ruled = facts("a", {1: 1.0})
+    ruled.record["training"] |= {"rates": "ffn=0.5,qk=0"}
+    assert circuit_ratios(ratio_rows([ruled]), scale).to_dict(validate=True)

@@ -17,7 +17,7 @@ from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
-from headtohead.model.sizes import SIZES, Size
+from headtohead.model.sizes import SIZES
 from headtohead.training.optimiser import make_optimiser
 from headtohead.training.settings import TrainSettings, train_settings
 from headtohead.training.trainer import Hooks, Trainer
@@ -223,23 +223,3 @@ def test_steps_must_fit() -> None:
         TrainSettings(batch=100).steps(16)
     with pytest.raises(UserError, match="do not fill one step"):
         TrainSettings(tokens=50, batch=64).steps(16)
-
-
-def test_rates_move_circuits_and_what_follows_them() -> None:
-
-    size = Size("t", 16, 2, 2, 24, 16, 16)
-    model = Decoder(size, parse_layout("standard+coupled").layers(2), seed=0)
-    groups = make_optimiser(model, TrainSettings(rates="qk=2,embedding=0.5")).param_groups
-    factors = {(group["tag"], group["follows"]): group["factor"] for group in groups}
-    assert factors[("qk", None)] == factors[("own", "qk")] == 2.0
-    assert factors[("embedding", None)] == 0.5
-    assert factors[("ov", None)] == factors[("ffn", None)] == 1.0
-    assert make_optimiser(model, TrainSettings(rates="own=3,qk=2")).param_groups != groups
-    assert train_settings({"rates": {"qk": 2}}).rates == "qk=2"
-    assert "rates" not in TrainSettings().as_dict(), "runs from before there were rates keep their names"
-
-
-@pytest.mark.parametrize("text", ["qq=2", "qk=fast", "qk=-1", "qk", "qk=nan"])
-def test_bad_rates_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"unknown circuit|rates: qk"):
-        TrainSettings(rates=text)

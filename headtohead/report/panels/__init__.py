@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headtohead.report.panels import corpora, cost, curves, forest, matrix, positions, rates, seeds, trends
+from headtohead.report.panels import (
+    corpora,
+    cost,
+    curves,
+    forest,
+    matrix,
+    positions,
+    rates,
+    ratios,
+    seeds,
+    trends,
+)
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.study.trends import OVER
 
@@ -18,6 +29,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "curves": curves.figure,
     "cost": cost.figure,
     "rates": rates.figure,
+    "ratios": ratios.figure,
     "seeds": seeds.figure,
     "positions": positions.figure,
 }
@@ -42,6 +54,7 @@ __all__ = [
     "matrix",
     "positions",
     "rates",
+    "ratios",
     "seeds",
     "trends",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.data.tasks import Choice, Example, Task, chosen_tasks, find_task, task_names
+from headtohead.data.tasks.zeroshot import Choice, Example, Task, chosen_tasks, find_task, task_names
 
 CHOSEN = {"query": "Question: which?\n", "choices": ["this one", "that"], "gold": 1}
 FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {

@@ -1,0 +1,122 @@
+"""Batches of a task: examples of like length together, padded on the right, no padding in any loss or attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import Example
+from headtohead.data.windows import permuted
+from headtohead.kernels.loss import IGNORED
+
+_BUCKET = 32
+"""Batches whose examples are sorted by length together: less padding, and still a new mixture every epoch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side."""
+
+    tokens: Tensor
+    """(batch, time); what stands at padding is never looked at."""
+    padding: Tensor | None
+    """(batch, time), true at real tokens; None where all are."""
+    ends: Tensor
+    """(batch,): the last real token, where a class is read."""
+    labels: Tensor
+    """(batch,), IGNORED where targets are asked for."""
+    targets: Tensor
+    """(batch, time): a label at the last real token, or targets; IGNORED where nothing is asked and at padding."""
+    relevant: Tensor
+    """(batch, rows, time); rows that an example does not have are nothing."""
+    rows: Tensor
+    """(batch,): how many rows of relevant tokens each example has."""
+    places: Tensor
+    """(batch,): which example of the split stands here."""
+
+    @property
+    def spans(self) -> Tensor:
+        """(batch, 2): first and last relevant token of the first row, both 0 where there are none."""
+        row, last = self.relevant[:, 0].int(), self.relevant.shape[-1] - 1
+        ends = torch.where(row.any(-1), last - row.flip(-1).argmax(-1), 0)
+        return torch.stack([row.argmax(-1), ends], 1)
+
+
+def collated(examples: Sequence[Example], places: Sequence[int], written: bool = True) -> Batch:
+    """Return those examples of a split as a batch; `written` says whether with what is to be written out.
+
+    Without it the last real token is the one to write on from, and no target is asked for.
+    """
+    chosen = [examples[place] for place in places]
+    lengths = [
+        len(example.tokens) if written else example.prompt or len(example.tokens) for example in chosen
+    ]
+    count, time = len(chosen), max(lengths)
+    most = max(len(example.relevant) for example in chosen)
+    tokens = np.zeros((count, time), dtype=np.int64)
+    targets = np.full((count, time), IGNORED, dtype=np.int64)
+    relevant = np.zeros((count, most, time), dtype=bool)
+    for row, (example, length) in enumerate(zip(chosen, lengths, strict=True)):
+        tokens[row, :length] = example.tokens[:length]
+        relevant[row, : len(example.relevant), :length] = example.relevant[:, :length]
+        if example.targets is None:
+            targets[row, length - 1] = example.label
+        elif written:
+            targets[row, :length] = example.targets
+    real = torch.arange(time) < torch.tensor(lengths)[:, None]
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        padding=None if min(lengths) == time else real,
+        ends=torch.tensor(lengths) - 1,
+        labels=torch.tensor([example.label for example in chosen]),
+        targets=torch.from_numpy(targets),
+        relevant=torch.from_numpy(relevant),
+        rows=torch.tensor([len(example.relevant) for example in chosen]),
+        places=torch.tensor(list(places)),
+    )
+
+
+class Batches:
+    """An endless order of batches, the same for every arm of a seed: batch = f(seed, number), no state to lose.
+
+    Every example stands in one batch of every epoch; the last batch of an epoch may be smaller.
+    """
+
+    def __init__(self, examples: Sequence[Example], size: int, seed: int) -> None:
+        if size < 1:
+            raise UserError(f"batch={size} examples is too small; at least 1 is allowed")
+        self.examples, self.size, self.seed = examples, size, seed
+        self.per_epoch = -(-len(examples) // size)
+        self._lengths = np.array([len(example.tokens) for example in examples])
+        self._known: tuple[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = (-1, [])
+
+    def batch(self, number: int) -> Batch:
+        """Return the batch of that number, counted from 0 through all epochs."""
+        epoch, place = divmod(number, self.per_epoch)
+        if epoch != self._known[0]:
+            self._known = (epoch, self._epoch(epoch))
+        return collated(self.examples, self._known[1][place].tolist())
+
+    def _epoch(self, epoch: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        count = len(self.examples)
+        order = permuted(np.arange(count), count, f"task/{self.seed}/{epoch}")
+        batches = []
+        for start in range(0, count, _BUCKET * self.size):
+            bucket = order[start : start + _BUCKET * self.size]
+            bucket = bucket[np.argsort(self._lengths[bucket], kind="stable")]
+            batches += [bucket[place : place + self.size] for place in range(0, len(bucket), self.size)]
+        # Short batches would otherwise always come before long ones.
+        places = permuted(np.arange(len(batches)), len(batches), f"task/{self.seed}/{epoch}/batches")
+        return [batches[place] for place in places]
+
+
+def scoring_batches(examples: Sequence[Example], size: int) -> Iterator[Batch]:
+    """Yield every example once, shortest first."""
+    order = sorted(range(len(examples)), key=lambda place: len(examples[place].tokens))
+    for start in range(0, len(order), size):
+        yield collated(examples, order[start : start + size])

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import Example
+from headtohead.data.tasks.batches import Batches, collated, scoring_batches
+from headtohead.data.tasks.find import prepare_task
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+
+
+def examples(count: int = 100) -> list[Example]:
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        tokens = random.integers(1, 50, size=int(random.integers(1, 30)))
+        found.append(Example(tokens, random.random((int(random.integers(1, 4)), len(tokens))) < 0.3, label=1))
+    return found
+
+
+def test_an_epoch_holds_every_example_once_in_an_order_of_its_own() -> None:
+    rows = examples()
+    batches = Batches(rows, 8, seed=3)
+    assert batches.per_epoch == 13
+    orders = []
+    for epoch in range(2):
+        places = [batches.batch(13 * epoch + number).places.tolist() for number in range(13)]
+        assert sorted(place for batch in places for place in batch) == list(range(100))
+        orders.append(places)
+    assert orders[0] != orders[1]
+    again = Batches(rows, 8, seed=3)
+    assert again.batch(20).places.tolist() == orders[1][7], "no state: any batch at any time"
+    assert Batches(rows, 8, seed=4).batch(0).places.tolist() != orders[0][0]
+    with pytest.raises(UserError, match="batch=0"):
+        Batches(rows, 0, 1)
+
+
+def test_like_lengths_stand_together() -> None:
+    rows = examples(1000)
+    batches = Batches(rows, 8, seed=1)
+    padded = sum(int((batch.ends.max() - batch.ends).sum()) for batch in map(batches.batch, range(125)))
+    assert padded < 0.1 * sum(len(row.tokens) for row in rows)
+    lengths = [int(batches.batch(number).ends.max()) for number in range(125)]
+    assert lengths != sorted(lengths)
+
+
+def test_padding_is_marked_and_asks_for_nothing() -> None:
+    rows = examples(20)
+    batch = collated(rows, range(20))
+    assert batch.padding is not None
+    for row, example in enumerate(rows):
+        length = len(example.tokens)
+        assert batch.tokens[row, :length].tolist() == example.tokens.tolist()
+        assert batch.padding[row].tolist() == [place < length for place in range(batch.tokens.shape[1])]
+        assert batch.ends[row] == length - 1
+        assert batch.rows[row] == len(example.relevant)
+        assert torch.equal(
+            batch.relevant[row, : batch.rows[row], :length], torch.from_numpy(example.relevant)
+        )
+        assert batch.relevant[row].sum() == example.relevant.sum()
+        assert batch.targets[row, length - 1] == example.label
+    assert (batch.targets >= 0).sum() == 20, "a class is asked for once, at the last real token"
+    longest = max(range(20), key=lambda place: len(rows[place].tokens))
+    alone = collated(rows, [longest])
+    assert alone.padding is None, "nothing is padded, and the last token is read"
+    assert alone.ends.tolist() == [len(rows[longest].tokens) - 1]
+
+
+def test_what_stands_at_padding_changes_nothing() -> None:
+    task = prepare_task("grammar:train=60", context=32)
+    batch = next(iter(scoring_batches(task.splits["train"][:16], 16)))
+    assert batch.padding is not None
+    size = Size("t", width=16, layers=2, heads=2, ffn=24, context=32, vocabulary=task.vocabulary)
+    model = Decoder(size.with_settings(init_std=0.2), parse_layout("standard").layers(2), seed=0).eval()
+    other = torch.where(batch.padding, batch.tokens, torch.full_like(batch.tokens, 7))
+    assert not torch.equal(other, batch.tokens)
+    for causal in (True, False):
+        with torch.no_grad():
+            one, two = (
+                model.hidden(tokens, padding=batch.padding, causal=causal) for tokens in (batch.tokens, other)
+            )
+        assert torch.equal(one[batch.padding], two[batch.padding])
+
+
+def test_without_what_is_written_the_question_is_left() -> None:
+    rows = prepare_task("reverse:train=30,length=4", context=32).splits["train"]
+    whole, question = collated(rows, range(8)), collated(rows, range(8), written=False)
+    assert whole.tokens.shape == (8, 8)
+    assert torch.equal(question.tokens, whole.tokens[:, :5])
+    assert question.ends.tolist() == [4] * 8
+    assert (question.targets == -1).all()
+    assert torch.equal(question.relevant, whole.relevant[:, :, :5])
+
+
+def test_spans_are_the_first_and_the_last_relevant_token() -> None:
+    tokens = np.arange(1, 7)
+    masks = ([0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1], [0] * 6, [1, 0, 0, 1, 0, 0])
+    rows = [Example(tokens, np.array([mask], dtype=bool), label=0) for mask in masks]
+    assert collated(rows, range(4)).spans.tolist() == [[2, 4], [5, 5], [0, 0], [0, 3]]
+
+
+def test_scoring_sees_every_example_once() -> None:
+    rows = examples(50)
+    places = [place for batch in scoring_batches(rows, 7) for place in batch.places.tolist()]
+    assert sorted(places) == list(range(50))

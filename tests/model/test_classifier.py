@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import Task
+from headtohead.data.tasks.batches import Batches, collated, scoring_batches
+from headtohead.data.tasks.find import prepare_task
+from headtohead.model.classifier import Classifier, Pointer, Reader
+from headtohead.model.decoder import Decoder
+from headtohead.model.generation import Sampling, generate
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+from headtohead.training.optimiser import make_optimiser
+from headtohead.training.settings import TrainSettings
+
+LAYOUTS = ("standard", "sharing:tie=kv", "(coupled standard)*1", "kuramoto:ffn_start=small")
+
+
+def size(vocabulary: int, **settings: object) -> Size:
+    return Size("t", 32, 2, 2, 64, vocabulary, 64).with_settings(init_std=0.1, **settings)
+
+
+def trained(model: Reader, task: Task, steps: int, lr: float = 3e-3) -> Reader:
+    batches = Batches(task.splits["train"], 32, seed=1)
+    optimiser = make_optimiser(model, TrainSettings(lr=lr))
+    model.train()
+    for number in range(steps):
+        batch = batches.batch(number)
+        objective, _, _ = model(batch.tokens, batch.targets, padding=batch.padding)
+        optimiser.zero_grad()
+        objective.backward()
+        optimiser.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_neighbours_and_padding_change_no_score(layout: str, causal: bool) -> None:
+    task = prepare_task("grammar:train=60", context=32)
+    layers = parse_layout(layout).layers(2)
+    try:
+        model = Classifier(size(task.vocabulary), layers, 2, seed=1, causal=causal).double().eval()
+    except UserError as error:
+        assert "causal only" in str(error)  # refused, not ignored
+        return
+    rows = task.splits["train"][:12]
+    batch = next(iter(scoring_batches(rows, 12)))
+    assert batch.padding is not None
+    with torch.no_grad():
+        together = model.scores(batch.tokens, batch.ends, batch.padding)
+        for row, place in enumerate(batch.places.tolist()):
+            alone = collated(rows, [place])
+            assert alone.padding is None
+            assert torch.allclose(
+                together[row], model.scores(alone.tokens, alone.ends)[0], rtol=1e-9, atol=1e-12
+            )
+        _, nats, _ = model(batch.tokens, batch.targets, padding=batch.padding)
+        wanted = torch.nn.functional.cross_entropy(together, batch.labels)
+    assert nats == pytest.approx(wanted.item(), rel=1e-6), "one class a sequence, and no padding in the mean"
+
+
+def test_looking_both_ways_sees_what_comes_after() -> None:
+    layers = parse_layout("standard").layers(2)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    other = torch.tensor([[1, 2, 3, 5]])
+    for causal in (True, False):
+        model = Reader(size(8), layers, seed=1, causal=causal).eval()
+        same = torch.equal(model.logits(tokens)[:, :3], model.logits(other)[:, :3])
+        assert same == causal
+    with pytest.raises(UserError, match="looks both ways cannot decode"):
+        model.hidden(tokens, caches=model.new_caches(1, 8))
+
+
+def test_a_classifier_learns_agreement_past_attractors() -> None:
+    task = prepare_task("grammar:train=3000", context=32)
+    model = Classifier(size(task.vocabulary), parse_layout("standard").layers(2), 2, seed=1, causal=False)
+    assert isinstance(trained(model, task, 250), Classifier)
+    right = 0
+    for batch in scoring_batches(task.splits["test"], 100):
+        with torch.no_grad():
+            right += int(
+                (model.scores(batch.tokens, batch.ends, batch.padding).argmax(-1) == batch.labels).sum()
+            )
+    assert right / len(task.splits["test"]) > 0.95
+
+
+def test_a_reader_learns_to_copy_and_writes_it_out() -> None:
+    task = prepare_task("copy:train=4000,length=5,symbols=6", context=32)
+    assert task.written
+    model = trained(Reader(size(task.vocabulary), parse_layout("standard").layers(2), seed=1), task, 400)
+    question = collated(task.splits["test"][:50], range(50), written=False)
+    found = torch.cat(list(generate(model, question.tokens, 5, Sampling(temperature=0))), 1)
+    assert (found == question.tokens[:, :5]).float().mean() > 0.95
+
+
+def test_a_pointer_learns_where_the_subject_stands() -> None:
+    task = prepare_task("grammar:train=2000", context=32)
+    model = Pointer(size(task.vocabulary), parse_layout("standard").layers(2), seed=1, causal=False)
+    batches = Batches(task.splits["train"], 32, seed=1)
+    optimiser = make_optimiser(model, TrainSettings(lr=3e-3))
+    for number in range(120):
+        batch = batches.batch(number)
+        objective, _, _ = model(batch.tokens, batch.spans, padding=batch.padding)
+        optimiser.zero_grad()
+        objective.backward()
+        optimiser.step()
+    model.eval()
+    test = collated(task.splits["test"], range(len(task.splits["test"])))
+    with torch.no_grad():
+        found = model.spans(test.tokens, test.padding)
+    assert (found == test.spans).all(-1).float().mean() > 0.95
+
+
+def test_the_likeliest_span_is_the_best_of_all_that_are_short_enough() -> None:
+    model = Pointer(size(9), parse_layout("standard").layers(2), seed=2).eval()
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        first, last = model._ends(model.hidden(tokens), None).log_softmax(-1)[0]
+        for most in (1, 3, 30):
+            spans = [(a, b) for a in range(8) for b in range(a, min(8, a + most))]
+            best = max(spans, key=lambda span: float(first[span[0]] + last[span[1]]))
+            assert model.spans(tokens, most=most).tolist() == [list(best)]
+
+
+def test_a_pointer_never_points_at_padding() -> None:
+    task = prepare_task("grammar:train=60", context=32)
+    model = Pointer(size(task.vocabulary), parse_layout("standard").layers(2), seed=1)
+    batch = next(iter(scoring_batches(task.splits["train"], 60)))
+    assert batch.padding is not None
+    found = model.spans(batch.tokens, batch.padding)
+    assert (found <= batch.ends[:, None]).all()
+    assert (found[:, 0] <= found[:, 1]).all()
+    for smoothing in (0.0, 0.1):
+        objective, nats, _ = model(batch.tokens, batch.spans, smoothing, batch.padding)
+        objective.backward()
+        assert torch.isfinite(objective)
+        assert nats > 0
+    assert all(
+        torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_starts_from_a_trained_decoder(tied: bool) -> None:
+    layers = parse_layout("standard").layers(2)
+    source = Decoder(size(20, tied=tied), layers, seed=5)
+    model = Classifier(size(20, tied=tied), layers, 3, seed=1)
+    head = model.readout.clone()
+    model.start_from(source.state_dict())
+    tokens = torch.arange(10)[None]
+    assert torch.equal(model.hidden(tokens), source.hidden(tokens))
+    assert torch.equal(model.readout, head), "a head of another kind keeps its start values"
+    reader = Reader(size(20, tied=tied), layers, seed=1)
+    reader.start_from(source.state_dict())
+    assert torch.equal(reader.logits(tokens), source.logits(tokens))
+    with pytest.raises(UserError, match=r"embedding.weight is \(20, 32\), and here \(21, 32\)"):
+        Classifier(size(21), layers, 3).start_from(Decoder(size(20), layers).state_dict())
+    with pytest.raises(UserError, match="does not fit this model: blocks"):
+        Classifier(size(20), parse_layout("sharing:tie=kv").layers(2), 3).start_from(source.state_dict())
+
+
+def test_it_is_a_decoder_in_names_circuits_and_start_values() -> None:
+    layers = parse_layout("standard").layers(2)
+    decoder, model = Decoder(size(20), layers, seed=3), Classifier(size(20), layers, 3, seed=3)
+    theirs, mine = decoder.state_dict(), model.state_dict()
+    assert mine.keys() - theirs.keys() == {"head.weight", "head.bias"}
+    assert all(torch.equal(theirs[name], mine[name]) for name in theirs)
+    assert model.parameter_count() == decoder.parameter_count() + 3 * 32 + 3
+    assert {circuit.tag for circuit in model.circuits()} == {
+        circuit.tag for circuit in decoder.circuits()
+    } | {"head"}
+    with pytest.raises(UserError, match="1 classes leave nothing to decide"):
+        Classifier(size(20), layers, 1)
