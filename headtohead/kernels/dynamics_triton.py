@@ -1,0 +1,515 @@
+"""The coupled integrator in Triton: every step in registers, one read and one write of q and k each way.
+
+Imported when it first runs (`dynamics_fused.py` registers the operators), so that no CPU command waits for Triton.
+A program takes blocks of rows, one row for each token and head, of one set of weights, and keeps that set and the
+sums of its gradients on the chip. Its sums are written once and added up afterwards, always in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EULER, LEAPFROG, SYMPLECTIC = 0, 1, 2
+
+
+@triton.jit
+def _inner(x, w1, b1, PRECISION: tl.constexpr):
+    """W1 x + b1 and its sigmoid, (rows, hidden)."""
+    inner = tl.dot(x, tl.trans(w1), input_precision=PRECISION) + b1[None, :]
+    return inner, tl.sigmoid(inner)
+
+
+@triton.jit
+def _force(x, w1, b1, w2, b2, POTENTIAL: tl.constexpr, PRECISION: tl.constexpr):
+    """f(x), (rows, dim)."""
+    inner, share = _inner(x, w1, b1, PRECISION)
+    if POTENTIAL:
+        slope = share + inner * share * (1 - share)
+        return -tl.dot((slope * w2[None, :]).to(x.dtype), w1, input_precision=PRECISION)
+    else:
+        return tl.dot((inner * share).to(x.dtype), tl.trans(w2), input_precision=PRECISION) + b2[None, :]
+
+
+@triton.jit
+def _force_back(
+    x,
+    grad,
+    step,
+    w1,
+    b1,
+    w2,
+    b2,
+    sum_w1,
+    sum_b1,
+    sum_w2,
+    sum_b2,
+    POTENTIAL: tl.constexpr,
+    VALUE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Of k + step f(x) with gradient `grad`: f(x) where asked for, grad . f(x), the gradient of x, and the sums."""
+    inner, share = _inner(x, w1, b1, PRECISION)
+    slope = share + inner * share * (1 - share)
+    pushed = grad.to(x.dtype)
+    scaled = grad * step[:, None]
+    pull = scaled.to(x.dtype)
+    value = grad
+    if POTENTIAL:
+        active = (slope * w2[None, :]).to(x.dtype)
+        if VALUE:
+            value = -tl.dot(active, w1, input_precision=PRECISION)
+        back = tl.dot(pushed, tl.trans(w1), input_precision=PRECISION)
+        along = -tl.sum(back * slope * w2[None, :], 1)
+        back = back * step[:, None]
+        # silu''(h) = s (1 - s) (2 + h (1 - 2 s))
+        curve = share * (1 - share) * (2 + inner * (1 - 2 * share))
+        sum_w2 -= tl.sum(back * slope, 0)
+        grad_inner = -back * w2[None, :] * curve
+        sum_w1 -= tl.dot(tl.trans(active), pull, input_precision=PRECISION)
+    else:
+        active = (inner * share).to(x.dtype)
+        if VALUE:
+            value = tl.dot(active, tl.trans(w2), input_precision=PRECISION) + b2[None, :]
+        back = tl.dot(pushed, w2, input_precision=PRECISION)
+        along = tl.sum(back * inner * share, 1) + tl.sum(grad * b2[None, :], 1)
+        grad_inner = back * step[:, None] * slope
+        sum_w2 += tl.dot(tl.trans(pull), active, input_precision=PRECISION)
+        sum_b2 += tl.sum(scaled, 0)
+    low = grad_inner.to(x.dtype)
+    sum_w1 += tl.dot(tl.trans(low), x, input_precision=PRECISION)
+    sum_b1 += tl.sum(grad_inner, 0)
+    return value, along, tl.dot(low, w1, input_precision=PRECISION), sum_w1, sum_b1, sum_w2, sum_b2
+
+
+@triton.jit
+def _step_of(place, SCHEME: tl.constexpr, STEPS: tl.constexpr):
+    """The size of the kick at a place, and whether a drift follows it: leapfrog is n + 1 kicks with n drifts between."""
+    kick = 1.0
+    drift = 1.0
+    if SCHEME == 1:
+        kick = tl.where((place == 0) | (place == STEPS), 0.5, 1.0)
+        drift = tl.where(place == STEPS, 0.0, 1.0)
+    return kick, drift
+
+
+@triton.jit
+def _integrate(
+    q,
+    k,
+    step,
+    w1,
+    b1,
+    w2,
+    b2,
+    DTYPE: tl.constexpr,
+    SCHEME: tl.constexpr,
+    STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """q and k (rows, dim) after all steps."""
+    for place in range(STEPS + (SCHEME == 1)):
+        push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
+        if SCHEME == 0:
+            q += step[:, None] * k
+            k += step[:, None] * push
+        else:
+            kick, drift = _step_of(place, SCHEME, STEPS)
+            k += (kick * step)[:, None] * push
+            q += (drift * step)[:, None] * k
+    return q, k
+
+
+@triton.jit
+def _weights(
+    w1_at,
+    b1_at,
+    w2_at,
+    b2_at,
+    group,
+    DTYPE: tl.constexpr,
+    DIM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    POTENTIAL: tl.constexpr,
+    BIAS_1: tl.constexpr,
+    BIAS_2: tl.constexpr,
+):
+    """One set of weights, filled up with zeros; matrices in the precision of q."""
+    dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
+    inside = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
+    w1 = tl.load(
+        w1_at + group * HIDDEN * DIM + hidden[:, None] * DIM + dim[None, :], mask=inside, other=0.0
+    ).to(DTYPE)
+    b1 = tl.zeros([BLOCK_H], tl.float32)
+    if BIAS_1:
+        b1 = tl.load(b1_at + group * HIDDEN + hidden, mask=hidden < HIDDEN, other=0.0).to(tl.float32)
+    b2 = tl.zeros([BLOCK_D], tl.float32)
+    if BIAS_2:
+        b2 = tl.load(b2_at + group * DIM + dim, mask=dim < DIM, other=0.0).to(tl.float32)
+    if POTENTIAL:
+        w2 = tl.load(w2_at + group * HIDDEN + hidden, mask=hidden < HIDDEN, other=0.0).to(tl.float32)
+    else:
+        across = (dim[:, None] < DIM) & (hidden[None, :] < HIDDEN)
+        w2 = tl.load(
+            w2_at + group * DIM * HIDDEN + dim[:, None] * HIDDEN + hidden[None, :], mask=across, other=0.0
+        ).to(DTYPE)
+    return w1, b1, w2, b2
+
+
+@triton.jit
+def _places(row, group, tokens, times, HEADS: tl.constexpr, GROUPS: tl.constexpr):
+    """Stack, sequence, token and head of rows of a group of weights, and their place in a list of all of them."""
+    SHARE: tl.constexpr = HEADS // GROUPS
+    stack = group // GROUPS
+    head = (group % GROUPS) * SHARE + row % SHARE
+    token = row // SHARE
+    flat = (stack * tokens + token).to(tl.int64) * HEADS + head
+    return stack.to(tl.int64), (token // times).to(tl.int64), (token % times).to(tl.int64), head, flat
+
+
+@triton.jit
+def _forward(
+    q_at,
+    k_at,
+    dt_at,
+    w1_at,
+    b1_at,
+    w2_at,
+    b2_at,
+    q_out,
+    k_out,
+    turns,
+    tokens,
+    times,
+    q_s,
+    q_b,
+    q_t,
+    q_h,
+    k_s,
+    k_b,
+    k_t,
+    k_h,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    SCHEME: tl.constexpr,
+    STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr,
+    BIAS_1: tl.constexpr,
+    BIAS_2: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    DTYPE: tl.constexpr = q_at.dtype.element_ty
+    group = tl.program_id(1)
+    rows = tokens * (HEADS // GROUPS)
+    w1, b1, w2, b2 = _weights(
+        w1_at, b1_at, w2_at, b2_at, group, DTYPE, DIM, HIDDEN, BLOCK_D, BLOCK_H, POTENTIAL, BIAS_1, BIAS_2
+    )
+    dim = tl.arange(0, BLOCK_D)
+    for turn in tl.range(turns, num_stages=STAGES):
+        row = (turn * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+        inside = (row < rows)[:, None] & (dim < DIM)[None, :]
+        stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
+        step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
+        q_place = stack * q_s + sequence * q_b + time * q_t + head * q_h
+        k_place = stack * k_s + sequence * k_b + time * k_t + head * k_h
+        q = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        q, k = _integrate(q, k, step, w1, b1, w2, b2, DTYPE, SCHEME, STEPS, POTENTIAL, PRECISION)
+        out = flat[:, None] * DIM + dim[None, :]
+        tl.store(q_out + out, q.to(DTYPE), mask=inside)
+        tl.store(k_out + out, k.to(DTYPE), mask=inside)
+
+
+@triton.jit
+def _backward(
+    q_at,
+    k_at,
+    dt_at,
+    w1_at,
+    b1_at,
+    w2_at,
+    b2_at,
+    gq_at,
+    gk_at,
+    q_out,
+    k_out,
+    step_out,
+    w1_out,
+    b1_out,
+    w2_out,
+    b2_out,
+    turns,
+    tokens,
+    times,
+    q_s,
+    q_b,
+    q_t,
+    q_h,
+    k_s,
+    k_b,
+    k_t,
+    k_h,
+    gq_s,
+    gq_b,
+    gq_t,
+    gq_h,
+    gk_s,
+    gk_b,
+    gk_t,
+    gk_h,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    SCHEME: tl.constexpr,
+    STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr,
+    BIAS_1: tl.constexpr,
+    BIAS_2: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    DTYPE: tl.constexpr = q_at.dtype.element_ty
+    group = tl.program_id(1)
+    rows = tokens * (HEADS // GROUPS)
+    w1, b1, w2, b2 = _weights(
+        w1_at, b1_at, w2_at, b2_at, group, DTYPE, DIM, HIDDEN, BLOCK_D, BLOCK_H, POTENTIAL, BIAS_1, BIAS_2
+    )
+    dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
+    sum_w1 = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    sum_b1 = tl.zeros([BLOCK_H], tl.float32)
+    sum_b2 = tl.zeros([BLOCK_D], tl.float32)
+    if POTENTIAL:
+        sum_w2 = tl.zeros([BLOCK_H], tl.float32)
+    else:
+        sum_w2 = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
+    for turn in tl.range(turns, num_stages=STAGES):
+        row = (turn * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+        inside = (row < rows)[:, None] & (dim < DIM)[None, :]
+        stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
+        step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
+        q_place = stack * q_s + sequence * q_b + time * q_t + head * q_h
+        k_place = stack * k_s + sequence * k_b + time * k_t + head * k_h
+        first_q = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        first_k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        gq_place = stack * gq_s + sequence * gq_b + time * gq_t + head * gq_h
+        gk_place = stack * gk_s + sequence * gk_b + time * gk_t + head * gk_h
+        gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        grad_step = tl.zeros([BLOCK], tl.float32)
+        KICKS: tl.constexpr = STEPS + (SCHEME == 1)
+        q, k = first_q, first_k
+        if SCHEME != 0:
+            q, k = _integrate(q, k, step, w1, b1, w2, b2, DTYPE, SCHEME, STEPS, POTENTIAL, PRECISION)
+        for done in range(KICKS):
+            place = KICKS - 1 - done
+            kick, drift = _step_of(place, SCHEME, STEPS)
+            if SCHEME == 0:
+                # This step cannot be undone: the pair before it is made again from the first.
+                if STEPS > 1:
+                    q, k = first_q, first_k
+                    left = place
+                    while left > 0:
+                        push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
+                        q += step[:, None] * k
+                        k += step[:, None] * push
+                        left -= 1
+                grad_step += tl.sum(gq * k, 1)
+            else:
+                grad_step += drift * tl.sum(gq * k, 1)
+                q -= (drift * step)[:, None] * k
+                gk += (drift * step)[:, None] * gq
+            value, along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
+                q.to(DTYPE),
+                gk,
+                kick * step,
+                w1,
+                b1,
+                w2,
+                b2,
+                sum_w1,
+                sum_b1,
+                sum_w2,
+                sum_b2,
+                POTENTIAL,
+                SCHEME != 0,
+                PRECISION,
+            )
+            grad_step += kick * along
+            if SCHEME == 0:
+                gk += step[:, None] * gq
+            else:
+                k -= (kick * step)[:, None] * value
+            gq += grad_x
+        out = flat[:, None] * DIM + dim[None, :]
+        tl.store(q_out + out, gq.to(DTYPE), mask=inside)
+        tl.store(k_out + out, gk.to(DTYPE), mask=inside)
+        tl.store(step_out + flat, grad_step, mask=row < rows)
+    # One slot for each program: nothing is added up in an order that could change.
+    slot = (group * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
+    tl.store(w1_out + slot * HIDDEN * DIM + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
+    tl.store(b1_out + slot * HIDDEN + hidden, sum_b1, mask=hidden < HIDDEN)
+    tl.store(b2_out + slot * DIM + dim, sum_b2, mask=dim < DIM)
+    if POTENTIAL:
+        tl.store(w2_out + slot * HIDDEN + hidden, sum_w2, mask=hidden < HIDDEN)
+    else:
+        across = (dim[:, None] < DIM) & (hidden[None, :] < HIDDEN)
+        tl.store(w2_out + slot * DIM * HIDDEN + dim[:, None] * HIDDEN + hidden[None, :], sum_w2, mask=across)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is laid out on the chip."""
+
+    rows: int
+    warps: int
+    programs: int
+    """Programs for each multiprocessor."""
+    stages: int = 1
+
+
+# Measured on an H200 (docs/log.md); float32 rows are twice as long.
+CONFIGS = {"forward": Config(64, 4, 4, 1), "backward": Config(64, 8, 1, 1)}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    scheme: int,
+    steps: int,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return q and k (stack, batch, time, heads, dim) after all steps."""
+    q, k = _readable(q), _readable(k)
+    outputs = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
+    if q.numel():
+        weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
+        given = (q, k, dt.contiguous(), *weights)
+        _launch(_forward, "forward", config, given, outputs, (q, k), scheme, steps)
+    return outputs[0], outputs[1]
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    dt: Tensor,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    scheme: int,
+    steps: int,
+    config: Config | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, dt, w1, b1, w2, b2; those of biases that are not there are to be dropped."""
+    q, k, grad_q, grad_k = (_readable(tensor) for tensor in (q, k, grad_q, grad_k))
+    stack, groups, hidden, dim = w1.shape
+    weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
+    given = (q, k, dt.contiguous(), *weights, grad_q, grad_k)
+    slots = _programs(q, stack * groups, config or CONFIGS["backward"])
+    shapes = [w1.shape[2:], (hidden,), w2.shape[2:], (dim,)]
+    grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
+    grads.append(torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
+    make = torch.empty if q.numel() else torch.zeros
+    sums = [
+        make(stack, groups, slots, *shape, dtype=torch.float32, device=q.device) for shape in shapes
+    ]
+    if q.numel():
+        _launch(
+            _backward, "backward", config, given, [*grads, *sums], (q, k, grad_q, grad_k), scheme, steps
+        )
+    grads[2] = grads[2].sum((1, 2)).to(dt.dtype)
+    return (*grads, *(part.sum(2).to(w1.dtype) for part in sums))
+
+
+def _launch(
+    kernel: Any,
+    name: str,
+    config: Config | None,
+    given: tuple[Tensor | None, ...],
+    outputs: list[Tensor],
+    strided: tuple[Tensor, ...],
+    scheme: int,
+    steps: int,
+) -> None:
+    config = config or CONFIGS[name]
+    q, w1, b1, w2, b2 = given[0], *given[3:7]
+    assert q is not None
+    assert w1 is not None
+    assert w2 is not None
+    _, batch, time, heads, dim = q.shape
+    stack, groups, hidden, _ = w1.shape
+    strides = [stride for tensor in strided for stride in tensor.stride()[:4]]
+    grid = (_programs(q, stack * groups, config), stack * groups)
+    kernel[grid](
+        *(given[0] if tensor is None else tensor for tensor in given),
+        *outputs,
+        count(-(-batch * time * heads // (groups * grid[0] * config.rows))),
+        batch * time,
+        time,
+        *strides,
+        HEADS=heads,
+        GROUPS=groups,
+        DIM=dim,
+        HIDDEN=hidden,
+        BLOCK=config.rows,
+        BLOCK_D=max(16, triton.next_power_of_2(dim)),
+        BLOCK_H=max(16, triton.next_power_of_2(hidden)),
+        SCHEME=scheme,
+        STEPS=steps,
+        POTENTIAL=w2.ndim == 3,
+        BIAS_1=b1 is not None,
+        BIAS_2=b2 is not None,
+        PRECISION="ieee",
+        STAGES=config.stages,
+        num_warps=config.warps,
+    )
+
+
+def count(turns: int) -> Any:
+    """Return how often a loop turns, as a kernel takes it: the interpreter loops over numbers known beforehand alone."""
+    return tl.constexpr(turns) if os.environ.get("TRITON_INTERPRET") == "1" else turns
+
+
+def _programs(q: Tensor, groups: int, config: Config) -> int:
+    """Return how many programs share one group's rows: enough to fill the chip, and each with something to do."""
+    rows = q.shape[:-1].numel() // groups
+    wanted = -(-_multiprocessors(q.device) * config.programs // groups)
+    return max(1, min(wanted, -(-rows // config.rows)))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return x with its last axis whole in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
