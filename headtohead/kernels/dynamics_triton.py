@@ -51,6 +51,9 @@ def _force_back(
     sum_b1,
     sum_w2,
     sum_b2,
+    ones,
+    BIAS_1: tl.constexpr,
+    BIAS_2: tl.constexpr,
     POTENTIAL: tl.constexpr,
     VALUE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -73,7 +76,7 @@ def _force_back(
         curve = share * (1 - share) * (2 + inner * (1 - 2 * share))
         sum_w2 -= tl.sum(back * slope, 0)
         grad_inner = -back * w2[None, :] * curve
-        sum_w1 -= tl.dot(tl.trans(active), pull, input_precision=PRECISION)
+        sum_w1 = tl.dot(tl.trans(active), (-scaled).to(x.dtype), sum_w1, input_precision=PRECISION)
     else:
         active = (inner * share).to(x.dtype)
         if VALUE:
@@ -81,11 +84,13 @@ def _force_back(
         back = tl.dot(pushed, w2, input_precision=PRECISION)
         along = tl.sum(back * inner * share, 1) + tl.sum(grad * b2[None, :], 1)
         grad_inner = back * step[:, None] * slope
-        sum_w2 += tl.dot(tl.trans(pull), active, input_precision=PRECISION)
-        sum_b2 += tl.sum(scaled, 0)
+        sum_w2 = tl.dot(tl.trans(pull), active, sum_w2, input_precision=PRECISION)
+        if BIAS_2:
+            sum_b2 = tl.dot(ones, pull, sum_b2, input_precision=PRECISION)
     low = grad_inner.to(x.dtype)
-    sum_w1 += tl.dot(tl.trans(low), x, input_precision=PRECISION)
-    sum_b1 += tl.sum(grad_inner, 0)
+    sum_w1 = tl.dot(tl.trans(low), x, sum_w1, input_precision=PRECISION)
+    if BIAS_1:
+        sum_b1 = tl.dot(ones, low, sum_b1, input_precision=PRECISION)
     return value, along, tl.dot(low, w1, input_precision=PRECISION), sum_w1, sum_b1, sum_w2, sum_b2
 
 
@@ -173,8 +178,7 @@ def _places(row, group, tokens, times, HEADS: tl.constexpr, GROUPS: tl.constexpr
     stack = group // GROUPS
     head = (group % GROUPS) * SHARE + row % SHARE
     token = row // SHARE
-    flat = (stack * tokens + token).to(tl.int64) * HEADS + head
-    return stack.to(tl.int64), (token // times).to(tl.int64), (token % times).to(tl.int64), head, flat
+    return stack, token // times, token % times, head, (stack * tokens + token) * HEADS + head
 
 
 @triton.jit
@@ -296,8 +300,10 @@ def _backward(
     )
     dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
     sum_w1 = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    sum_b1 = tl.zeros([BLOCK_H], tl.float32)
-    sum_b2 = tl.zeros([BLOCK_D], tl.float32)
+    # The sums of biases are products with ones: a sum over rows would cross all threads at every block.
+    ones = tl.full([16, BLOCK], 1.0, DTYPE)
+    sum_b1 = tl.zeros([16, BLOCK_H], tl.float32)
+    sum_b2 = tl.zeros([16, BLOCK_D], tl.float32)
     if POTENTIAL:
         sum_w2 = tl.zeros([BLOCK_H], tl.float32)
     else:
@@ -309,39 +315,16 @@ def _backward(
         step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
         q_place = stack * q_s + sequence * q_b + time * q_t + head * q_h
         k_place = stack * k_s + sequence * k_b + time * k_t + head * k_h
-        first_q = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-        first_k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
         gq_place = stack * gq_s + sequence * gq_b + time * gq_t + head * gq_h
         gk_place = stack * gk_s + sequence * gk_b + time * gk_t + head * gk_h
-        gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-        gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-        grad_step = tl.zeros([BLOCK], tl.float32)
-        KICKS: tl.constexpr = STEPS + (SCHEME == 1)
-        q, k = first_q, first_k
-        if SCHEME != 0:
-            q, k = _integrate(q, k, step, w1, b1, w2, b2, DTYPE, SCHEME, STEPS, POTENTIAL, PRECISION)
-        for done in range(KICKS):
-            place = KICKS - 1 - done
-            kick, drift = _step_of(place, SCHEME, STEPS)
-            if SCHEME == 0:
-                # This step cannot be undone: the pair before it is made again from the first.
-                if STEPS > 1:
-                    q, k = first_q, first_k
-                    left = place
-                    while left > 0:
-                        push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
-                        q += step[:, None] * k
-                        k += step[:, None] * push
-                        left -= 1
-                grad_step += tl.sum(gq * k, 1)
-            else:
-                grad_step += drift * tl.sum(gq * k, 1)
-                q -= (drift * step)[:, None] * k
-                gk += (drift * step)[:, None] * gq
-            value, along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
-                q.to(DTYPE),
+        if SCHEME == 0 and STEPS == 1:
+            # k and the gradient of q are read when they are needed: fewer registers are held, and nothing spills.
+            x = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0)
+            gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            value, grad_step, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
+                x,
                 gk,
-                kick * step,
+                step,
                 w1,
                 b1,
                 w2,
@@ -350,26 +333,81 @@ def _backward(
                 sum_b1,
                 sum_w2,
                 sum_b2,
+                ones,
+                BIAS_1,
+                BIAS_2,
                 POTENTIAL,
-                SCHEME != 0,
+                False,
                 PRECISION,
             )
-            grad_step += kick * along
-            if SCHEME == 0:
-                gk += step[:, None] * gq
-            else:
-                k -= (kick * step)[:, None] * value
+            gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            grad_step += tl.sum(gq * k, 1)
+            gk += step[:, None] * gq
             gq += grad_x
+        else:
+            first_q = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            first_k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            grad_step = tl.zeros([BLOCK], tl.float32)
+            KICKS: tl.constexpr = STEPS + (SCHEME == 1)
+            q, k = first_q, first_k
+            if SCHEME != 0:
+                q, k = _integrate(q, k, step, w1, b1, w2, b2, DTYPE, SCHEME, STEPS, POTENTIAL, PRECISION)
+            for done in range(KICKS):
+                place = KICKS - 1 - done
+                kick, drift = _step_of(place, SCHEME, STEPS)
+                if SCHEME == 0:
+                    # This step cannot be undone: the pair before it is made again from the first.
+                    q, k = first_q, first_k
+                    left = place
+                    while left > 0:
+                        push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
+                        q += step[:, None] * k
+                        k += step[:, None] * push
+                        left -= 1
+                    grad_step += tl.sum(gq * k, 1)
+                else:
+                    grad_step += drift * tl.sum(gq * k, 1)
+                    q -= (drift * step)[:, None] * k
+                    gk += (drift * step)[:, None] * gq
+                value, along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
+                    q.to(DTYPE),
+                    gk,
+                    kick * step,
+                    w1,
+                    b1,
+                    w2,
+                    b2,
+                    sum_w1,
+                    sum_b1,
+                    sum_w2,
+                    sum_b2,
+                    ones,
+                    BIAS_1,
+                    BIAS_2,
+                    POTENTIAL,
+                    SCHEME != 0,
+                    PRECISION,
+                )
+                grad_step += kick * along
+                if SCHEME == 0:
+                    gk += step[:, None] * gq
+                else:
+                    k -= (kick * step)[:, None] * value
+                gq += grad_x
         out = flat[:, None] * DIM + dim[None, :]
         tl.store(q_out + out, gq.to(DTYPE), mask=inside)
         tl.store(k_out + out, gk.to(DTYPE), mask=inside)
         tl.store(step_out + flat, grad_step, mask=row < rows)
     # One slot for each program: nothing is added up in an order that could change.
-    slot = (group * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    slot = group * tl.num_programs(0) + tl.program_id(0)
     weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
     tl.store(w1_out + slot * HIDDEN * DIM + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
-    tl.store(b1_out + slot * HIDDEN + hidden, sum_b1, mask=hidden < HIDDEN)
-    tl.store(b2_out + slot * DIM + dim, sum_b2, mask=dim < DIM)
+    # Sixteen equal rows: their mean is each of them.
+    tl.store(b1_out + slot * HIDDEN + hidden, tl.sum(sum_b1, 0) / 16, mask=hidden < HIDDEN)
+    tl.store(b2_out + slot * DIM + dim, tl.sum(sum_b2, 0) / 16, mask=dim < DIM)
     if POTENTIAL:
         tl.store(w2_out + slot * HIDDEN + hidden, sum_w2, mask=hidden < HIDDEN)
     else:
@@ -438,13 +476,9 @@ def backward(
     grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
     grads.append(torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
     make = torch.empty if q.numel() else torch.zeros
-    sums = [
-        make(stack, groups, slots, *shape, dtype=torch.float32, device=q.device) for shape in shapes
-    ]
+    sums = [make(stack, groups, slots, *shape, dtype=torch.float32, device=q.device) for shape in shapes]
     if q.numel():
-        _launch(
-            _backward, "backward", config, given, [*grads, *sums], (q, k, grad_q, grad_k), scheme, steps
-        )
+        _launch(_backward, "backward", config, given, [*grads, *sums], (q, k, grad_q, grad_k), scheme, steps)
     grads[2] = grads[2].sum((1, 2)).to(dt.dtype)
     return (*grads, *(part.sum(2).to(w1.dtype) for part in sums))
 
@@ -501,12 +535,12 @@ def count(turns: int) -> Any:
 def _programs(q: Tensor, groups: int, config: Config) -> int:
     """Return how many programs share one group's rows: enough to fill the chip, and each with something to do."""
     rows = q.shape[:-1].numel() // groups
-    wanted = -(-_multiprocessors(q.device) * config.programs // groups)
+    wanted = -(-multiprocessors(q.device) * config.programs // groups)
     return max(1, min(wanted, -(-rows // config.rows)))
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
