@@ -41,7 +41,9 @@ def decode_plain(q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: 
     """The definition."""
     keys = rotate_plain(kv, table) if turn == "score" and table is not None else kv
     mixed = attend_plain(q, keys, kv, causal=False, mask=None, scale=scale)
-    return rotate_plain(mixed, table[-1:], inverse=True) if turn == "roundtrip" and table is not None else mixed
+    return (
+        rotate_plain(mixed, table[-1:], inverse=True) if turn == "roundtrip" and table is not None else mixed
+    )
 
 
 @torch.library.custom_op("headtohead::kv_decode", mutates_args=())

@@ -139,7 +139,9 @@ def _join(
     inside = (part < parts)[:, None] & (2 * pair < DIM)[None, :]
     place = mix_at + (owner * parts + part[:, None]) * DIM + 2 * pair[None, :]
     even = tl.sum(weights[:, None] * tl.load(place, mask=inside, other=0.0), 0)
-    odd = tl.sum(weights[:, None] * tl.load(place + 1, mask=inside & (2 * pair + 1 < DIM)[None, :], other=0.0), 0)
+    odd = tl.sum(
+        weights[:, None] * tl.load(place + 1, mask=inside & (2 * pair + 1 < DIM)[None, :], other=0.0), 0
+    )
     if BACK:
         cos = tl.load(table_at + 2 * pair, mask=2 * pair < DIM, other=0.0)
         sin = tl.load(table_at + 2 * pair + 1, mask=2 * pair < DIM, other=0.0)

@@ -2,7 +2,8 @@
 
 Imported when it first runs (`dynamics_fused.py` registers the operators), so that no CPU command waits for Triton.
 A program takes blocks of rows, one row for each token and head, of one set of weights, and keeps that set and the
-sums of its gradients on the chip. Its sums are written once and added up afterwards, always in the same order.
+sums of its gradients on the chip. Its sums are written once and added up afterwards, always in the same order. Backward
+makes the steps again and leaves what each one saw in a few megabytes that stay in the chip's cache.
 """
 
 from __future__ import annotations
@@ -55,20 +56,16 @@ def _force_back(
     BIAS_1: tl.constexpr,
     BIAS_2: tl.constexpr,
     POTENTIAL: tl.constexpr,
-    VALUE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of k + step f(x) with gradient `grad`: f(x) where asked for, grad . f(x), the gradient of x, and the sums."""
+    """Of k + step f(x) with gradient `grad`: grad . f(x), the gradient of x, and the sums."""
     inner, share = _inner(x, w1, b1, PRECISION)
     slope = share + inner * share * (1 - share)
     pushed = grad.to(x.dtype)
     scaled = grad * step[:, None]
     pull = scaled.to(x.dtype)
-    value = grad
     if POTENTIAL:
         active = (slope * w2[None, :]).to(x.dtype)
-        if VALUE:
-            value = -tl.dot(active, w1, input_precision=PRECISION)
         back = tl.dot(pushed, tl.trans(w1), input_precision=PRECISION)
         along = -tl.sum(back * slope * w2[None, :], 1)
         back = back * step[:, None]
@@ -79,8 +76,6 @@ def _force_back(
         sum_w1 = tl.dot(tl.trans(active), (-scaled).to(x.dtype), sum_w1, input_precision=PRECISION)
     else:
         active = (inner * share).to(x.dtype)
-        if VALUE:
-            value = tl.dot(active, tl.trans(w2), input_precision=PRECISION) + b2[None, :]
         back = tl.dot(pushed, w2, input_precision=PRECISION)
         along = tl.sum(back * inner * share, 1) + tl.sum(grad * b2[None, :], 1)
         grad_inner = back * step[:, None] * slope
@@ -91,7 +86,7 @@ def _force_back(
     sum_w1 = tl.dot(tl.trans(low), x, sum_w1, input_precision=PRECISION)
     if BIAS_1:
         sum_b1 = tl.dot(ones, low, sum_b1, input_precision=PRECISION)
-    return value, along, tl.dot(low, w1, input_precision=PRECISION), sum_w1, sum_b1, sum_w2, sum_b2
+    return along, tl.dot(low, w1, input_precision=PRECISION), sum_w1, sum_b1, sum_w2, sum_b2
 
 
 @triton.jit
@@ -253,11 +248,8 @@ def _backward(
     gk_at,
     q_out,
     k_out,
-    step_out,
-    w1_out,
-    b1_out,
-    w2_out,
-    b2_out,
+    sums_at,
+    trace_at,
     turns,
     tokens,
     times,
@@ -308,23 +300,65 @@ def _backward(
         sum_w2 = tl.zeros([BLOCK_H], tl.float32)
     else:
         sum_w2 = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
+    sum_step = tl.zeros([BLOCK], tl.float32)
+    SHARE: tl.constexpr = HEADS // GROUPS
+    USED: tl.constexpr = BLOCK // SHARE * SHARE
+    KICKS: tl.constexpr = STEPS + (SCHEME == 1)
+    SIZE: tl.constexpr = BLOCK * BLOCK_D
+    slot = group * tl.num_programs(0) + tl.program_id(0)
+    tile = tl.arange(0, BLOCK)[:, None] * BLOCK_D + dim[None, :]
+    trace = trace_at + slot * (2 * KICKS * SIZE)
     for turn in tl.range(turns, num_stages=STAGES):
-        row = (turn * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
-        inside = (row < rows)[:, None] & (dim < DIM)[None, :]
+        here = tl.arange(0, BLOCK)
+        row = (turn * tl.num_programs(0) + tl.program_id(0)) * USED + here
+        inside = ((row < rows) & (here < USED))[:, None] & (dim < DIM)[None, :]
         stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
         step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
         q_place = stack * q_s + sequence * q_b + time * q_t + head * q_h
         k_place = stack * k_s + sequence * k_b + time * k_t + head * k_h
         gq_place = stack * gq_s + sequence * gq_b + time * gq_t + head * gq_h
         gk_place = stack * gk_s + sequence * gk_b + time * gk_t + head * gk_h
-        if SCHEME == 0 and STEPS == 1:
-            # k and the gradient of q are read when they are needed: fewer registers are held, and nothing spills.
-            x = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0)
-            gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            value, grad_step, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
+        x = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0)
+        if KICKS > 1:
+            # What f saw and what moved q at every step, in the precision of q, in memory that stays in the cache.
+            q = x.to(tl.float32)
+            k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+            for place in range(KICKS):
+                kick, drift = _step_of(place, SCHEME, STEPS)
+                saw = q.to(DTYPE)
+                push = _force(saw, w1, b1, w2, b2, POTENTIAL, PRECISION)
+                if SCHEME == 0:
+                    mover = k.to(DTYPE)
+                    q += step[:, None] * k
+                    k += step[:, None] * push
+                else:
+                    k += (kick * step)[:, None] * push
+                    mover = k.to(DTYPE)
+                    q += (drift * step)[:, None] * k
+                tl.store(trace + 2 * place * SIZE + tile, saw, cache_modifier=".cg")
+                tl.store(trace + (2 * place + 1) * SIZE + tile, mover, cache_modifier=".cg")
+            tl.debug_barrier()
+        gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        gq = gk
+        if SCHEME != 0 or KICKS > 1:
+            gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        for done in range(KICKS):
+            place = KICKS - 1 - done
+            kick, drift = _step_of(place, SCHEME, STEPS)
+            if KICKS > 1:
+                x = tl.load(trace + 2 * place * SIZE + tile, cache_modifier=".cg")
+            if SCHEME != 0:
+                if KICKS > 1:
+                    k = tl.load(trace + (2 * place + 1) * SIZE + tile, cache_modifier=".cg").to(tl.float32)
+                else:
+                    k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+                    k += step[:, None] * _force(x, w1, b1, w2, b2, POTENTIAL, PRECISION)
+                sum_step += drift * tl.sum(gq * k, 1)
+                gk += (drift * step)[:, None] * gq
+            along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
                 x,
                 gk,
-                step,
+                kick * step,
                 w1,
                 b1,
                 w2,
@@ -337,82 +371,82 @@ def _backward(
                 BIAS_1,
                 BIAS_2,
                 POTENTIAL,
-                False,
                 PRECISION,
             )
-            gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            grad_step += tl.sum(gq * k, 1)
-            gk += step[:, None] * gq
+            sum_step += kick * along
+            if SCHEME == 0:
+                # The other half of the step, read when it is needed: fewer registers are held meanwhile.
+                if KICKS > 1:
+                    k = tl.load(trace + (2 * place + 1) * SIZE + tile, cache_modifier=".cg").to(tl.float32)
+                else:
+                    k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+                    gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+                sum_step += tl.sum(gq * k, 1)
+                gk += step[:, None] * gq
             gq += grad_x
-        else:
-            first_q = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            first_k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            gk = tl.load(gk_at + gk_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-            grad_step = tl.zeros([BLOCK], tl.float32)
-            KICKS: tl.constexpr = STEPS + (SCHEME == 1)
-            q, k = first_q, first_k
-            if SCHEME != 0:
-                q, k = _integrate(q, k, step, w1, b1, w2, b2, DTYPE, SCHEME, STEPS, POTENTIAL, PRECISION)
-            for done in range(KICKS):
-                place = KICKS - 1 - done
-                kick, drift = _step_of(place, SCHEME, STEPS)
-                if SCHEME == 0:
-                    # This step cannot be undone: the pair before it is made again from the first.
-                    q, k = first_q, first_k
-                    left = place
-                    while left > 0:
-                        push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
-                        q += step[:, None] * k
-                        k += step[:, None] * push
-                        left -= 1
-                    grad_step += tl.sum(gq * k, 1)
-                else:
-                    grad_step += drift * tl.sum(gq * k, 1)
-                    q -= (drift * step)[:, None] * k
-                    gk += (drift * step)[:, None] * gq
-                value, along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
-                    q.to(DTYPE),
-                    gk,
-                    kick * step,
-                    w1,
-                    b1,
-                    w2,
-                    b2,
-                    sum_w1,
-                    sum_b1,
-                    sum_w2,
-                    sum_b2,
-                    ones,
-                    BIAS_1,
-                    BIAS_2,
-                    POTENTIAL,
-                    SCHEME != 0,
-                    PRECISION,
-                )
-                grad_step += kick * along
-                if SCHEME == 0:
-                    gk += step[:, None] * gq
-                else:
-                    k -= (kick * step)[:, None] * value
-                gq += grad_x
         out = flat[:, None] * DIM + dim[None, :]
         tl.store(q_out + out, gq.to(DTYPE), mask=inside)
         tl.store(k_out + out, gk.to(DTYPE), mask=inside)
-        tl.store(step_out + flat, grad_step, mask=row < rows)
+        if KICKS > 1:
+            tl.debug_barrier()
     # One slot for each program: nothing is added up in an order that could change.
-    slot = group * tl.num_programs(0) + tl.program_id(0)
-    weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
-    tl.store(w1_out + slot * HIDDEN * DIM + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
-    # Sixteen equal rows: their mean is each of them.
-    tl.store(b1_out + slot * HIDDEN + hidden, tl.sum(sum_b1, 0) / 16, mask=hidden < HIDDEN)
-    tl.store(b2_out + slot * DIM + dim, tl.sum(sum_b2, 0) / 16, mask=dim < DIM)
     if POTENTIAL:
-        tl.store(w2_out + slot * HIDDEN + hidden, sum_w2, mask=hidden < HIDDEN)
+        SECOND: tl.constexpr = HIDDEN
+    else:
+        SECOND: tl.constexpr = HIDDEN * DIM
+    sums = sums_at + slot.to(tl.int64) * (HIDDEN * DIM + HIDDEN + SECOND + DIM + BLOCK)
+    weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
+    tl.store(sums + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
+    sums += HIDDEN * DIM
+    # Sixteen equal rows: their mean is each of them.
+    tl.store(sums + hidden, tl.sum(sum_b1, 0) / 16, mask=hidden < HIDDEN)
+    sums += HIDDEN
+    if POTENTIAL:
+        tl.store(sums + hidden, sum_w2, mask=hidden < HIDDEN)
     else:
         across = (dim[:, None] < DIM) & (hidden[None, :] < HIDDEN)
-        tl.store(w2_out + slot * DIM * HIDDEN + dim[:, None] * HIDDEN + hidden[None, :], sum_w2, mask=across)
+        tl.store(sums + dim[:, None] * HIDDEN + hidden[None, :], sum_w2, mask=across)
+    sums += SECOND
+    tl.store(sums + dim, tl.sum(sum_b2, 0) / 16, mask=dim < DIM)
+    tl.store(sums + DIM + tl.arange(0, BLOCK), sum_step)
+
+
+@triton.jit
+def _add_up(
+    sums_at,
+    w1_at,
+    b1_at,
+    w2_at,
+    b2_at,
+    step_at,
+    turns,
+    slots,
+    FIRST: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    SECOND: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The programs' sums of one set of weights, added up in the order of the programs."""
+    WIDTH: tl.constexpr = FIRST + HIDDEN + SECOND + DIM + BLOCK
+    group = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * 64 + tl.arange(0, 64)
+    slot = tl.arange(0, 32)
+    total = tl.zeros([32, 64], tl.float32)
+    for turn in range(turns):
+        there = slot + turn * 32
+        at = sums_at + (group * slots + there[:, None]) * WIDTH + column[None, :]
+        total += tl.load(at, mask=(there < slots)[:, None] & (column < WIDTH)[None, :], other=0.0)
+    found = tl.sum(total, 0)
+    tl.store(w1_at + group * FIRST + column, found, mask=column < FIRST)
+    column -= FIRST
+    tl.store(b1_at + group * HIDDEN + column, found, mask=(column >= 0) & (column < HIDDEN))
+    column -= HIDDEN
+    tl.store(w2_at + group * SECOND + column, found, mask=(column >= 0) & (column < SECOND))
+    column -= SECOND
+    tl.store(b2_at + group * DIM + column, found, mask=(column >= 0) & (column < DIM))
+    column -= DIM
+    tl.store(step_at + group * BLOCK + column, found, mask=(column >= 0) & (column < BLOCK))
 
 
 @dataclass(frozen=True)
@@ -427,7 +461,7 @@ class Config:
 
 
 # Measured on an H200 (docs/log.md); float32 rows are twice as long.
-CONFIGS = {"forward": Config(64, 4, 4, 1), "backward": Config(64, 8, 1, 1)}
+CONFIGS = {"forward": Config(64, 4, 4, 1), "backward": Config(64, 4, 2, 1)}
 
 
 def forward(
@@ -468,19 +502,43 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, dt, w1, b1, w2, b2; those of biases that are not there are to be dropped."""
     q, k, grad_q, grad_k = (_readable(tensor) for tensor in (q, k, grad_q, grad_k))
+    config = config or CONFIGS["backward"]
     stack, groups, hidden, dim = w1.shape
-    weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
-    given = (q, k, dt.contiguous(), *weights, grad_q, grad_k)
-    slots = _programs(q, stack * groups, config or CONFIGS["backward"])
-    shapes = [w1.shape[2:], (hidden,), w2.shape[2:], (dim,)]
+    sets, share = stack * groups, q.shape[3] // groups
+    slots, second = _programs(q, sets, config), w2.shape[2:].numel()
+    used, kicks = config.rows // share * share, steps + (scheme == LEAPFROG)
     grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
-    grads.append(torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
     make = torch.empty if q.numel() else torch.zeros
-    sums = [make(stack, groups, slots, *shape, dtype=torch.float32, device=q.device) for shape in shapes]
+    found = [make(part, dtype=torch.float32, device=q.device) for part in _shapes(w1, w2, sets, config.rows)]
     if q.numel():
-        _launch(_backward, "backward", config, given, [*grads, *sums], (q, k, grad_q, grad_k), scheme, steps)
-    grads[2] = grads[2].sum((1, 2)).to(dt.dtype)
-    return (*grads, *(part.sum(2).to(w1.dtype) for part in sums))
+        width = hidden * dim + hidden + second + dim + config.rows
+        sums = torch.empty(sets * slots, width, dtype=torch.float32, device=q.device)
+        kept = 2 * kicks * config.rows * max(16, triton.next_power_of_2(dim)) if kicks > 1 else 1
+        trace = torch.empty(sets * slots, kept, dtype=q.dtype, device=q.device)
+        weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
+        given = (q, k, dt.contiguous(), *weights, grad_q, grad_k)
+        outputs = [*grads, sums, trace]
+        _launch(_backward, "backward", config, given, outputs, (q, k, grad_q, grad_k), scheme, steps)
+        _add_up[(-(-width // 64), sets)](
+            sums,
+            *found,
+            count(-(-slots // 32)),
+            slots,
+            FIRST=hidden * dim,
+            HIDDEN=hidden,
+            SECOND=second,
+            DIM=dim,
+            BLOCK=config.rows,
+        )
+    # A row of a block is of the same head in every block.
+    grad_dt = found.pop()[:, :used].view(stack, groups, used // share, share).sum(2).view(stack, -1)
+    return (*grads, grad_dt.to(dt.dtype), *(part.to(w1.dtype) for part in found))
+
+
+def _shapes(w1: Tensor, w2: Tensor, sets: int, rows: int) -> list[tuple[int, ...]]:
+    """Return the shapes of what programs sum: the gradients of w1, b1, w2, b2, and of dt by row of a block."""
+    lead, (hidden, dim) = w1.shape[:2], w1.shape[2:]
+    return [tuple(w1.shape), (*lead, hidden), tuple(w2.shape), (*lead, dim), (sets, rows)]
 
 
 def _launch(
@@ -500,12 +558,14 @@ def _launch(
     assert w2 is not None
     _, batch, time, heads, dim = q.shape
     stack, groups, hidden, _ = w1.shape
+    share = heads // groups
+    used = config.rows if name == "forward" else config.rows // share * share
     strides = [stride for tensor in strided for stride in tensor.stride()[:4]]
     grid = (_programs(q, stack * groups, config), stack * groups)
     kernel[grid](
         *(given[0] if tensor is None else tensor for tensor in given),
         *outputs,
-        count(-(-batch * time * heads // (groups * grid[0] * config.rows))),
+        count(-(-batch * time * heads // (groups * grid[0] * used))),
         batch * time,
         time,
         *strides,
