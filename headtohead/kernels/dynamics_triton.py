@@ -380,7 +380,9 @@ def _backward(
                     k = tl.load(trace + (2 * place + 1) * SIZE + tile, cache_modifier=".cg").to(tl.float32)
                 else:
                     k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
-                    gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+                    gq = tl.load(gq_at + gq_place[:, None] + dim[None, :], mask=inside, other=0.0).to(
+                        tl.float32
+                    )
                 sum_step += tl.sum(gq * k, 1)
                 gk += step[:, None] * gq
             gq += grad_x
