@@ -17,7 +17,7 @@ SCHEMES = ("euler", "leapfrog", "symplectic_euler")
 # Numbers in a weight matrix, filled up to powers of two: beyond them its gradient's sums do not stay on the chip.
 _MOST = 128 * 128
 # Heads that share weights, and numbers in a state: a block holds rows of every head, and places are counted in int32.
-_MOST_HEADS, _MOST_STATES = 32, 2**30
+_MOST_HEADS, _MOST_STATES = 16, 2**30
 
 
 def serves(q: Tensor, w1: Tensor, w2: Tensor) -> bool:
@@ -43,19 +43,15 @@ def integrate(
 
     dt is (heads,) or (1,); the update runs in float32, f in the precision of q.
     """
-    sets = (0,) if w1.ndim == 3 else (0, 0)
-    w1, b1, w2, b2 = (_unsqueezed(weight, len(sets)) for weight in (w1, b1, w2, b2))
+    axes = 1 if w1.ndim == 3 else 2
+    weights = [
+        None if weight is None else weight.view(*[1] * axes, *weight.shape) for weight in (w1, b1, w2, b2)
+    ]
     dt = dt.expand(q.shape[-2]).unsqueeze(0)
-    assert w1 is not None
-    assert w2 is not None
     q, k = torch.ops.headtohead.coupled(
-        q.unsqueeze(0), k.unsqueeze(0), dt, w1, b1, w2, b2, SCHEMES.index(scheme), steps
+        q.unsqueeze(0), k.unsqueeze(0), dt, *weights, SCHEMES.index(scheme), steps
     )
     return q.squeeze(0), k.squeeze(0)
-
-
-def _unsqueezed(weight: Tensor | None, axes: int) -> Tensor | None:
-    return None if weight is None else weight.view(*[1] * axes, *weight.shape)
 
 
 @torch.library.custom_op("headtohead::coupled", mutates_args=())

@@ -392,10 +392,7 @@ def _backward(
         if KICKS > 1:
             tl.debug_barrier()
     # One slot for each program: nothing is added up in an order that could change.
-    if POTENTIAL:
-        SECOND: tl.constexpr = HIDDEN
-    else:
-        SECOND: tl.constexpr = HIDDEN * DIM
+    SECOND: tl.constexpr = HIDDEN if POTENTIAL else HIDDEN * DIM
     sums = sums_at + slot.to(tl.int64) * (HIDDEN * DIM + HIDDEN + SECOND + DIM + BLOCK)
     weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
     tl.store(sums + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
@@ -462,8 +459,19 @@ class Config:
     stages: int = 1
 
 
-# Measured on an H200 (docs/log.md); float32 rows are twice as long.
-CONFIGS = {"forward": Config(64, 4, 4, 1), "backward": Config(64, 4, 2, 1)}
+def chosen(kernel: str, w1: Tensor, w2: Tensor) -> Config:
+    """Return what was the fastest on an H200 in bf16 (docs/log.md), by the numbers in a weight matrix.
+
+    Backward with 64 rows and a hidden width of 16 reads outside its memory when Triton 3.6 compiles it; with 32 it does not.
+    """
+    hidden, dim = (max(16, triton.next_power_of_2(size)) for size in w1.shape[-2:])
+    if kernel == "forward":
+        return Config(64, 4, 8 if dim <= 64 else 4)
+    if hidden * dim <= 2048:
+        return Config(32, 2, 4)
+    if hidden * dim <= 4096:
+        return Config(32, 4, 2)
+    return Config(16, 4, 2) if w2.ndim < w1.ndim else Config(32, 8, 1)
 
 
 def forward(
@@ -504,7 +512,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, dt, w1, b1, w2, b2; those of biases that are not there are to be dropped."""
     q, k, grad_q, grad_k = (_readable(tensor) for tensor in (q, k, grad_q, grad_k))
-    config = config or CONFIGS["backward"]
+    config = config or chosen("backward", w1, w2)
     stack, groups, hidden, dim = w1.shape
     sets, share = stack * groups, q.shape[3] // groups
     slots, second = _programs(q, sets, config), w2.shape[2:].numel()
@@ -553,11 +561,11 @@ def _launch(
     scheme: int,
     steps: int,
 ) -> None:
-    config = config or CONFIGS[name]
     q, w1, b1, w2, b2 = given[0], *given[3:7]
     assert q is not None
     assert w1 is not None
     assert w2 is not None
+    config = config or chosen(name, w1, w2)
     _, batch, time, heads, dim = q.shape
     stack, groups, hidden, _ = w1.shape
     share = heads // groups

@@ -150,7 +150,7 @@ def test_stacked_integrators_are_separate_ones(shared: bool) -> None:
 
 
 def test_the_operators_keep_the_rules_of_pytorch() -> None:
-    inputs = [tensor for tensor in typed(case(1, 3, 2, 16, 8, False, False, True), torch.float32)]
+    inputs = typed(case(1, 3, 2, 16, 8, False, False, True), torch.float32)
     q, k, dt, w1, b1, w2, b2 = (tensor.detach() for tensor in inputs if tensor is not None)
     given = (q[None], k[None], dt[None], w1[None, None], b1[None, None], w2[None, None], b2[None, None])
     leaves = tuple(tensor.clone().requires_grad_() for tensor in given)
