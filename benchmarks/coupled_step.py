@@ -27,7 +27,7 @@ class Arm:
     def __init__(self, arm: str, size: str, device: torch.device, tokens: int) -> None:
         shape = SIZES[size]
         self.device = device
-        self.model = Decoder(shape, parse_layout(arm)).to(device)
+        self.model = Decoder(shape, parse_layout(arm).layers(shape.layers)).to(device)
         if device.type == "cuda":
             self.model.compile_hidden()
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device.type == "cuda")
