@@ -58,27 +58,20 @@ def _parts(
     q_place = q_at + sequence * q_b + (head * SHARE + query) * q_h
     kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
     row = tl.arange(0, BLOCK)
-    wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
-    q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
     if TURN:
-        # With k~ = (-k_2, k_1) of a pair, q . R_j k = sum_d k_d (cos_j q + sin_j q~)_d, where q~ = (q_2, -q_1). Place j
-        # is the first of its block plus t: the query goes back by the former, from block to block by one turn, and the
-        # turns by t are the same for every block.
-        cos_at = table_at + dim - dim % 2
-        known = (row[:, None] < keys) & (dim[None, :] < DIM)
-        cos = tl.load(cos_at[None, :] + row[:, None] * DIM, mask=known, other=0.0)
-        sin = tl.load(cos_at[None, :] + row[:, None] * DIM + 1, mask=known, other=0.0)
-        ahead = (dim < DIM) & (keys > BLOCK)
-        cos_on = tl.load(cos_at + BLOCK * DIM, mask=ahead, other=0.0)[None, :]
-        sin_on = tl.load(cos_at + BLOCK * DIM + 1, mask=ahead, other=0.0)[None, :]
-        begun = (dim < DIM) & (first < keys)
-        cos_0 = tl.load(cos_at + first * DIM, mask=begun, other=0.0)[None, :]
-        sin_0 = tl.load(cos_at + first * DIM + 1, mask=begun, other=0.0)[None, :]
-        swapped = dim + 1 - 2 * (dim % 2)
-        other = tl.load(q_place[:, None] + swapped[None, :], mask=wanted, other=0.0).to(tl.float32)
-        other = tl.where((dim % 2)[None, :] == 0, other, -other)
-        here = q.to(tl.float32) * cos_0 + other * sin_0
-        other = other * cos_0 - q.to(tl.float32) * sin_0
+        # Pairs apart. Turning key j = first of its block + t and the query by their places is turning the key by t
+        # alone and the query back by that first place: the turns of a block's keys are the same for every block.
+        pair = tl.arange(0, BLOCK_D // 2)
+        halves = (query[:, None] < SHARE) & (2 * pair[None, :] < DIM)
+        even = tl.load(q_place[:, None] + 2 * pair[None, :], mask=halves, other=0.0).to(tl.float32)
+        odd = tl.load(q_place[:, None] + 2 * pair[None, :] + 1, mask=halves, other=0.0).to(tl.float32)
+        known = (row[:, None] < keys) & (2 * pair[None, :] < DIM)
+        turn_at = table_at + row[:, None] * DIM + 2 * pair[None, :]
+        cos = tl.load(turn_at, mask=known, other=0.0)
+        sin = tl.load(turn_at + 1, mask=known, other=0.0)
+    else:
+        wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
+        q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -89,12 +82,18 @@ def _parts(
         inside = seen[:, None] & (dim < DIM)[None, :]
         kv = tl.load(kv_place + key[:, None].to(tl.int64) * kv_n + dim[None, :], mask=inside, other=0.0)
         if TURN:
-            wide = kv.to(tl.float32)
-            by_cos, by_sin = (wide * cos).to(DTYPE), (wide * sin).to(DTYPE)
-            scores = tl.dot(by_cos, tl.trans(here.to(DTYPE)), input_precision=PRECISION)
-            scores = tl.dot(by_sin, tl.trans(other.to(DTYPE)), scores, input_precision=PRECISION)
-            scores = tl.trans(scores)
-            here, other = here * cos_on + other * sin_on, other * cos_on - here * sin_on
+            from_at = table_at + start * DIM + 2 * pair
+            here = (2 * pair < DIM) & (start < keys)
+            cos_0 = tl.load(from_at, mask=here, other=0.0)[None, :]
+            sin_0 = tl.load(from_at + 1, mask=here, other=0.0)[None, :]
+            k_even, k_odd = tl.split(tl.reshape(kv, [BLOCK, BLOCK_D // 2, 2]))
+            k_even, k_odd = k_even.to(tl.float32), k_odd.to(tl.float32)
+            turned_even = (k_even * cos - k_odd * sin).to(DTYPE)
+            turned_odd = (k_odd * cos + k_even * sin).to(DTYPE)
+            q_even = (even * cos_0 + odd * sin_0).to(DTYPE)
+            q_odd = (odd * cos_0 - even * sin_0).to(DTYPE)
+            scores = tl.dot(q_even, tl.trans(turned_even), input_precision=PRECISION)
+            scores = tl.dot(q_odd, tl.trans(turned_odd), scores, input_precision=PRECISION)
         else:
             scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
         scores = tl.where(seen[None, :], scores * (scale * _LOG2E), float("-inf"))
@@ -163,7 +162,7 @@ class Config:
 
 
 # Measured on an H200 (docs/log.md), without and with keys turned in the score.
-CONFIGS = {False: Config(64, 2, 3, 4), True: Config(64, 4, 3, 4)}
+CONFIGS = {False: Config(64, 2, 3, 4), True: Config(128, 4, 3, 4)}
 _MOST_PARTS = 256
 
 
