@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headtohead.api import StudyResult as StudyResult
     from headtohead.api import Toy as Toy
     from headtohead.api import ToyPlan as ToyPlan
+    from headtohead.api import bench as bench
     from headtohead.api import check as check
     from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
@@ -58,6 +59,7 @@ _HOME = {
             "StudyResult",
             "Toy",
             "ToyPlan",
+            "bench",
             "check",
             "corpus_stats",
             "cost",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headtohead.api.bench import bench
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
@@ -16,6 +17,7 @@ __all__ = [
     "TableResult",
     "Toy",
     "ToyPlan",
+    "bench",
     "check",
     "check_settings",
     "corpus_stats",

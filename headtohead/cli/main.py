@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
     "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
+    "bench kernels": ("bench", "kernels", "measure the fused kernels beside their twins and the byte floor"),
+    "bench decode": ("bench", "decode", "measure decoding from a K=V cache beside the library's attention"),
     "generate": ("use", "generate", "let a trained run continue a text"),
     "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
 }
@@ -71,11 +73,11 @@ def dispatch(words: list[str]) -> int:
         print(overview())
         return 0
     name, rest = words[0], words[1:]
-    if name == "data":
+    if any(command.startswith(f"{name} ") for command in COMMANDS):
         if not rest or rest[0] in ("-h", "--help"):
-            print(overview("data"))
+            print(overview(name))
             return 0
-        name, rest = f"data {rest[0]}", rest[1:]
+        name, rest = f"{name} {rest[0]}", rest[1:]
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     import tyro

@@ -2,11 +2,12 @@
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
 from headtohead.kernels.circle import circle, circle_pull
+from headtohead.kernels.decode import decode, decode_serves
 from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
-from headtohead.kernels.path import plain
+from headtohead.kernels.path import path_name, plain
 from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project
 from headtohead.kernels.recurrence import decayed_scores, gated_scan
@@ -20,9 +21,12 @@ __all__ = [
     "circle",
     "circle_pull",
     "decayed_scores",
+    "decode",
+    "decode_serves",
     "gated_scan",
     "linear_attend",
     "linear_cross_entropy",
+    "path_name",
     "plain",
     "prefix_softmax",
     "project",

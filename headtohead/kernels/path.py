@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 _plain = False
+# Looked for, not imported: a command that runs on CPU does not wait for it.
+_TRITON = find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @contextmanager
@@ -39,6 +44,27 @@ def eager_cpu(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def triton_serves(x: Tensor) -> bool:
+    """Return whether a Triton kernel may serve `x`: on a GPU, or on CPU in Triton's interpreter, which the tests use.
+
+    Holds while compiling too: the kernels are operators of their own, and the compiler leaves them whole.
+    """
+    if _plain or not _TRITON:
+        return False
+    if _INTERPRETED:
+        return x.device.type == "cpu" and x.dtype == torch.float32
+    if not x.is_cuda or torch.version.hip is not None:
+        return False
+    if torch.is_autocast_enabled("cuda"):
+        return x.dtype == torch.get_autocast_dtype("cuda")
+    return x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def path_name(device: torch.device) -> str:
+    """Return which path fused operations take on a device, in one word: triton or plain."""
+    return "triton" if triton_serves(torch.empty(0, dtype=torch.float32, device=device)) else "plain"
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import dynamics, rms_norm
+from headtohead.kernels import dynamics, dynamics_fused, rms_norm
 from headtohead.mechanisms.base import Circuit, Draw, Frame, Shape
 from headtohead.mechanisms.options import Options, changed_options, option, value_text
 from headtohead.mechanisms.projected import Stage
@@ -259,6 +259,15 @@ class Coupled(Stage):
         """Return the pair (batch, time, heads, dim) after all steps."""
         options, given = self.options, q.dtype
         state = torch.promote_types(given, torch.float32) if options.state_dtype == "float32" else given
+        net = self.k_force
+        if (
+            net is not None
+            and state == torch.float32
+            and self.one_kernel
+            and dynamics_fused.serves(q, net.w1, net.w2)
+        ):
+            weights = (net.w1, net.b1, net.w2, net.b2 if net.kind == "mlp" else None)
+            return dynamics_fused.integrate(q, k, self.step_size(), options.steps, options.dynamics, *weights)
 
         def force_of(net: HeadForce | None) -> dynamics.Force:
             assert net is not None
@@ -281,6 +290,13 @@ class Coupled(Stage):
             integrator = dynamics.leapfrog if options.dynamics == "leapfrog" else dynamics.symplectic_euler
             q, k = integrator(q, k, dt, options.steps, force_of(self.k_force))
         return q.to(given), k.to(given)
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether the fused integrator knows these dynamics and this force."""
+        options = self.options
+        known = options.dynamics in dynamics_fused.SCHEMES and options.force in ("mlp", "potential")
+        return known and options.force_input == "q"
 
     def step_size(self) -> Tensor:
         """Return dt, (heads,) or (1,)."""

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attention_weights
+from headtohead.kernels import attention_weights, decode, decode_serves
 from headtohead.mechanisms.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.options import Options, option, value_text
 from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
@@ -334,12 +334,30 @@ class Sharing(Projected):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values; with K=V the cache holds one tensor and both sides read it."""
+        if cache is not None and self._one_read(q, v, frame):
+            return self._decode(q, cache.append("kv", v), frame)
         if cache is not None:
             k, v = self._cached(k, v, frame, cache)
         q, k, scale = self._with_term(q, k, frame)
         mixed = frame.attend(q, k, v, strict=self.strict, scale=scale, bias=self._bias(q, frame))
         # Turned back at the query's place: sum_j a_ij R_(j-i) k_j, which depends on distances alone.
         return frame.rotate(mixed, inverse=True) if self.rope == "roundtrip" else mixed
+
+    def _one_read(self, q: Tensor, v: Tensor, frame: Frame) -> bool:
+        """Return whether the decoding kernel serves: one query on a K=V cache, with nothing added to the scores."""
+        options = self.options
+        usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
+        fits = self.one_tensor and self.rope != "decoupled" and usual and not self.strict
+        return fits and frame.time == 1 and frame.padding is None and decode_serves(q, v)
+
+    def _decode(self, q: Tensor, kv: Tensor, frame: Frame) -> Tensor:
+        """Return the mix of one query with its cache, read once; what rotary positions turn is turned on the way."""
+        turn = self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
+        table = None
+        if turn != "nothing" and frame.rotary is not None:
+            table = frame.rotary.slice(0, frame.start + 1, kv)
+            table = table[0] if table.ndim == 4 else table
+        return decode(q, kv, table, turn)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Keep what the new tokens leave; return all keys and values so far."""

@@ -15,7 +15,7 @@ import torch
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.version import VERSION
-from headtohead.kernels import backend_name
+from headtohead.kernels import backend_name, path_name
 from headtohead.model.sizes import Size
 
 
@@ -75,6 +75,7 @@ def environment(device: torch.device, size: Size, precision: str) -> dict[str, A
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "attention": backend_name(probe, probe, probe),
+        "kernels": path_name(device),
     }
 
 

@@ -1,0 +1,224 @@
+"""Decoding with K=V in Triton: the cached tensor is read once, and serves as keys and as values.
+
+Imported when it first runs (`decode.py` registers the operator). The context is cut into parts; a program takes one
+part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
+kernel joins the parts by those logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headtohead.kernels.dynamics_triton import count, multiprocessors
+
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _parts(
+    q_at,
+    kv_at,
+    table_at,
+    mix_at,
+    log_at,
+    turns,
+    keys,
+    part,
+    scale,
+    q_b,
+    q_h,
+    kv_b,
+    kv_h,
+    kv_n,
+    KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    TURN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One part of the context for the query heads (share, dim) of one key head."""
+    DTYPE: tl.constexpr = kv_at.dtype.element_ty
+    parts = tl.num_programs(0)
+    owner = tl.program_id(1)
+    sequence = (owner // KV_HEADS).to(tl.int64)
+    head = owner % KV_HEADS
+    first = tl.program_id(0) * part
+    last = tl.minimum(first + part, keys)
+    query = tl.arange(0, BLOCK_Q)
+    dim = tl.arange(0, BLOCK_D)
+    q_place = q_at + sequence * q_b + (head * SHARE + query) * q_h
+    kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
+    row = tl.arange(0, BLOCK)
+    if TURN:
+        # Pairs apart. Turning key j = first of its block + t and the query by their places is turning the key by t
+        # alone and the query back by that first place: the turns of a block's keys are the same for every block.
+        pair = tl.arange(0, BLOCK_D // 2)
+        halves = (query[:, None] < SHARE) & (2 * pair[None, :] < DIM)
+        even = tl.load(q_place[:, None] + 2 * pair[None, :], mask=halves, other=0.0).to(tl.float32)
+        odd = tl.load(q_place[:, None] + 2 * pair[None, :] + 1, mask=halves, other=0.0).to(tl.float32)
+        known = (row[:, None] < keys) & (2 * pair[None, :] < DIM)
+        turn_at = table_at + row[:, None] * DIM + 2 * pair[None, :]
+        cos = tl.load(turn_at, mask=known, other=0.0)
+        sin = tl.load(turn_at + 1, mask=known, other=0.0)
+    else:
+        wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
+        q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
+    highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    for turn in tl.range(turns, num_stages=STAGES):
+        start = first + turn * BLOCK
+        key = start + row
+        seen = key < last
+        inside = seen[:, None] & (dim < DIM)[None, :]
+        kv = tl.load(kv_place + key[:, None].to(tl.int64) * kv_n + dim[None, :], mask=inside, other=0.0)
+        if TURN:
+            from_at = table_at + start * DIM + 2 * pair
+            here = (2 * pair < DIM) & (start < keys)
+            cos_0 = tl.load(from_at, mask=here, other=0.0)[None, :]
+            sin_0 = tl.load(from_at + 1, mask=here, other=0.0)[None, :]
+            k_even, k_odd = tl.split(tl.reshape(kv, [BLOCK, BLOCK_D // 2, 2]))
+            k_even, k_odd = k_even.to(tl.float32), k_odd.to(tl.float32)
+            turned_even = (k_even * cos - k_odd * sin).to(DTYPE)
+            turned_odd = (k_odd * cos + k_even * sin).to(DTYPE)
+            q_even = (even * cos_0 + odd * sin_0).to(DTYPE)
+            q_odd = (odd * cos_0 - even * sin_0).to(DTYPE)
+            scores = tl.dot(q_even, tl.trans(turned_even), input_precision=PRECISION)
+            scores = tl.dot(q_odd, tl.trans(turned_odd), scores, input_precision=PRECISION)
+        else:
+            scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
+        scores = tl.where(seen[None, :], scores * (scale * _LOG2E), float("-inf"))
+        risen = tl.maximum(highest, tl.max(scores, 1))
+        # A part that has seen nothing yet has no highest score; 0 stands for it, and its weights are 0.
+        base = tl.where(risen == float("-inf"), 0.0, risen)
+        weights = tl.exp2(scores - base[:, None])
+        fall = tl.exp2(highest - base)
+        total = total * fall + tl.sum(weights, 1)
+        mix = tl.dot(weights.to(DTYPE), kv, mix * fall[:, None], input_precision=PRECISION)
+        highest = risen
+    place = (owner * SHARE + query).to(tl.int64) * parts + tl.program_id(0)
+    wanted = query < SHARE
+    share = tl.where(total > 0, total, 1.0)
+    tl.store(
+        mix_at + place[:, None] * DIM + dim[None, :],
+        mix / share[:, None],
+        mask=wanted[:, None] & (dim < DIM)[None, :],
+    )
+    logs = tl.where(total > 0, highest + tl.log2(share), float("-inf"))
+    tl.store(log_at + place, logs, mask=wanted)
+
+
+@triton.jit
+def _join(
+    mix_at,
+    log_at,
+    table_at,
+    out_at,
+    parts,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """The parts of one query head, joined; with BACK turned back by the table's row (dim / 2, 2)."""
+    owner = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK)
+    logs = tl.load(log_at + owner * parts + part, mask=part < parts, other=float("-inf"))
+    weights = tl.exp2(logs - tl.max(logs, 0))
+    weights = weights / tl.sum(weights, 0)
+    pair = tl.arange(0, BLOCK_D // 2)
+    inside = (part < parts)[:, None] & (2 * pair < DIM)[None, :]
+    place = mix_at + (owner * parts + part[:, None]) * DIM + 2 * pair[None, :]
+    even = tl.sum(weights[:, None] * tl.load(place, mask=inside, other=0.0), 0)
+    odd = tl.sum(
+        weights[:, None] * tl.load(place + 1, mask=inside & (2 * pair + 1 < DIM)[None, :], other=0.0), 0
+    )
+    if BACK:
+        cos = tl.load(table_at + 2 * pair, mask=2 * pair < DIM, other=0.0)
+        sin = tl.load(table_at + 2 * pair + 1, mask=2 * pair < DIM, other=0.0)
+        even, odd = even * cos + odd * sin, odd * cos - even * sin
+    tl.store(out_at + owner * DIM + 2 * pair, even.to(out_at.dtype.element_ty), mask=2 * pair < DIM)
+    tl.store(out_at + owner * DIM + 2 * pair + 1, odd.to(out_at.dtype.element_ty), mask=2 * pair + 1 < DIM)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the kernel is laid out on the chip."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+    """Programs wanted for each multiprocessor, in all."""
+
+
+# Measured on an H200 (docs/log.md), without and with keys turned in the score.
+CONFIGS = {False: Config(64, 2, 3, 4), True: Config(128, 4, 3, 4)}
+_MOST_PARTS = 256
+
+
+def decode(
+    q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float, config: Config | None = None
+) -> Tensor:
+    """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
+    config = config or CONFIGS[turn == 1]
+    batch, heads, dim = q.shape
+    kv_heads, keys = kv.shape[1:3]
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    kv = kv if kv.stride(-1) == 1 else kv.contiguous()
+    table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
+    share = heads // kv_heads
+    blocks = -(-keys // config.keys)
+    parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
+    parts = max(1, min(parts, blocks, _MOST_PARTS))
+    turns = -(-blocks // parts)
+    parts = -(-blocks // turns)
+    mix = torch.empty(batch, heads, parts, dim, dtype=torch.float32, device=q.device)
+    logs = torch.empty(batch, heads, parts, dtype=torch.float32, device=q.device)
+    output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    wide = max(32, triton.next_power_of_2(dim))
+    _parts[(parts, batch * kv_heads)](
+        q,
+        kv,
+        table,
+        mix,
+        logs,
+        count(turns),
+        keys,
+        turns * config.keys,
+        scale,
+        *q.stride()[:2],
+        *kv.stride()[:3],
+        KV_HEADS=kv_heads,
+        SHARE=share,
+        DIM=dim,
+        BLOCK=config.keys,
+        BLOCK_D=wide,
+        BLOCK_Q=max(16, triton.next_power_of_2(share)),
+        TURN=turn == 1,
+        PRECISION="ieee",
+        STAGES=config.stages,
+        num_warps=config.warps,
+    )
+    _join[(batch * heads,)](
+        mix,
+        logs,
+        table[-1] if turn == 2 else table,
+        output,
+        parts,
+        DIM=dim,
+        BLOCK=triton.next_power_of_2(parts),
+        BLOCK_D=wide,
+        BACK=turn == 2,
+        num_warps=4,
+    )
+    return output
