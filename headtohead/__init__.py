@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headtohead.api import Reproduction as Reproduction
     from headtohead.api import Study as Study
     from headtohead.api import StudyResult as StudyResult
+    from headtohead.api import bench_train as bench_train
     from headtohead.api import check as check
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
@@ -51,6 +52,7 @@ _HOME = {
             "Reproduction",
             "Study",
             "StudyResult",
+            "bench_train",
             "check",
             "cost",
             "evaluate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headtohead.api.bench import bench_train
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
@@ -12,6 +13,7 @@ __all__ = [
     "Study",
     "StudyResult",
     "TableResult",
+    "bench_train",
     "check",
     "check_settings",
     "cost",

@@ -233,10 +233,7 @@ class Trainer:
         for start in range(0, self.sequences, self.micro):
             size = min(self.micro, self.sequences - start)
             tokens, targets = self.windows.batch(first + start, size)
-            tokens, targets = (
-                tokens.to(self.device, non_blocking=True),
-                targets.to(self.device, non_blocking=True),
-            )
+            tokens, targets = self._moved(tokens), self._moved(targets)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
                 objective, nats, _ = self.model(tokens, targets, self.settings.smoothing)
             share = size / self.sequences
@@ -245,6 +242,12 @@ class Trainer:
             total = part if total is None else total + part
         assert total is not None
         return total
+
+    def _moved(self, tokens: Tensor) -> Tensor:
+        """Return tokens on the device; from pinned memory the copy waits for nothing that is under way there."""
+        if self.device.type == "cuda":
+            tokens = tokens.contiguous().pin_memory()
+        return tokens.to(self.device, non_blocking=True)
 
     def _evaluation_due(self) -> bool:
         count = self.settings.evaluations

@@ -1,0 +1,98 @@
+"""h2h bench: what is measured by the clock; the last line is one JSON document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headtohead import api
+from headtohead.bench.peers import PEERS
+from headtohead.bench.train import SHAPES
+from headtohead.cli.flags import flag
+from headtohead.cli.tables import number, print_table
+from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.progress import piece_of_work
+
+
+def train(
+    sizes: Annotated[tuple[str, ...], tyro.conf.Positional, flag("SIZE")] = tuple(SHAPES),
+    /,
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
+    peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
+    batch: Annotated[str, flag("COUNT")] = "32768",
+    rounds: Annotated[int, flag("COUNT")] = 8,
+    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    compile: Annotated[bool | None, flag()] = None,
+    profile: Annotated[bool, flag()] = False,
+    out: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Time the training step beside transformers' Llama and litgpt's GPT of the same shape, in turns.
+
+    Args:
+        sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
+        arms: ours; the first one is what ratios are of.
+        peers: theirs; without a name after it, none.
+        batch: tokens per step.
+        rounds: turns of each contender, four steps a turn; medians are shown.
+        precision: arithmetic; bf16 keeps float32 weights.
+        device: where.
+        compile: torch.compile for all contenders; on a GPU when not given.
+        profile: also show where our step's time goes.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        quiet: show no progress.
+    """
+    with piece_of_work("bench train", quiet) as progress:
+        document = api.bench_train(
+            sizes,
+            arms=arms,
+            peers=peers,
+            batch=parse_count(batch, "--batch"),
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            compile=compile,
+            profile=profile,
+            out=out,
+            progress=progress,
+        )
+    for words in document["missing"].values():
+        print(f"not measured: {words}")
+    for row in document["rows"]:
+        _show(row)
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _show(row: dict[str, Any]) -> None:
+    columns = ("contender", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory", "start s")
+    table = [
+        (
+            name,
+            short_count(found["tokens_per_second"]),
+            f"{found['milliseconds']:.2f}",
+            f"{found['first_over_this']:.3f}",
+            number(found["mfu"], ".1%"),
+            "–" if found["peak_bytes"] is None else short_bytes(found["peak_bytes"]),
+            f"{found['start_seconds']:.0f}",
+        )
+        for name, found in row["results"].items()
+    ]
+    title = (
+        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, "
+        f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
+    )
+    print_table(title, columns, table, right=columns[1:])
+    if found := row.get("profile"):
+        kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
+        print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")
+        kernels = [
+            (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
+            for kernel in found["kernels"][:20]
+        ]
+        print_table("", ("kernel", "ms", "calls"), kernels, right=("ms", "calls"))
