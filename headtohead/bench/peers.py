@@ -23,7 +23,7 @@ class _Transformers(nn.Module):
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(
+        config = LlamaConfig(  # type: ignore[call-arg]  # it takes more than it declares
             vocab_size=size.vocabulary,
             hidden_size=size.width,
             intermediate_size=size.ffn,
@@ -83,7 +83,7 @@ def missing(name: str) -> str:
         raise unknown("peer", name, PEERS)
     try:
         if name == "transformers":
-            import transformers
+            import transformers  # noqa: F401
         else:
             import litgpt.model  # noqa: F401
     except ImportError as error:

@@ -6,7 +6,6 @@ A row is read twice and written once: the second reading comes from the cache, s
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +29,13 @@ def serves(x: Tensor) -> bool:
 if triton is not None:
 
     @triton.jit
-    def _rows(
-        logits: Any,
-        targets: Any,
-        count: Any,
-        nats: Any,
-        objective: Any,
-        smoothing: Any,
+    def _rows(  # type: ignore[no-untyped-def]  # Triton reads the annotations
+        logits,
+        targets,
+        count,
+        nats,
+        objective,
+        smoothing,
         vocabulary: tl.constexpr,
         padded: tl.constexpr,
         ignored: tl.constexpr,
@@ -53,8 +52,11 @@ if triton is not None:
         columns = tl.arange(0, block)
         top, total, spread = -float("inf"), 0.0, 0.0
         for first in range(0, vocabulary, block):
-            real = first + columns < vocabulary
-            scores = tl.load(logits + first + columns, mask=real, other=-float("inf")).to(tl.float32)
+            # Masked by `padded`, whole lines are read at once; by an odd vocabulary, number by number.
+            place = first + columns
+            real = place < vocabulary
+            scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
+            scores = tl.where(real, scores, -float("inf"))
             higher = tl.maximum(top, tl.max(scores))
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(scores - higher))
             top = higher
@@ -71,7 +73,7 @@ if triton is not None:
             for first in range(0, padded, block):
                 place = first + columns
                 real = place < vocabulary
-                scores = tl.load(logits + place, mask=real, other=-float("inf")).to(tl.float32)
+                scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
                 grad = tl.exp(scores - normaliser)
                 if smooth:
                     grad -= smoothing / vocabulary
