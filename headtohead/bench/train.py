@@ -40,7 +40,7 @@ SHAPES = {
 }
 # Dense bf16 FLOP/s by the makers' data sheets; a device that is not here has no MFU.
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
-WARM, BURST = 3, 4
+WARM, BURST = 3, 10
 
 
 def bench_train(
@@ -49,7 +49,7 @@ def bench_train(
     arms: Sequence[str] = ("standard",),
     peers: Sequence[str] = PEERS,
     batch: int = 32_768,
-    rounds: int = 8,
+    rounds: int = 6,
     precision: str = "bf16",
     device: str = "auto",
     compile: bool | None = None,

@@ -24,7 +24,7 @@ def train(
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
     batch: Annotated[str, flag("COUNT")] = "32768",
-    rounds: Annotated[int, flag("COUNT")] = 8,
+    rounds: Annotated[int, flag("COUNT")] = 6,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     compile: Annotated[bool | None, flag()] = None,
@@ -39,7 +39,7 @@ def train(
         arms: ours; the first one is what ratios are of.
         peers: theirs; without a name after it, none.
         batch: tokens per step.
-        rounds: turns of each contender, four steps a turn; medians are shown.
+        rounds: turns of each contender, ten steps a turn; medians are shown.
         precision: arithmetic; bf16 keeps float32 weights.
         device: where.
         compile: torch.compile for all contenders; on a GPU when not given.

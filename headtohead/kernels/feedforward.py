@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headtohead.kernels.path import eager_cpu, is_plain
-from headtohead.kernels.projection import project_plain
+from headtohead.kernels.path import eager_cpu, triton_serves
+from headtohead.kernels.turns import gate as gated_product
 
 # Rows per chunk on CPU: the three hidden tensors of a chunk then stay in a core's second-level cache.
 _CHUNK_ELEMENTS = 2**18
@@ -28,11 +28,11 @@ def swiglu(
     if biases is None and eager_cpu(x):
         result: Tensor = _Swiglu.apply(x, gate, up, down)
         return result
-    if x.is_cuda and not is_plain():
+    if triton_serves(x):
         # One product each way in place of two and a sum; the weights are copied by the cast to bf16 anyway.
-        joined = (gate, up), None if biases is None else biases[:2]
-        gated, lifted = project_plain(x, *joined)
-        return F.linear(F.silu(gated) * lifted, down, None if biases is None else biases[2])
+        joined = torch.cat((gate, up)), None if biases is None else torch.cat(biases[:2])
+        hidden = gated_product(F.linear(x, *joined).flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return F.linear(hidden, down, None if biases is None else biases[2])
     return swiglu_plain(x, gate, up, down, biases)
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headtohead.kernels.loss_rows import cross_entropy_rows, serves
-from headtohead.kernels.path import is_plain
+from headtohead.kernels.loss_rows import cross_entropy_rows
+from headtohead.kernels.path import is_plain, triton_serves
 
 IGNORED = -1  # a target that is not scored: padding is never counted
-# Logits held at once on a GPU: half a gigabyte in bf16.
-HELD = 2**28
+# Logits held at once on a GPU: a gigabyte in bf16.
+HELD = 2**29
 # A row of logits is filled up to whole cache lines: with 50,257 columns the matrix units are out of reach.
 _LINE = 64
 
@@ -48,7 +48,7 @@ def linear_cross_entropy_plain(
 @torch.no_grad()
 def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return (rows,): the nats of each target, zero where it is not scored; no gradient."""
-    if serves(x) and not is_plain():
+    if triton_serves(x):
         return _Rows(x, weight, bias, targets, 0.0, needed=False).nats
     nats = x.new_empty(len(x), dtype=_wide(x))
     for part in _chunks(x, weight):
@@ -64,7 +64,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
-    """Return slices of the rows whose logits fit a CPU core's cache, or stay below half a gigabyte elsewhere."""
+    """Return slices of the rows whose logits fit a CPU core's cache, or stay below a gigabyte of bf16 elsewhere."""
     least, elements = (128, 2**19) if x.device.type == "cpu" else (1024, HELD)
     size = max(least, elements // len(weight))
     if x.device.type != "cpu":  # parts of one size, in whole tiles of a matrix product
@@ -152,7 +152,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         needed = any(ctx.needs_input_grad[:3])
-        if serves(x):
+        if triton_serves(x):
             found = _Rows(x, weight, bias, targets, smoothing, needed)
             if needed:
                 ctx.save_for_backward(found.grad_x, found.grad_weight, found.grad_bias)

@@ -5,8 +5,6 @@ A row is read twice and written once: the second reading comes from the cache, s
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
@@ -17,13 +15,8 @@ except ImportError:  # no Triton for this machine: the caller's own passes serve
     triton = None
 
 # Elements at a time and warps of a row.
-BLOCK, WARPS = 8192, 16
-
-
-def serves(x: Tensor) -> bool:
-    """Return whether the kernel can run on rows like `x`: on a GPU, or in Triton's interpreter."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return triton is not None and x.dtype != torch.float64 and (x.is_cuda or interpreted)
+BLOCK, WARPS = 4096, 4
+_LOG2E = 1.4426950408889634
 
 
 if triton is not None:
@@ -42,44 +35,65 @@ if triton is not None:
         smooth: tl.constexpr,
         needed: tl.constexpr,
         block: tl.constexpr,
+        log2e: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
         logits += row * padded
         target = tl.load(targets + row)
         counted = target != ignored
+        chosen = tl.where(counted, target, 0)
         # Before the first barrier: later it is overwritten.
-        wanted = tl.load(logits + tl.where(counted, target, 0)).to(tl.float32)
+        wanted = tl.load(logits + chosen).to(tl.float32)
         columns = tl.arange(0, block)
-        top, total, spread = -float("inf"), 0.0, 0.0
-        for first in range(0, vocabulary, block):
-            # Masked by `padded`, whole lines are read at once; by an odd vocabulary, number by number.
-            place = first + columns
-            real = place < vocabulary
-            scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
-            scores = tl.where(real, scores, -float("inf"))
-            higher = tl.maximum(top, tl.max(scores))
-            total = total * tl.exp(top - higher) + tl.sum(tl.exp(scores - higher))
-            top = higher
+        top, total, spread = (
+            -float("inf"),
+            0.0,
+            0.0,
+        )  # of scores times log2(e): one multiply-add and a power of two
+        for first in range(0, vocabulary - vocabulary % block, block):
+            scores = tl.load(logits + first + columns).to(tl.float32)
             if smooth:
-                spread += tl.sum(tl.where(real, scores, 0.0))
-        normaliser = top + tl.log(total)
+                spread += tl.sum(scores)
+            higher = tl.maximum(top, tl.max(scores) * log2e)
+            total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores * log2e - higher))
+            top = higher
+        if vocabulary % block:
+            # Masked by `padded`, whole lines are read at once; by an odd vocabulary, number by number.
+            place = vocabulary - vocabulary % block + columns
+            scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
+            if smooth:
+                spread += tl.sum(tl.where(place < vocabulary, scores, 0.0))
+            scores = tl.where(place < vocabulary, scores, -float("inf"))
+            higher = tl.maximum(top, tl.max(scores) * log2e)
+            total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores * log2e - higher))
+            top = higher
+        normaliser = top + tl.log2(total)
         aim = wanted
         if smooth:
             aim = (1 - smoothing) * wanted + smoothing * spread / vocabulary
-        tl.store(nats + row, tl.where(counted, normaliser - wanted, 0.0))
-        tl.store(objective + row, tl.where(counted, normaliser - aim, 0.0))
+        tl.store(nats + row, tl.where(counted, normaliser / log2e - wanted, 0.0))
+        tl.store(objective + row, tl.where(counted, normaliser / log2e - aim, 0.0))
         if needed:
             share = tl.where(counted, 1.0 / tl.load(count), 0.0)
-            for first in range(0, padded, block):
-                place = first + columns
-                real = place < vocabulary
-                scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
-                grad = tl.exp(scores - normaliser)
+            # The share goes into the exponent; a row that is not scored has exp2(-inf).
+            shift = normaliser - tl.log2(share)
+            less = 0.0
+            if smooth:
+                less = smoothing / vocabulary * share
+            for first in range(0, vocabulary - vocabulary % block, block):
+                scores = tl.load(logits + first + columns).to(tl.float32)
+                grad = tl.exp2(scores * log2e - shift)
                 if smooth:
-                    grad -= smoothing / vocabulary
-                grad = tl.where(place == target, grad - (1 - smoothing), grad)
-                grad = tl.where(real & counted, grad * share, 0.0)
+                    grad -= less
+                tl.store(logits + first + columns, grad.to(logits.dtype.element_ty))
+            for first in range(vocabulary - vocabulary % block, padded, block):
+                place = first + columns
+                scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
+                grad = tl.where(place < vocabulary, tl.exp2(scores * log2e - shift) - less, 0.0)
                 tl.store(logits + place, grad.to(logits.dtype.element_ty), mask=place < padded)
+            tl.debug_barrier()
+            grad = tl.exp2(wanted * log2e - shift) - less - (1 - smoothing) * share
+            tl.store(logits + chosen, grad.to(logits.dtype.element_ty))
 
 
 def cross_entropy_rows(
@@ -114,6 +128,7 @@ def cross_entropy_rows(
         smooth=smoothing != 0,
         needed=needed,
         block=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
+        log2e=_LOG2E,
         num_warps=WARPS,
     )
     return nats, objective

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -45,3 +47,13 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which products of float32 tensors stay float32, on the device of `x`."""
     known = x.device.type in ("cpu", "cuda")
     return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
+
+
+# Read once: inside a compiled graph the environment is out of reach.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def triton_serves(x: Tensor) -> bool:
+    """Return whether a Triton kernel may serve `x`: on a GPU, or in Triton's interpreter; float64 has none."""
+    return not _plain and _TRITON and x.dtype != torch.float64 and (x.is_cuda or _INTERPRETED)

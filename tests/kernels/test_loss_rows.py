@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 COMPARE = """
 import torch
-from headtohead.kernels import loss, loss_rows
+from headtohead.kernels import loss, loss_rows, path
 
 loss_rows.BLOCK, loss._LINE = 64, {line}
 draw = torch.Generator().manual_seed(0)
@@ -20,7 +20,7 @@ x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((70, 6), ({
 x[3] *= 1e4
 targets = torch.randint(0, {vocabulary}, (70,), generator=draw)
 targets[::3] = -1
-assert loss_rows.serves(x)
+assert path.triton_serves(x)
 results = []
 for function in (loss.linear_cross_entropy, loss.linear_cross_entropy_plain):
     inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)][: {inputs}]
