@@ -12,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 STEPS = 3
 # What a kernel's name says of its work; the first that fits counts.
 _KINDS = (
-    ("attention", ("cudnn_generated", "sdpa", "flash", "fmha", "attention")),
+    ("attention", ("cudnn", "sdpa", "flash", "fmha", "attention")),
     ("loss", ("_rows",)),
     ("matrix products", ("gemm", "nvjet", "cutlass", "aten::mm", "aten::addmm", "aten::bmm", "splitK")),
     ("optimiser and clipping", ("adam", "multi_tensor", "lpnorm", "LpNorm")),
-    ("fused pointwise", ("triton_",)),
+    ("fused pointwise", ("triton_", "_turn", "_gate")),
     ("copies", ("memcpy", "memset", "copy", "CatArray")),
 )
 

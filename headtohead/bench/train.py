@@ -6,10 +6,12 @@ data, forward, backward, clipping, optimiser.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from headtohead.bench.rows import Rows
 from headtohead.common.errors import UserError, unknown
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
+from headtohead.kernels import plain
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
@@ -136,10 +139,13 @@ class _Row:
             for name in names:
                 progress(f"{name}: round {turn + 1} of {self.rounds}", 0.5 + 0.5 * turn / self.rounds)
                 times[name].append(self._seconds(steps[name]))
+        progress(f"{arms[0]}: comparing the fast path with the plain one", 1.0)
+        error = self._disagreement(arms[0])
         found = kernel_times(steps[arms[0]], self.device) if profile else None
         steps.clear()
         gc.collect()
-        return self._facts(arms, peers, times, memory, starts) | ({"profile": found} if found else {})
+        facts = self._facts(arms, peers, times, memory, starts) | {"gradient_error": error}
+        return facts | ({"profile": found} if found else {})
 
     def _facts(
         self,
@@ -167,18 +173,32 @@ class _Row:
                 "start_seconds": round(starts[name], 1),
             }
         better = min(peers, key=lambda name: statistics.median(times[name]), default=None)
-        shares = [bytes_ / ours for name in peers if (bytes_ := memory[name]) and (ours := memory[first])]
+        ours, theirs = memory[first], memory.get("transformers")
         return {
             "results": result,
             "parameters": Decoder.outline(self.size, self._layers(first)).parameter_count(),
             "better_peer": better,
             "over_better_peer": None if better is None else result[better]["first_over_this"],
-            "memory_of_transformers": (
-                memory[first] / memory["transformers"]  # type: ignore[operator]
-                if shares and "transformers" in peers
-                else None
-            ),
+            "memory_over_transformers": ours / theirs if ours and theirs else None,
         }
+
+    def _disagreement(self, arm: str) -> float:
+        """Return how far the gradients of the fast path are from the plain one's in float32, by relative norm.
+
+        Two layers and two sequences of this shape, in this precision: a fast step that is wrong is worth nothing.
+        """
+        size = dataclasses.replace(self.size, layers=2)
+        tokens = torch.randint(0, size.vocabulary, (2, size.context + 1), device=self.device)
+        model = Decoder(size, self._layers(arm)[:2], seed=1, companion=tokens.flatten().tolist())
+        model = model.to(self.device)
+        found = []
+        for path, bf16 in ((nullcontext(), self.precision == "bf16"), (plain(), False)):
+            model.zero_grad()
+            with path, torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+                model(tokens[:, :-1], tokens[:, 1:])[0].backward()
+            grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            found.append(torch.cat([grad.flatten() for grad in grads]).double())
+        return float((found[0] - found[1]).norm() / found[1].norm())
 
     def _flops(self, arm: str) -> float:
         """Return training FLOPs per token, causal attention counted by the keys seen."""

@@ -11,7 +11,7 @@ import tyro
 from headtohead import api
 from headtohead.bench.peers import PEERS
 from headtohead.bench.train import SHAPES
-from headtohead.cli.flags import flag
+from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import piece_of_work
@@ -27,7 +27,8 @@ def train(
     rounds: Annotated[int, flag("COUNT")] = 6,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    compile: Annotated[bool | None, flag()] = None,
+    compile: OneWay = False,
+    no_compile: OneWay = False,
     profile: Annotated[bool, flag()] = False,
     out: Annotated[Path | None, flag("FILE")] = None,
     quiet: Annotated[bool, flag()] = False,
@@ -42,7 +43,8 @@ def train(
         rounds: turns of each contender, ten steps a turn; medians are shown.
         precision: arithmetic; bf16 keeps float32 weights.
         device: where.
-        compile: torch.compile for all contenders; on a GPU when not given.
+        compile: torch.compile for all contenders; when nothing is said, on a GPU.
+        no_compile: for none of them.
         profile: also show where our step's time goes.
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
@@ -56,7 +58,7 @@ def train(
             rounds=rounds,
             precision=precision,
             device=device,
-            compile=compile,
+            compile=yes_or_no("compile", compile, no_compile),
             profile=profile,
             out=out,
             progress=progress,
@@ -88,6 +90,9 @@ def _show(row: dict[str, Any]) -> None:
         f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
     )
     print_table(title, columns, table, right=columns[1:])
+    print(
+        f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
+    )
     if found := row.get("profile"):
         kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
         print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")

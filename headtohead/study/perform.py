@@ -29,6 +29,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.environment import differences, environment
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
+from headtohead.training.compiling import compiles
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Outcome, Trainer
 
@@ -44,7 +45,8 @@ class Conditions:
     data_dir: str = ""
     save_every: float = 60.0
     keep_weights: bool = True
-    compile: bool = False
+    compile: bool | None = None
+    """Whether models are compiled; None: where it pays."""
     micro: int = 0
     """Sequences per pass; 0 chooses by memory."""
 
@@ -140,7 +142,7 @@ def _train_and_score(
         micro=conditions.micro or micro_batch(size, training, device),
         folder=run.checkpoints,
         save_every=conditions.save_every,
-        compile=conditions.compile,
+        compile=compiles(conditions.compile, size, device),
         name=run.id,
         hooks=Hooks(
             log=run.log,
@@ -148,6 +150,7 @@ def _train_and_score(
             stop=stop,
             evaluate=valid,
             rewind=run.rewind,
+            compiling=lambda: tell({"kind": "compiling", "run": run.id}),
             warn=lambda words: tell({"kind": "warning", "run": run.id, "words": words}),
         ),
     )

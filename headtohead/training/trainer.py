@@ -50,6 +50,8 @@ class Hooks:
     rewind: Callable[[int], None] = lambda step: None
     """Called before resuming: rows logged after this step are of work that will be repeated."""
     warn: Callable[[str], None] = lambda words: None
+    compiling: Callable[[], None] = lambda: None
+    """Called before the first step of a compiled model, which may take a minute."""
 
 
 class Trainer:
@@ -81,6 +83,7 @@ class Trainer:
         self.seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
+        self.compiled = compile
         if compile:
             model.compile_hidden()
 
@@ -91,6 +94,8 @@ class Trainer:
         began = saved = time.monotonic()
         shown_step, shown_time = self.step, began
         base = self.seconds
+        if self.compiled:
+            self.hooks.compiling()
         while self.step < self.steps:
             self._pending.append(self._one_step())
             self.step += 1
