@@ -117,7 +117,7 @@ def cross_entropy_rows(
     objective = torch.empty_like(nats)
     _rows[(len(logits),)](
         logits,
-        targets,
+        targets.contiguous(),
         count,
         nats,
         objective,

@@ -28,7 +28,8 @@ def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
         turns = torch.view_as_complex(table)
         result: Tensor = _Rotate.apply(x, turns.conj() if inverse else turns)
         return result
-    if triton_serves(x) and x.ndim == 4 and table.ndim == 3 and table.dtype == torch.float32:
+    shared = table.ndim == 3 and table.dtype == torch.float32 and len(table) == x.shape[-2]
+    if shared and x.ndim == 4 and triton_serves(x):
         result = turn(x, table.contiguous(), inverse)
         return result
     return rotate_plain(x, table, inverse)

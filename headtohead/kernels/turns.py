@@ -128,8 +128,8 @@ turn.register_autograd(_turn_backward, setup_context=_turn_setup)
 @torch.library.custom_op("headtohead::gate", mutates_args=())
 def gate(joined: Tensor) -> Tensor:
     """Return silu(a) * b (rows, hidden) of [a, b] joined (rows, 2 hidden)."""
-    rows, hidden = joined.shape[0], joined.shape[1] // 2
-    out = joined.new_empty(rows, hidden)
+    joined = joined.contiguous()
+    out = joined.new_empty(joined.shape[0], joined.shape[1] // 2)
     _launch(joined, joined, out, back=False)
     return out
 
@@ -142,14 +142,14 @@ def _(joined: Tensor) -> Tensor:
 @torch.library.custom_op("headtohead::gate_backward", mutates_args=())
 def gate_backward(joined: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of [a, b] (rows, 2 hidden) from that of silu(a) * b (rows, hidden)."""
-    out = torch.empty_like(joined)
-    _launch(joined, grad.contiguous(), out, back=True)
+    out = joined.new_empty(joined.shape)
+    _launch(joined.contiguous(), grad.contiguous(), out, back=True)
     return out
 
 
 @gate_backward.register_fake
 def _(joined: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(joined)
+    return joined.new_empty(joined.shape)
 
 
 def _gate_setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
