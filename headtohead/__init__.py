@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headtohead.api import StudyResult as StudyResult
     from headtohead.api import Toy as Toy
     from headtohead.api import ToyPlan as ToyPlan
-    from headtohead.api import bench as bench
+    from headtohead.api import bench_decode as bench_decode
+    from headtohead.api import bench_kernels as bench_kernels
+    from headtohead.api import bench_train as bench_train
     from headtohead.api import check as check
     from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
@@ -59,7 +61,9 @@ _HOME = {
             "StudyResult",
             "Toy",
             "ToyPlan",
-            "bench",
+            "bench_decode",
+            "bench_kernels",
+            "bench_train",
             "check",
             "corpus_stats",
             "cost",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtohead.api.bench import bench
+from headtohead.api.bench import bench_decode, bench_kernels, bench_train
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
@@ -17,7 +17,9 @@ __all__ = [
     "TableResult",
     "Toy",
     "ToyPlan",
-    "bench",
+    "bench_decode",
+    "bench_kernels",
+    "bench_train",
     "check",
     "check_settings",
     "corpus_stats",

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from headtohead.common.errors import unknown
+from headtohead.bench.kernels import measure_decode, measure_kernels
+from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
-from headtohead.measure.speed import measure_decode, measure_kernels
 from headtohead.study.environment import choose_device, device_name, provenance
 
-MEASURES = {"kernels": measure_kernels, "decode": measure_decode}
+__all__ = ["bench_decode", "bench_kernels", "bench_train"]
 
 
-def bench(name: str, *, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
-    """Return one benchmark's document, `kernels` or `decode`: peers and ours from one process; small sizes on CPU."""
-    if name not in MEASURES:
-        raise unknown("benchmark", name, MEASURES)
+def bench_kernels(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
+    """Return the fused coupling beside its plain twin and the byte floor, from one process; small sizes on CPU."""
+    return _document("kernels", measure_kernels, device, quiet)
+
+
+def bench_decode(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
+    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU."""
+    return _document("decode", measure_decode, device, quiet)
+
+
+def _document(name: str, measure: Callable[..., dict[str, Any]], device: str, quiet: bool) -> dict[str, Any]:
     place = choose_device(device)
     with piece_of_work(f"measuring {name}", quiet) as progress:
-        found = MEASURES[name](place, progress)
+        found = measure(place, progress)
     return {"benchmark": name, **provenance(), "device": device_name(place), **found}

@@ -70,13 +70,14 @@ class Study:
         retry_failed: bool = False,
         keep_weights: bool = True,
         save_every: float = 60.0,
-        compile: bool = False,
+        compile: bool | None = None,
         quiet: bool = False,
         track: str | Sink | Sequence[str | Sink] = (),
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
 
         `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
+        `compile` None compiles models where it pays: on a GPU, at 5m and above.
         `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
         """
         sinks = find_sinks(track)

@@ -1,16 +1,22 @@
-"""h2h bench: peers and ours side by side, the last line one JSON document."""
+"""h2h bench: what is measured by the clock; the last line is one JSON document."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from headtohead import api
-from headtohead.cli.flags import flag
-from headtohead.cli.tables import print_table
+from headtohead.bench.peers import PEERS
+from headtohead.bench.train import SHAPES
+from headtohead.cli.flags import OneWay, flag, yes_or_no
+from headtohead.cli.tables import number, print_table
 from headtohead.common.files import write_atomic
+from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.progress import piece_of_work
 
 Out = Annotated[str | None, flag("FILE")]
 
@@ -22,7 +28,7 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
         device: auto, cpu or cuda; on cpu the sizes are small.
         out: write the document here too.
     """
-    document = api.bench("kernels", device=device)
+    document = api.bench_kernels(device=device)
     rows = [
         (
             row["case"],
@@ -52,7 +58,7 @@ def decode(*, device: str = "auto", out: Out = None) -> int:
         device: auto, cpu or cuda; on cpu the sizes are small.
         out: write the document here too.
     """
-    document = api.bench("decode", device=device)
+    document = api.bench_decode(device=device)
     rows = [
         (
             "{batch} x ({heads}, {kv_heads}) x {keys} x {dim}".format(**row["case"]),
@@ -89,3 +95,89 @@ def show(
 def milliseconds(seconds: float) -> str:
     """Return seconds as milliseconds with four digits behind the point."""
     return f"{seconds * 1000:.4f}"
+
+
+def train(
+    sizes: Annotated[tuple[str, ...], tyro.conf.Positional, flag("SIZE")] = tuple(SHAPES),
+    /,
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
+    peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
+    batch: Annotated[str, flag("COUNT")] = "32768",
+    rounds: Annotated[int, flag("COUNT")] = 6,
+    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    compile: OneWay = False,
+    no_compile: OneWay = False,
+    profile: Annotated[bool, flag()] = False,
+    out: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Time the training step beside transformers' Llama and litgpt's GPT of the same shape, in turns.
+
+    Args:
+        sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
+        arms: ours; the first one is what ratios are of.
+        peers: theirs; without a name after it, none.
+        batch: tokens per step.
+        rounds: turns of each contender, ten steps a turn; medians are shown.
+        precision: arithmetic; bf16 keeps float32 weights.
+        device: where.
+        compile: torch.compile for all contenders; when nothing is said, on a GPU.
+        no_compile: for none of them.
+        profile: also show where our step's time goes.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        quiet: show no progress.
+    """
+    with piece_of_work("bench train", quiet) as progress:
+        document = api.bench_train(
+            sizes,
+            arms=arms,
+            peers=peers,
+            batch=parse_count(batch, "--batch"),
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            compile=yes_or_no("compile", compile, no_compile),
+            profile=profile,
+            out=out,
+            progress=progress,
+        )
+    for words in document["missing"].values():
+        print(f"not measured: {words}")
+    for row in document["rows"]:
+        _show(row)
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _show(row: dict[str, Any]) -> None:
+    columns = ("contender", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory", "start s")
+    table = [
+        (
+            name,
+            short_count(found["tokens_per_second"]),
+            f"{found['milliseconds']:.2f}",
+            f"{found['first_over_this']:.3f}",
+            number(found["mfu"], ".1%"),
+            "–" if found["peak_bytes"] is None else short_bytes(found["peak_bytes"]),
+            f"{found['start_seconds']:.0f}",
+        )
+        for name, found in row["results"].items()
+    ]
+    title = (
+        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, "
+        f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
+    )
+    print_table(title, columns, table, right=columns[1:])
+    print(
+        f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
+    )
+    if found := row.get("profile"):
+        kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
+        print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")
+        kernels = [
+            (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
+            for kernel in found["kernels"][:20]
+        ]
+        print_table("", ("kernel", "ms", "calls"), kernels, right=("ms", "calls"))

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
     "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
     "check": ("look", "check", "run the conformance suite on mechanisms"),
+    "bench train": ("bench", "train", "time the training step beside those of other libraries"),
     "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
     "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
@@ -36,6 +37,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "generate": ("use", "generate", "let a trained run continue a text"),
     "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
 }
+
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,7 +76,7 @@ def dispatch(words: list[str]) -> int:
         print(overview())
         return 0
     name, rest = words[0], words[1:]
-    if any(command.startswith(f"{name} ") for command in COMMANDS):
+    if name in GROUPS:
         if not rest or rest[0] in ("-h", "--help"):
             print(overview(name))
             return 0

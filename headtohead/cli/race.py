@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from headtohead.api import Study, StudyResult, examine_study, open_study, watch_study
-from headtohead.cli.flags import flag
+from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
@@ -47,7 +47,8 @@ def race(
     data_dir: Annotated[str | None, flag("DIR")] = None,
     for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
     retry: Annotated[Literal["none", "failed"], flag()] = "none",
-    compile: Annotated[bool, flag()] = False,
+    compile: OneWay = False,
+    no_compile: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
     track: Annotated[tuple[str, ...], flag("tensorboard|wandb")] = (),
@@ -82,7 +83,8 @@ def race(
         data_dir: where the named sets stand; H2H_DATA when not given.
         for_: stop cleanly after that time: 90s, 8m, 1.5h.
         retry: failed: do runs again that failed before.
-        compile: compile the model with torch.compile; worth its minute on a GPU at 5m and above.
+        compile: compile the model with torch.compile; when nothing is said, on a GPU at 5m and above.
+        no_compile: do not.
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
         track: trackers to send every run's rows to; no run fails because of one.
@@ -116,7 +118,7 @@ def race(
         seconds=seconds,
         retry_failed=retry == "failed",
         keep_weights=keep_weights,
-        compile=compile,
+        compile=yes_or_no("compile", compile, no_compile),
         quiet=quiet,
         track=track,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 import headtohead.api as api
-from headtohead.cli.flags import flag
+from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.race import show_left, show_result
 from headtohead.cli.tables import print_table
 from headtohead.common.numbers import parse_duration
@@ -26,7 +26,8 @@ def reproduce(
     data_dir: Annotated[str | None, flag("DIR")] = None,
     for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
     retry: Annotated[Literal["none", "failed"], flag()] = "none",
-    compile: Annotated[bool, flag()] = False,
+    compile: OneWay = False,
+    no_compile: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
 ) -> int:
@@ -46,7 +47,8 @@ def reproduce(
         data_dir: where the named sets stand; H2H_DATA when not given.
         for_: stop cleanly after that time: 90s, 8m, 1.5h.
         retry: failed: do runs again that failed before.
-        compile: compile the model with torch.compile; worth its minute on a GPU at 5m and above.
+        compile: compile the model with torch.compile; when nothing is said, on a GPU at 5m and above.
+        no_compile: do not.
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
     """
@@ -60,7 +62,7 @@ def reproduce(
         data_dir=data_dir,
         seconds=math.inf if for_ is None else parse_duration(for_),
         retry_failed=retry == "failed",
-        compile=compile,
+        compile=yes_or_no("compile", compile, no_compile),
         keep_weights=keep_weights,
         quiet=quiet,
     )

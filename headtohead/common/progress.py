@@ -58,6 +58,9 @@ class Display:
         state.first = step - 1 if state.first < 0 else state.first
         state.step = step
 
+    def compiling(self, run: str) -> None:
+        """A run compiles its model, or finds it compiled."""
+
     def scoring(self, run: str, share: float) -> None:
         """A run is trained and being scored; that share of it is done."""
 
@@ -111,6 +114,11 @@ class Plain(Display):
         if time.monotonic() - self.last >= _LINE_EVERY:
             self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: scoring, {share:.0%} done")
 
+    def compiling(self, run: str) -> None:
+        """Say so where nothing was said for a while."""
+        if time.monotonic() - self.last >= _LINE_EVERY or not self.done:
+            self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: compiling")
+
     def line(self, words: str) -> None:
         """Print it, with the time left."""
         left = self.left()
@@ -148,6 +156,10 @@ class Live(Display):
         super().stepped(run, step, nats, rate)
         self.bars.update(self.tasks[run], completed=step, words=_step_words(self.active[run], nats, rate))
         self._update()
+
+    def compiling(self, run: str) -> None:
+        """Say so beside the empty bar."""
+        self.bars.update(self.tasks[run], words="compiling")
 
     def scoring(self, run: str, share: float) -> None:
         """Say so beside the full bar."""

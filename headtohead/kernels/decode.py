@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels.attention import attend_plain
-from headtohead.kernels.path import triton_serves
+from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.rotary import rotate_plain
 
 # What is turned by rotary positions inside: nothing, the keys in the score alone, or the mix back at the query's place.
@@ -19,7 +19,7 @@ _WIDEST = 256
 def decode_serves(q: Tensor, kv: Tensor) -> bool:
     """Return whether the one-tensor kernel takes q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim)."""
     fits = q.shape[-2] == 1 and kv.shape[-2] > 0 and q.dtype == kv.dtype and q.shape[-1] <= _WIDEST
-    return fits and triton_serves(q)
+    return fits and triton_multiplies(q)
 
 
 def decode(q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.kernels.path import triton_serves
+from headtohead.kernels.path import triton_multiplies
 
 SCHEMES = ("euler", "leapfrog", "symplectic_euler")
 # Numbers in a weight matrix, filled up to powers of two: beyond them its gradient's sums do not stay on the chip.
@@ -25,7 +25,7 @@ def serves(q: Tensor, w1: Tensor, w2: Tensor) -> bool:
     hidden, dim = (max(16, 1 << (size - 1).bit_length()) for size in w1.shape[-2:])
     matrices = 1 if w2.ndim < w1.ndim else 2
     small = matrices * hidden * dim <= _MOST and (w1.ndim == 3 or q.shape[-2] <= _MOST_HEADS)
-    return triton_serves(q) and small and q.numel() < _MOST_STATES
+    return triton_multiplies(q) and small and q.numel() < _MOST_STATES
 
 
 def integrate(

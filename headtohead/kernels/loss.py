@@ -9,9 +9,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headtohead.kernels.path import is_plain
+from headtohead.kernels.loss_rows import cross_entropy_rows
+from headtohead.kernels.path import is_plain, triton_serves
 
 IGNORED = -1  # a target that is not scored: padding is never counted
+# Logits held at once on a GPU: a gigabyte in bf16.
+HELD = 2**29
+# A row of logits is filled up to whole cache lines: with 50,257 columns the matrix units are out of reach.
+_LINE = 64
 
 
 def linear_cross_entropy(
@@ -43,6 +48,8 @@ def linear_cross_entropy_plain(
 @torch.no_grad()
 def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return (rows,): the nats of each target, zero where it is not scored; no gradient."""
+    if triton_serves(x):
+        return _Rows(x, weight, bias, targets, 0.0, needed=False).nats
     nats = x.new_empty(len(x), dtype=_wide(x))
     for part in _chunks(x, weight):
         logits = F.linear(x[part], weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -57,10 +64,78 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
-    """Return slices of the rows whose logits fit a CPU core's cache, or stay below half a gigabyte elsewhere."""
-    least, elements = (128, 2**19) if x.device.type == "cpu" else (1024, 2**27)
+    """Return slices of the rows whose logits fit a CPU core's cache, or stay below a gigabyte of bf16 elsewhere."""
+    least, elements = (128, 2**19) if x.device.type == "cpu" else (1024, HELD)
     size = max(least, elements // len(weight))
+    if x.device.type != "cpu":  # parts of one size, in whole tiles of a matrix product
+        parts = -(-len(x) // size)
+        size = -(-len(x) // (parts * 128)) * 128
     return [slice(start, start + size) for start in range(0, len(x), size)]
+
+
+class _Rows:
+    """The loss on a GPU: padded products, and one kernel that leaves the gradient where the logits were."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        needed: bool,
+    ) -> None:
+        vocabulary, width = weight.shape
+        padded = -(-vocabulary // _LINE) * _LINE
+        kernel = weight
+        if weight.dtype != x.dtype or padded != vocabulary:
+            kernel = x.new_empty(padded, width)
+            kernel[:vocabulary].copy_(weight)
+            kernel[vocabulary:].zero_()
+        offset = None
+        if bias is not None:
+            offset = F.pad(bias.to(x.dtype), (0, padded - vocabulary))
+        self.count = (targets != IGNORED).sum().float()
+        self.grad_x = torch.empty_like(x) if needed else None
+        grad_weight = x.new_zeros(padded, width, dtype=torch.float32) if needed else None
+        grad_bias = x.new_zeros(padded, dtype=torch.float32) if needed and bias is not None else None
+        rows = []
+        for part in _chunks(x, kernel):
+            logits = (
+                torch.mm(x[part], kernel.t()) if offset is None else torch.addmm(offset, x[part], kernel.t())
+            )
+            rows.append(
+                cross_entropy_rows(
+                    logits,
+                    targets[part],
+                    self.count,
+                    vocabulary,
+                    ignored=IGNORED,
+                    smoothing=smoothing,
+                    needed=needed,
+                )
+            )
+            if self.grad_x is not None and grad_weight is not None:
+                torch.mm(logits, kernel, out=self.grad_x[part])
+                _add_product(grad_weight, logits.t(), x[part])
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=torch.float32)
+        self.nats = torch.cat([nats for nats, _ in rows])
+        self.objective = torch.cat([objective for _, objective in rows])
+        self.grad_weight = None if grad_weight is None else grad_weight[:vocabulary].to(weight.dtype)
+        self.grad_bias = None
+        if grad_bias is not None and bias is not None:
+            self.grad_bias = grad_bias[:vocabulary].to(bias.dtype)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to a float32 total; narrow factors are summed in float32 too, where the library can."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += torch.mm(left, right)
 
 
 def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
@@ -77,6 +152,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         needed = any(ctx.needs_input_grad[:3])
+        if triton_serves(x):
+            found = _Rows(x, weight, bias, targets, smoothing, needed)
+            if needed:
+                ctx.save_for_backward(found.grad_x, found.grad_weight, found.grad_bias)
+            nats = found.nats.sum() / found.count
+            ctx.mark_non_differentiable(nats)
+            return found.objective.sum() / found.count, nats
         kernel = weight.to(x.dtype)
         vocabulary = len(weight)
         counted = targets != IGNORED

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 _plain = False
-# Looked for, not imported: a command that runs on CPU does not wait for it.
+# Looked for, not imported: a command that runs on CPU does not wait for it. Both are read once: inside a compiled graph
+# the environment is out of reach.
 _TRITON = find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -47,19 +48,26 @@ def eager_cpu(x: Tensor) -> bool:
 
 
 def triton_serves(x: Tensor) -> bool:
-    """Return whether a Triton kernel may serve `x`: on a GPU, or on CPU in Triton's interpreter, which the tests use.
+    """Return whether a Triton kernel may serve `x`: on a GPU, or in Triton's interpreter, which the tests use.
 
-    Holds while compiling too: the kernels are operators of their own, and the compiler leaves them whole.
+    Holds while compiling too: the kernels are operators of their own, and the compiler leaves them whole. There are none
+    for float64.
     """
-    if _plain or not _TRITON:
+    if _plain or not _TRITON or x.dtype == torch.float64:
+        return False
+    return _INTERPRETED or (x.is_cuda and torch.version.hip is None)
+
+
+def triton_multiplies(x: Tensor) -> bool:
+    """Return whether a Triton kernel that multiplies matrices may serve `x`: in the type that autocast would choose.
+
+    The interpreter's products are right in float32 alone.
+    """
+    if not triton_serves(x):
         return False
     if _INTERPRETED:
         return x.device.type == "cpu" and x.dtype == torch.float32
-    if not x.is_cuda or torch.version.hip is not None:
-        return False
-    if torch.is_autocast_enabled("cuda"):
-        return x.dtype == torch.get_autocast_dtype("cuda")
-    return x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return not torch.is_autocast_enabled("cuda") or x.dtype == torch.get_autocast_dtype("cuda")
 
 
 def path_name(device: torch.device) -> str:

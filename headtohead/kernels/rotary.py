@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headtohead.kernels.path import eager_cpu
+from headtohead.kernels.path import eager_cpu, triton_serves
+from headtohead.kernels.turns import turn
 
 
 def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
@@ -26,6 +27,10 @@ def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
     if eager_cpu(x) and x.dtype == table.dtype:
         turns = torch.view_as_complex(table)
         result: Tensor = _Rotate.apply(x, turns.conj() if inverse else turns)
+        return result
+    shared = table.ndim == 3 and table.dtype == torch.float32 and len(table) == x.shape[-2]
+    if shared and x.ndim == 4 and triton_serves(x):
+        result = turn(x, table.contiguous(), inverse)
         return result
     return rotate_plain(x, table, inverse)
 

@@ -31,6 +31,7 @@ from headtohead.mechanisms.terms import Composed
 from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 
+_MOST_GRAPHS = 512
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 
 
@@ -211,7 +212,10 @@ class Decoder(nn.Module):
             x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
         if caches is not None:
             caches.advance(time)
-        return self.spaces[-1].features(self.norm(x))
+        x = self.spaces[-1].features(self.norm(x))
+        # The read-out rounds to the narrow type first thing; here the rounding joins the norm.
+        narrow = x.is_cuda and torch.is_autocast_enabled("cuda")
+        return x.to(torch.get_autocast_dtype("cuda")) if narrow else x
 
     def skip(self, layers: Sequence[int], keep_ffn: bool = False) -> None:
         """Leave out blocks of a trained model, counted from 1, or their attention part alone with `keep_ffn`."""
@@ -277,7 +281,8 @@ class Decoder(nn.Module):
 
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
-        torch._dynamo.reset()  # another model's graphs would count against the limit on recompilation
+        # Graphs are kept by shape: another seed of an arm finds its own. Past the limit a model would run eagerly.
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
         with torch.no_grad():  # the rotary tables are made outside the graph
             self.hidden(torch.zeros(1, self.size.context, dtype=torch.long, device=self.readout.device))
         self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]

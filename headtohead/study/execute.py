@@ -319,6 +319,8 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
         display.started(run.id, name, steps, float(run.tokens))
     elif kind == "step":
         display.stepped(run.id, event["step"], event["nats"], event["rate"])
+    elif kind == "compiling":
+        display.compiling(run.id)
     elif kind == "scoring":
         display.scoring(run.id, event["share"])
     elif kind == "warning":

@@ -24,11 +24,13 @@ from headtohead.data.shards import Prepared
 from headtohead.data.windows import Windows
 from headtohead.kernels import plain
 from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
 from headtohead.study.holds import Holds
 from headtohead.study.lock import NAME, frozen_seconds, read_lock
 from headtohead.study.perform import Conditions, micro_batch
 from headtohead.study.plan import Run, Speed
+from headtohead.training.compiling import compiles
 from headtohead.training.trainer import Trainer
 
 _WARM = 2
@@ -85,7 +87,7 @@ class LockedPace:
         corpus: Prepared,
         path: str,
     ) -> None:
-        where = self._where(path)
+        where = self._where(path, next(iter(runs.values())).size)
         beside = [key for key in runs if key in known][:1]
         for key in beside:
             if known[key]["where"] != where:
@@ -114,11 +116,12 @@ class LockedPace:
             }
         write_json(lock_path, lock)
 
-    def _where(self, path: str) -> str:
+    def _where(self, path: str, size: Size) -> str:
         device = torch.device(self.conditions.device)
         count = self.conditions.threads
         threads = f", {count} thread{'s' if count > 1 else ''}" if device.type == "cpu" else ""
-        return f"{device_name(device)}{threads}, {path} path{', compiled' if self.conditions.compile else ''}"
+        compiled = ", compiled" if compiles(self.conditions.compile, size, device) else ""
+        return f"{device_name(device)}{threads}, {path} path{compiled}"
 
     def _measure(self, runs: list[Run], corpus: Prepared, path: str) -> np.ndarray[Any, Any]:
         """Return the seconds of each run's counted steps (runs, steps)."""
@@ -169,7 +172,7 @@ def trial(run: Run, corpus: Prepared, conditions: Conditions) -> Trainer:
         Windows(train, run.size.context, run.seed),
         run.training,
         micro=conditions.micro or micro_batch(run.size, run.training, device),
-        compile=conditions.compile,
+        compile=compiles(conditions.compile, run.size, device),
     )
 
 

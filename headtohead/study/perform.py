@@ -32,6 +32,7 @@ from headtohead.study.probes import Subject, take
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
+from headtohead.training.compiling import compiles
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
@@ -47,7 +48,8 @@ class Conditions:
     data_dir: str = ""
     save_every: float = 60.0
     keep_weights: bool = True
-    compile: bool = False
+    compile: bool | None = None
+    """Whether models are compiled; None: where it pays."""
     micro: int = 0
     """Sequences per pass; 0 chooses by memory."""
 
@@ -155,7 +157,7 @@ def _train_and_score(
         micro=conditions.micro or micro_batch(size, training, device),
         folder=run.checkpoints,
         save_every=conditions.save_every,
-        compile=conditions.compile,
+        compile=compiles(conditions.compile, size, device),
         name=run.id,
         branching=branching,
         hooks=Hooks(
@@ -164,6 +166,7 @@ def _train_and_score(
             stop=stop,
             evaluate=valid,
             rewind=run.rewind,
+            compiling=lambda: tell({"kind": "compiling", "run": run.id}),
             warn=lambda words: tell({"kind": "warning", "run": run.id, "words": words}),
         ),
     )

@@ -58,6 +58,8 @@ class Hooks:
     rewind: Callable[[int], None] = lambda step: None
     """Called before resuming: rows logged after this step are of work that will be repeated."""
     warn: Callable[[str], None] = lambda words: None
+    compiling: Callable[[], None] = lambda: None
+    """Called before the first step of a compiled model, which may take a minute."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Trainer:
         self.seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
+        self.compiled = compile
         if compile:
             model.compile_hidden()
 
@@ -115,6 +118,8 @@ class Trainer:
         began = saved = time.monotonic()
         shown_step, shown_time = self.step, began
         base = self.seconds
+        if self.compiled:
+            self.hooks.compiling()
         while self.step < self.steps:
             self._pending.append(self._one_step())
             self.step += 1
@@ -279,10 +284,7 @@ class Trainer:
         for start in range(0, self.sequences, self.micro):
             size = min(self.micro, self.sequences - start)
             tokens, targets = self.windows.batch(first + start, size)
-            tokens, targets = (
-                tokens.to(self.device, non_blocking=True),
-                targets.to(self.device, non_blocking=True),
-            )
+            tokens, targets = self._moved(tokens), self._moved(targets)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
                 objective, nats, _ = self.model(tokens, targets, self.settings.smoothing)
             share = size / self.sequences
@@ -291,6 +293,12 @@ class Trainer:
             total = part if total is None else total + part
         assert total is not None
         return total
+
+    def _moved(self, tokens: Tensor) -> Tensor:
+        """Return tokens on the device; from pinned memory the copy waits for nothing that is under way there."""
+        if self.device.type == "cuda":
+            tokens = tokens.contiguous().pin_memory()
+        return tokens.to(self.device, non_blocking=True)
 
     def _evaluation_due(self) -> bool:
         count = self.settings.evaluations

@@ -1,0 +1,123 @@
+"""Models of the same shape as others build them, trained as their documentation recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtohead.common.errors import unknown
+from headtohead.model.sizes import Size
+
+Step = Callable[[], object]
+
+
+class _Transformers(nn.Module):
+    """Llama of transformers with its own loss."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(  # type: ignore[call-arg]  # it takes more than it declares
+            vocab_size=size.vocabulary,
+            hidden_size=size.width,
+            intermediate_size=size.ffn,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            max_position_embeddings=size.context,
+            tie_word_embeddings=True,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+        self.model = LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss; the targets are the tokens, shifted by the model."""
+        loss: Tensor = self.model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+
+class _Litgpt(nn.Module):
+    """The GPT of litgpt as a Llama: gated feed-forward part, RMS norm; vocabulary padded as it pads; the head tied."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        from litgpt.config import Config
+        from litgpt.model import GPT
+
+        config = Config(
+            block_size=size.context,
+            vocab_size=size.vocabulary,
+            n_layer=size.layers,
+            n_head=size.heads,
+            n_embd=size.width,
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+            intermediate_size=size.ffn,
+        )
+        self.model = GPT(config)
+        self.model.apply(self.model._init_weights)
+        self.model.lm_head.weight = self.model.transformer.wte.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss of all tokens but the first."""
+        logits = self.model(tokens)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+_PEERS: dict[str, Callable[[Size], nn.Module]] = {"transformers": _Transformers, "litgpt": _Litgpt}
+PEERS = tuple(_PEERS)
+
+
+def missing(name: str) -> str:
+    """Return why a peer cannot be built here, or nothing."""
+    if name not in _PEERS:
+        raise unknown("peer", name, PEERS)
+    try:
+        if name == "transformers":
+            import transformers  # noqa: F401
+        else:
+            import litgpt.model  # noqa: F401
+    except ImportError as error:
+        return f"{name} cannot be imported: {error}"
+    return ""
+
+
+def version(name: str) -> str:
+    """Return a peer's version."""
+    return metadata.version(name)
+
+
+def peer_step(name: str, size: Size, batch: int, device: torch.device, bf16: bool, compile: bool) -> Step:
+    """Return one training step of a peer: float32 weights, autocast, fused AdamW, clipping; `batch` sequences.
+
+    Its tokens stand on the device already, another batch every step.
+    """
+    torch.manual_seed(0)
+    model = _PEERS[name](size).to(device).train()
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+    batches = torch.randint(0, size.vocabulary, (8, batch, size.context), device=device)
+    forward: Any = torch.compile(model) if compile else model
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        turn += 1
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            loss = forward(batches[turn % len(batches)])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step

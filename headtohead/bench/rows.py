@@ -1,0 +1,50 @@
+"""The rows of a benchmark, kept as soon as they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import finite, read_json, write_json
+from headtohead.study.environment import commit, provenance
+
+
+class Rows:
+    """Measured rows, in a file where one is given; a row is known by its facts and the commit it was measured at."""
+
+    def __init__(self, benchmark: str, out: str | Path | None, facts: Mapping[str, Any]) -> None:
+        self.benchmark, self.facts = benchmark, dict(facts)
+        self.path = None if out is None else Path(out)
+        self.rows: list[dict[str, Any]] = []
+        if self.path is None:
+            return
+        if not self.path.parent.is_dir():
+            raise UserError(f"out={out}: there is no directory {self.path.parent}")
+        if self.path.exists():
+            document = read_json(self.path)
+            if not isinstance(document, dict) or document.get("benchmark") != benchmark:
+                raise UserError(f"out={out} is not a file of the benchmark '{benchmark}'")
+            self.rows = [row for row in document.get("rows", []) if isinstance(row, dict)]
+
+    def known(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether a row with these facts, measured at this commit, is there."""
+        return any(self._same(row, facts) for row in self.rows)
+
+    def add(self, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+        """Keep a row; one with the same facts, from another commit, makes room for it."""
+        self.rows = [row for row in self.rows if any(row.get(key) != value for key, value in facts.items())]
+        self.rows.append({**facts, **provenance(), **measured})
+        if self.path is not None:
+            write_json(self.path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """Return all rows with what they share."""
+        document: dict[str, Any] = finite(
+            {"benchmark": self.benchmark, **provenance(), **self.facts, "rows": self.rows}
+        )
+        return document
+
+    def _same(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+        return row.get("commit") == commit() and all(row.get(key) == value for key, value in facts.items())

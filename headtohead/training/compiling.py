@@ -1,0 +1,23 @@
+"""Whether a model is compiled where nobody said so."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from headtohead.model.sizes import Size
+
+# Parameters outside the feed-forward parts; below, launching kernels takes longer than they do, compiled or not.
+_SMALLEST = 1_600_000
+
+
+def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
+    """Return what was asked for, or, where nothing was, whether compiling pays: on a GPU, at 5m and above.
+
+    Only what all arms of a contest share decides: none is compiled beside one that is not.
+    """
+    if wanted is not None:
+        return wanted
+    able = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return able and size.width * (size.vocabulary + 4 * size.width * size.layers) >= _SMALLEST

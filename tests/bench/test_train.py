@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import headtohead
+from headtohead.bench.peers import missing
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+
+QUICK = {"batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
+
+
+def test_arms_stand_beside_each_other_in_one_row() -> None:
+    document = headtohead.bench_train(("nano",), arms=("standard", "no_attention"), peers=(), **QUICK)  # type: ignore[arg-type]
+    (row,) = document["rows"]
+    assert set(row["results"]) == {"standard", "no_attention"}
+    ours, other = row["results"].values()
+    assert ours["first_over_this"] == 1.0
+    assert ours["tokens_per_second"] == pytest.approx(256e3 / ours["milliseconds"])
+    assert other["first_over_this"] == pytest.approx(other["milliseconds"] / ours["milliseconds"])
+    assert row["better_peer"] is None
+    assert row["over_better_peer"] is None
+    assert ours["mfu"] is None
+    assert ours["peak_bytes"] is None
+    assert row["gradient_error"] < 1e-5
+    assert row["parameters"] == 117_056
+    assert {"commit", "torch", "date"} <= row.keys()
+
+
+@pytest.mark.skipif(bool(missing("transformers")), reason="transformers is not installed")
+def test_a_peer_of_the_same_shape_is_timed() -> None:
+    (row,) = headtohead.bench_train(("nano",), peers=("transformers",), **QUICK)["rows"]  # type: ignore[arg-type]
+    assert row["better_peer"] == "transformers"
+    assert row["over_better_peer"] == row["results"]["transformers"]["first_over_this"] > 0
+
+
+def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "litgpt", None)
+    document = headtohead.bench_train(("nano",), peers=("litgpt",), **QUICK)  # type: ignore[arg-type]
+    assert "litgpt cannot be imported" in document["missing"]["litgpt"]
+    assert list(document["rows"][0]["results"]) == ["standard"]
+
+
+def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("H2H_COMMIT", "abc")
+    out = tmp_path / "rows.json"
+    first = headtohead.bench_train(("nano",), peers=(), out=out, **QUICK)  # type: ignore[arg-type]
+    again = headtohead.bench_train(("nano",), peers=(), out=out, **QUICK)  # type: ignore[arg-type]
+    assert again["rows"] == first["rows"] == json.loads(out.read_text())["rows"]
+    other = headtohead.bench_train(("nano",), peers=(), out=out, **QUICK | {"batch": 512})  # type: ignore[arg-type]
+    assert [row["tokens_per_step"] for row in other["rows"]] == [256, 512]
+    out.write_text('{"benchmark": "decode"}')
+    with pytest.raises(UserError, match="not a file of the benchmark 'train'"):
+        headtohead.bench_train(("nano",), peers=(), out=out, **QUICK)  # type: ignore[arg-type]
+
+
+def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "bench train nano --peers --batch 256 --rounds 1 --precision float32 --device cpu --profile"
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    (row,) = json.loads(out.splitlines()[-1])["rows"]
+    assert row["profile"]["kinds"]["matrix products"] > 0
+    assert "tokens/s" in out
+    assert "matrix products" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sizes": ("nanoo",)}, "nano"),
+        ({"sizes": ("nano",), "peers": ("litgtp",)}, "litgpt"),
+        ({"sizes": ("nano",), "batch": 100}, "multiple of the context 128"),
+        ({"sizes": ("nano",), "rounds": 0}, "at least 1"),
+        ({"sizes": ("nano",), "arms": ()}, "at least one"),
+        ({"sizes": ("nano",), "out": "nowhere/rows.json"}, "no directory"),
+    ],
+)
+def test_mistakes_are_named(given: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        headtohead.bench_train(**{**QUICK, "peers": (), **given})  # type: ignore[arg-type]
+
+
+def test_opposite_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "train", "nano", "--compile", "--no-compile"])
+    assert end.value.code == 2
+    assert "--compile and --no-compile were both given" in capsys.readouterr().err
