@@ -38,6 +38,7 @@ def race(
     context: Annotated[str | None, flag("COUNT")] = None,
     tokenizer: Annotated[str | None, flag("NAME")] = None,
     precision: Annotated[str | None, flag("float32|bf16")] = None,
+    probes: Annotated[tuple[str, ...], flag("PROBE")] = (),
     set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = (),
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     workers: Annotated[int, flag("COUNT")] = 0,
@@ -72,6 +73,7 @@ def race(
         context: tokens in a window.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
         precision: arithmetic of training.
+        probes: what to measure on every trained run besides its loss (h2h list --probes).
         set: any other setting, such as warmup=0.05, schedule=wsd, model.positions=learned.
         device: where to train.
         workers: runs at once; 0: one per core on CPU, one on a GPU.
@@ -100,6 +102,7 @@ def race(
         "context": None if context is None else parse_count(context, "--context"),
         "tokenizer": tokenizer,
         "precision": precision,
+        "probes": list(probes) or None,
     }
     planned = chosen_study(study, given, set)
     seconds = math.inf if for_ is None else parse_duration(for_)
@@ -332,7 +335,7 @@ def _show_solved(result: StudyResult) -> None:
 def _show_stability(result: StudyResult) -> None:
     columns = (
         *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
-        *("reached", "tokens to target", "interval of it"),
+        *("reached", "tokens to target", "interval of it", "one rate off"),
     )
     rows = []
     for row in result.stability():
@@ -349,6 +352,7 @@ def _show_stability(result: StudyResult) -> None:
                 f"{row.reached}/{row.pairs}",
                 "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
                 "–" if low is None else f"{low:.3f} to {high:.3f}",
+                number(row.rate_rise, "+.4f"),
             )
         )
     print_table("stability and sample efficiency", columns, rows, right=columns[2:])

@@ -8,17 +8,27 @@ in place of an effect is met by an interval inside them and contradicted by one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headtohead.measure.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
 from headtohead.study.outline import Contest, Outline
+from headtohead.study.probes import Found, number_at
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
-from headtohead.study.statistics import ALPHA, Paired, compare_paired, decide, holm
+from headtohead.study.statistics import (
+    ALPHA,
+    MEDIAN_SEEDS,
+    Paired,
+    compare_medians,
+    compare_paired,
+    decide,
+    holm,
+)
 from headtohead.study.verdict import Verdict
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
@@ -70,13 +80,23 @@ class _Compared:
     trouble: str
     """Why the numbers cannot be used, or empty."""
     remark: str
+    unit: str = "bits_per_byte"
+
+
+Finder = Callable[[str, str], Found | None]
+"""What a probe found in a run, by the run's name and the probe's."""
 
 
 def judge_claims(
-    paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+    paper: Paper,
+    scale: str,
+    spec: StudySpec,
+    outline: Outline,
+    verdicts: Sequence[Verdict],
+    found: Finder = lambda run, probe: None,
 ) -> list[ClaimResult]:
     """Return what a study of that scale says of each claim of the paper."""
-    evidence = _Evidence(paper, scale, spec, outline, verdicts)
+    evidence = _Evidence(paper, scale, spec, outline, verdicts, found)
     return [_judged(claim, evidence) for claim in paper.claims]
 
 
@@ -111,7 +131,13 @@ class _Evidence:
     """A study's verdicts, asked by claims."""
 
     def __init__(
-        self, paper: Paper, scale: str, spec: StudySpec, outline: Outline, verdicts: Sequence[Verdict]
+        self,
+        paper: Paper,
+        scale: str,
+        spec: StudySpec,
+        outline: Outline,
+        verdicts: Sequence[Verdict],
+        found: Finder,
     ) -> None:
         self.scale, self.spec, self.outline = scale, spec, outline
         self.contests = outline.contests()
@@ -125,7 +151,9 @@ class _Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
+        self.found = found
         self.adjusted = self._adjusted(paper)
+        self.probed = self._probed(paper)
 
     def part(self, criterion: Criterion, claim: Claim) -> _Part:
         """Return what one criterion comes to."""
@@ -149,6 +177,12 @@ class _Evidence:
             part = self._change(criterion, known[0], known[1])
         elif criterion.kind == "order":
             part = self._order(criterion, known[0])
+        elif criterion.kind == "interaction":
+            part = self._interaction(criterion, known[0])
+        elif criterion.kind == "median":
+            part = self._median(criterion, known[0])
+        elif criterion.kind == "probe":
+            part = self._probe(criterion, known[0])
         else:
             compared = self._compare(known[0], criterion.arm, criterion.against)
             judge = {"difference": _difference, "equivalence": _equivalence}.get(criterion.kind)
@@ -199,7 +233,7 @@ class _Evidence:
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in (part for claim in paper.claims for part in claim.criteria):
             contest = self._contest(criterion.place)
-            if criterion.kind not in TRAINED or contest is None:
+            if criterion.kind not in TRAINED - {"probe"} or contest is None:
                 continue
             names = [(criterion.first, other) for other in criterion.then] or [
                 (criterion.arm, criterion.against)
@@ -259,22 +293,119 @@ class _Evidence:
 
     def _change(self, criterion: Criterion, before: Contest, after: Contest) -> _Part:
         """Judge the difference at the second place less the difference at the first, over paired seeds."""
+        names = (criterion.arm, criterion.against)
+        words = f"({{0}}) at {criterion.values[1]} less at {criterion.values[0]}"
+        return self._second_less_first(criterion, ((before, *names), (after, *names)), words)
+
+    def _interaction(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge the difference of two arms less the difference of two others, over paired seeds."""
+        control = (contest, criterion.control, criterion.control_against)
+        return self._second_less_first(
+            criterion, (control, (contest, criterion.arm, criterion.against)), "({1}) less ({0})"
+        )
+
+    def _second_less_first(
+        self, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], words: str
+    ) -> _Part:
         gaps = []
-        for contest in (before, after):
-            a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        for contest, arm, against in places:
+            a, b = self._label(arm) or "", self._label(against) or ""
             ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
             gaps.append({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
         seeds = [seed for seed in self.outline.seeds if seed in gaps[0] and seed in gaps[1]]
         paired = compare_paired([gaps[1][seed] for seed in seeds], [gaps[0][seed] for seed in seeds])
-        pair = [self._compare(contest, criterion.arm, criterion.against) for contest in (before, after)]
+        pair = [self._compare(*place) for place in places]
         trouble = next((found.trouble for found in pair if found.trouble), "")
-        label = f"({pair[0].label}) at {criterion.values[1]} less at {criterion.values[0]}"
+        label = words.format(*(found.label for found in pair))
         decision = decide(paired.difference, paired.p, None, None, 0.0)
-        compared = _Compared(label, paired, paired.p, decision, trouble, "")
-        expect = {"lower": "better", "higher": "worse"}[criterion.expect]
-        part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
-        part.reason = part.reason.replace(" better", " lower").replace(" worse", " higher")
-        return part
+        return _signed_difference(criterion, _Compared(label, paired, paired.p, decision, trouble, ""))
+
+    def _median(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge the difference of medians by swapping the arms seed by seed; it has no interval, hence no size."""
+        a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        what = f"median of {a} - median of {b}"
+        row: dict[str, Any] = {"what": what, "n": len(seeds), "difference": None, "p": None}
+        compared = self._compare(contest, criterion.arm, criterion.against)
+        if compared.trouble:
+            return _Part(OPEN, None, REDUCED, f"{what}: {compared.trouble}", [row])
+        difference, p = compare_medians([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        row |= {"difference": difference, "p": p}
+        if p is None:
+            reason = f"{what}: {difference:+.4f}; a median takes {MEDIAN_SEEDS} paired seeds, here are {len(seeds)}"
+            return _Part(OPEN, None, REDUCED, reason, [row])
+        decision = decide(difference, p, None, None, 0.0)
+        if compared.remark:
+            decision = "undecided"
+        direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(decision, CONTRADICTED)
+        reason = (
+            f"{what}: {difference:+.4f} bits per byte, p {p:.2g} by swapping arms in every seed: {decision}"
+        )
+        return _Part(direction, None, REDUCED, reason, [row])
+
+    def _probe(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge a number that a probe found, over paired seeds; ratios are compared as logarithms."""
+        losses = self._compare(contest, criterion.arm, criterion.against)
+        paired, p = self._probe_pairs(criterion, contest), self.probed.get(id(criterion))
+        trouble = "" if losses.trouble.endswith("no interval") else losses.trouble
+        if not trouble and paired.n < 2:
+            taken = (
+                "was not taken"
+                if not paired.n
+                else f"was taken on {paired.n} paired seeds, which give no interval"
+            )
+            trouble = f"probe {criterion.probe} {taken}"
+        decision = (
+            "undecided" if "diverged" in losses.remark else decide(paired.difference, p, None, None, 0.0)
+        )
+        label = (self._label(criterion.arm) or "") if criterion.compare == "value" else losses.label
+        unit = (
+            f"{'log ratio of ' if criterion.compare == 'ratio' else ''}{criterion.path} ({criterion.probe})"
+        )
+        compared = _Compared(label, paired, p, decision, trouble, losses.remark, unit)
+        if criterion.compare == "ratio":
+            logs = {
+                key: math.log(value) for key in ("at_least", "at_most") if (value := getattr(criterion, key))
+            }
+            effect = criterion.effect and (math.log(criterion.effect[0]), math.log(criterion.effect[1]))
+            criterion = replace(criterion, effect=effect, **logs)
+        return (
+            _signed_difference(criterion, compared) if criterion.expect else _equivalence(criterion, compared)
+        )
+
+    def _probe_pairs(self, criterion: Criterion, contest: Contest) -> Paired:
+        ours, theirs = (
+            self._probe_values(contest, self._label(arm) or "", criterion)
+            for arm in (criterion.arm, criterion.against)
+        )
+        if criterion.compare == "value":
+            theirs = dict.fromkeys(ours, 0.0)
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    def _probe_values(self, contest: Contest, label: str, criterion: Criterion) -> dict[int, float]:
+        values = {}
+        for seed, run in self.outline.runs(contest, label).items():
+            value = number_at(self.found(run, criterion.probe), criterion.path)
+            if value is not None and (criterion.compare != "ratio" or value > 0):
+                values[seed] = math.log(value) if criterion.compare == "ratio" else value
+        return values
+
+    def _probed(self, paper: Paper) -> dict[int, float | None]:
+        """Return p values of the claims' numbers from probes, Holm-adjusted over all of them in a contest."""
+        tests: dict[Contest, list[Criterion]] = {}
+        for criterion in (part for claim in paper.claims for part in claim.criteria):
+            contest = self._contest(criterion.place) if criterion.kind == "probe" else None
+            if contest is not None and all(self._label(arm) is not None for arm in criterion.arms):
+                tests.setdefault(contest, []).append(criterion)
+        return {
+            id(criterion): p
+            for contest, criteria in tests.items()
+            for criterion, p in zip(
+                criteria, holm([self._probe_pairs(one, contest).p for one in criteria]), strict=True
+            )
+        }
 
     def _spread(self, criterion: Criterion, contest: Contest, compared: _Compared) -> _Part:
         """Judge whether the arm's seeds lie wider apart, by Brown and Forsythe's test; its ratio has no interval here."""
@@ -348,7 +479,7 @@ def _row(criterion: Criterion, compared: _Compared) -> dict[str, Any]:
     share = paired.difference / middle if middle and paired.difference is not None else None
     return {
         "what": compared.label,
-        "unit": "bits_per_byte",
+        "unit": compared.unit,
         "n": paired.n,
         "difference": paired.difference,
         "ci_low": paired.ci_low,
@@ -362,7 +493,7 @@ def _row(criterion: Criterion, compared: _Compared) -> dict[str, Any]:
 def _numbers(criterion: Criterion, compared: _Compared) -> str:
     paired = compared.paired
     words = (
-        f"{compared.label}: {paired.difference:+.4f} bits per byte"
+        f"{compared.label}: {paired.difference:+.4f} {compared.unit.replace('_', ' ')}"
         if paired.difference is not None
         else compared.label
     )
@@ -384,6 +515,14 @@ def _difference(criterion: Criterion, compared: _Compared) -> _Part:
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
     size = _size(criterion, compared.paired) if asked else None
     return _Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
+
+
+def _signed_difference(criterion: Criterion, compared: _Compared) -> _Part:
+    """Judge a number of which lower or higher is expected, rather than better or worse."""
+    expect = {"lower": "better", "higher": "worse"}[criterion.expect]
+    part = _difference(replace(criterion, expect=expect), compared)
+    part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
+    return part
 
 
 def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:

@@ -18,12 +18,14 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
+from headtohead.study.probes import probe_names
 from headtohead.study.spec import StudySpec, build_study, read_study
 
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 PLACE = ("corpus", "size", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
+COMPARED_AS = ("difference", "ratio", "value")
 
 _COMPARED = {"kind", "arm", "against", *PLACE}
 # What each kind of criterion is decided by, and the settings it takes.
@@ -38,6 +40,12 @@ KINDS: dict[str, set[str]] = {
     "change": _COMPARED | {"over", "values", "expect", "effect"},
     # the arm's seeds lie wider apart than another's
     "spread": _COMPARED,
+    # the arm's median over seeds is better or worse than another's
+    "median": _COMPARED | {"expect"},
+    # the difference differs from that of another pair of arms, control - control_against
+    "interaction": _COMPARED | {"control", "control_against", "expect", "effect"},
+    # a number that a probe found: `path` says which; compared as difference, ratio, or the arm's own value
+    "probe": _COMPARED | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin"},
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
     # what cannot be decided yet
@@ -49,6 +57,9 @@ _NEEDED: dict[str, set[str]] = {
     "order": {"first", "then"},
     "change": {"arm", "over", "values", "expect"},
     "spread": {"arm"},
+    "median": {"arm", "expect"},
+    "interaction": {"arm", "control", "expect"},
+    "probe": {"arm", "probe", "path"},
     "cost": {"arm", "size", "quantity", "ratio"},
     "open": {"reason"},
 }
@@ -57,14 +68,14 @@ TRAINED = frozenset(KINDS) - {"cost", "open"}
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio."""
+    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio and a probe's own."""
 
     kind: str
     arm: str = ""
     against: str = ""
     """The baseline when empty."""
     expect: str = ""
-    """better or worse; lower or higher for a change."""
+    """better or worse; lower or higher for a change, an interaction and a probe."""
     effect: tuple[float, float] | None = None
     """The published difference; two numbers where it is known only to lie between them."""
     at_least: float | None = None
@@ -78,13 +89,23 @@ class Criterion:
     ratio: float = 1.0
     tolerance: float = 0.005
     reason: str = ""
+    control: str = ""
+    control_against: str = ""
+    """The baseline when empty."""
+    probe: str = ""
+    path: str = ""
+    compare: str = "difference"
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
 
     @property
     def arms(self) -> tuple[str, ...]:
         """The arms it speaks of, the baseline left out where it is not named."""
-        return tuple(filter(None, (self.first or self.arm, self.against, *self.then)))
+        return tuple(
+            filter(
+                None, (self.first or self.arm, self.against, *self.then, self.control, self.control_against)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -215,7 +236,8 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
         raise UserError(f"a {kind} criterion needs {key}")
     place = {key: _texts(part[key], key) for key in PLACE if key in part}
     values: dict[str, Any] = {"kind": kind, "place": place}
-    for key in ("arm", "against", "first", "reason"):
+    factor = 1.0 if kind == "probe" else factor
+    for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
         if key in part:
             values[key] = _text(part[key], key)
     for key in ("then", "values"):
@@ -234,7 +256,8 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
         values["effect"] = (min(ends), max(ends))
     if "expect" in part:
-        allowed = ("lower", "higher") if kind == "change" else ("better", "worse")
+        signed = kind in ("change", "interaction", "probe")
+        allowed = ("lower", "higher") if signed else ("better", "worse")
         values["expect"] = _choice(part["expect"], "expect", allowed)
     if "over" in part:
         values["over"] = _choice(part["over"], "over", PLACE)
@@ -242,6 +265,15 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
     if "quantity" in part:
         values["quantity"] = _choice(part["quantity"], "quantity", QUANTITIES)
+    if "compare" in part:
+        values["compare"] = _choice(part["compare"], "compare", COMPARED_AS)
+    if kind == "probe":
+        (values["probe"],) = probe_names([_text(part["probe"], "probe")])
+        if ("expect" in part) == ("margin" in part):
+            raise UserError("a probe criterion takes expect, or the margin within which it counts as equal")
+        ratios = [*values.get("effect", ()), values.get("at_least", 1.0), values.get("at_most", 1.0)]
+        if values.get("compare") == "ratio" and min(ratios) <= 0:
+            raise UserError("ratios are above 0")
     criterion = Criterion(**values)
     # A cost needs no training, so its arms need not stand in the study.
     for arm in criterion.arms if kind in TRAINED else ():

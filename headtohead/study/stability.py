@@ -39,6 +39,8 @@ class Stability:
     """Tokens to the baseline's final loss over the baseline's own; None unless every pair reached it."""
     tokens_ratio_low: float | None
     tokens_ratio_high: float | None
+    rate_rise: float | None = None
+    """Bits per byte on valid that the worse neighbour of its tuned learning rate costs; None where none was tuned."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row, JSON-ready."""
@@ -47,10 +49,15 @@ class Stability:
 
 def study_stability(store: Store, outline: Outline, results: dict[str, Row]) -> list[Stability]:
     """Return one row per contest and arm, the baseline first in its own right."""
-    return [row for contest in outline.contests() for row in _contest(store, outline, contest, results)]
+    return [
+        row for contest in outline.contests() for row in contest_stability(store, outline, contest, results)
+    ]
 
 
-def _contest(store: Store, outline: Outline, contest: Contest, results: dict[str, Row]) -> list[Stability]:
+def contest_stability(
+    store: Store, outline: Outline, contest: Contest, results: dict[str, Row]
+) -> list[Stability]:
+    """Return one row per arm of a contest."""
     curves = {
         label: {
             seed: rows
@@ -79,9 +86,27 @@ def _contest(store: Store, outline: Outline, contest: Contest, results: dict[str
                 statistics.fmean(spikes(rows) for rows in mine) if mine else None,
                 statistics.median(tails) if tails else None,
                 *_efficiency(curves[label], curves[outline.baseline]),
+                rate_rise(outline, contest, label),
             )
         )
     return found
+
+
+def rate_rise(outline: Outline, contest: Contest, label: str) -> float | None:
+    """Return what the worse neighbour of an arm's chosen rate scores above it: one seed, one step of the grid.
+
+    A neighbour that did not train has no score and is passed over.
+    """
+    place = (contest.corpus, contest.size, contest.shape)
+    tried = sorted(
+        (row for row in outline.tuning if row.label == label and (row.corpus, row.size, row.shape) == place),
+        key=lambda row: row.lr,
+    )
+    at = next((index for index, row in enumerate(tried) if row.chosen), None)
+    if at is None or (best := tried[at].bits_per_byte) is None:
+        return None
+    near = [tried[index].bits_per_byte for index in (at - 1, at + 1) if 0 <= index < len(tried)]
+    return max((score - best for score in near if score is not None), default=None)
 
 
 def _efficiency(

@@ -8,8 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headtohead.report.panels import cost, curves, forest, positions, rates, seeds
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.panels import (
+    claims,
+    cost,
+    curves,
+    forest,
+    indicators,
+    maps,
+    positions,
+    rates,
+    seeds,
+    skip,
+    stability,
+    tasks,
+)
+from headtohead.report.panels.base import Chip, Figure, Table, View
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "forest": forest.figure,
@@ -18,21 +31,35 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "rates": rates.figure,
     "seeds": seeds.figure,
     "positions": positions.figure,
+    "tasks": tasks.figure,
+    "indicators": indicators.figure,
+    "maps": maps.figure,
+    "skip": skip.figure,
+    "stability": stability.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
-STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {}
+STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
+    "claims": claims.figure,
+}
 """Drawn once, from all contests together."""
 
 __all__ = [
     "CONTEST",
     "STUDY",
+    "Chip",
     "Figure",
     "Table",
     "View",
+    "claims",
     "cost",
     "curves",
     "forest",
+    "indicators",
+    "maps",
     "positions",
     "rates",
     "seeds",
+    "skip",
+    "stability",
+    "tasks",
 ]
