@@ -350,15 +350,13 @@ class _Evidence:
         paired, p = self._probe_pairs(criterion, contest), self.probed.get(id(criterion))
         trouble = "" if losses.trouble.endswith("no interval") else losses.trouble
         if not trouble and paired.n < 2:
-            taken = (
-                "was not taken"
-                if not paired.n
-                else f"was taken on {paired.n} paired seeds, which give no interval"
-            )
-            trouble = f"probe {criterion.probe} {taken}"
-        decision = (
-            "undecided" if "diverged" in losses.remark else decide(paired.difference, p, None, None, 0.0)
-        )
+            few = f"was taken on {paired.n} paired seeds, which give no interval"
+            trouble = f"probe {criterion.probe} {few if paired.n else 'was not taken'}"
+        if not trouble and criterion.guard is not None:
+            trouble = self._guarded(criterion, contest, *criterion.guard)
+        decision = decide(paired.difference, p, None, None, 0.0)
+        if "diverged" in losses.remark:  # runs that did not diverge cannot stand for all
+            decision = "undecided"
         label = (self._label(criterion.arm) or "") if criterion.compare == "value" else losses.label
         unit = (
             f"{'log ratio of ' if criterion.compare == 'ratio' else ''}{criterion.path} ({criterion.probe})"
@@ -373,6 +371,16 @@ class _Evidence:
         return (
             _signed_difference(criterion, compared) if criterion.expect else _equivalence(criterion, compared)
         )
+
+    def _guarded(self, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
+        """Return why the baseline leaves nothing to compare, or nothing."""
+        own = replace(criterion, path=path, compare="value")
+        values = list(self._probe_values(contest, self.outline.baseline, own).values())
+        mean = sum(values) / len(values) if values else None
+        if mean is not None and mean >= least:
+            return ""
+        shown = "not known" if mean is None else f"{mean:.3g}"
+        return f"{path} of {self.outline.baseline} is {shown}, and {least:g} is needed for a comparison"
 
     def _probe_pairs(self, criterion: Criterion, contest: Contest) -> Paired:
         ours, theirs = (

@@ -45,7 +45,8 @@ KINDS: dict[str, set[str]] = {
     # the difference differs from that of another pair of arms, control - control_against
     "interaction": _COMPARED | {"control", "control_against", "expect", "effect"},
     # a number that a probe found: `path` says which; compared as difference, ratio, or the arm's own value
-    "probe": _COMPARED | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin"},
+    "probe": _COMPARED
+    | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
     # what cannot be decided yet
@@ -95,6 +96,8 @@ class Criterion:
     probe: str = ""
     path: str = ""
     compare: str = "difference"
+    guard: tuple[str, float] | None = None
+    """A path, and what the baseline's number there must reach: below it the study cannot tell, as where all guess."""
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
 
@@ -271,6 +274,11 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
         (values["probe"],) = probe_names([_text(part["probe"], "probe")])
         if ("expect" in part) == ("margin" in part):
             raise UserError("a probe criterion takes expect, or the margin within which it counts as equal")
+        if "guard" in part:
+            guard = part["guard"]
+            if not isinstance(guard, list) or len(guard) != 2:
+                raise UserError(f"guard takes a path and a number, got {guard!r}")
+            values["guard"] = (_text(guard[0], "guard"), _number(guard[1], "guard"))
         ratios = [*values.get("effect", ()), values.get("at_least", 1.0), values.get("at_most", 1.0)]
         if values.get("compare") == "ratio" and min(ratios) <= 0:
             raise UserError("ratios are above 0")

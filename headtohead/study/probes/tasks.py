@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from headtohead.common.errors import UserError
 from headtohead.data.tasks import ALL, Task, chosen_tasks, find_task
 from headtohead.measure.zeroshot import TaskScore, score_examples
@@ -22,10 +24,22 @@ def _measure(subject: Subject, argument: str) -> Found:
         scores.append(score_examples(subject.model, task, subject.tokenizer, progress=shown))
     return {
         "tasks": {score.task: score.as_dict() for score in scores},
-        "mean": {
-            "accuracy": sum(score.accuracy for score in scores) / len(scores),
-            "chance": sum(score.chance for score in scores) / len(scores),
-        },
+        "mean": _mean(scores),
+    }
+
+
+def _mean(scores: list[TaskScore]) -> dict[str, float | None]:
+    """Return the mean over tasks, and by how much it lies above chance: as it is, and in standard errors."""
+    accuracy, chance = (
+        sum(getattr(score, name) for score in scores) / len(scores) for name in ("accuracy", "chance")
+    )
+    errors = [score.standard_error for score in scores if score.standard_error is not None]
+    error = math.sqrt(sum(value**2 for value in errors)) / len(scores) if len(errors) == len(scores) else 0.0
+    return {
+        "accuracy": accuracy,
+        "chance": chance,
+        "above_chance": accuracy - chance,
+        "errors_above_chance": (accuracy - chance) / error if error > 0 else None,
     }
 
 
