@@ -17,7 +17,7 @@ from headtohead.measure.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.probes import Found, number_at
+from headtohead.study.probes import PROBES, Found, number_at
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import (
@@ -363,11 +363,13 @@ class _Evidence:
         )
         compared = _Compared(label, paired, p, decision, trouble, losses.remark, unit)
         if criterion.compare == "ratio":
-            logs = {
-                key: math.log(value) for key in ("at_least", "at_most") if (value := getattr(criterion, key))
-            }
-            effect = criterion.effect and (math.log(criterion.effect[0]), math.log(criterion.effect[1]))
-            criterion = replace(criterion, effect=effect, **logs)
+            effect, least, most = criterion.effect, criterion.at_least, criterion.at_most
+            criterion = replace(
+                criterion,
+                effect=None if effect is None else (math.log(effect[0]), math.log(effect[1])),
+                at_least=None if least is None else math.log(least),
+                at_most=None if most is None else math.log(most),
+            )
         return (
             _signed_difference(criterion, compared) if criterion.expect else _equivalence(criterion, compared)
         )
@@ -393,12 +395,18 @@ class _Evidence:
         return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
     def _probe_values(self, contest: Contest, label: str, criterion: Criterion) -> dict[int, float]:
-        values = {}
+        name, values = self._probe_name(criterion), {}
         for seed, run in self.outline.runs(contest, label).items():
-            value = number_at(self.found(run, criterion.probe), criterion.path)
+            value = number_at(self.found(run, name), criterion.path)
             if value is not None and (criterion.compare != "ratio" or value > 0):
                 values[seed] = math.log(value) if criterion.compare == "ratio" else value
         return values
+
+    def _probe_name(self, criterion: Criterion) -> str:
+        """Return the study's probe that a criterion means: how much of it was measured does not matter."""
+        short = criterion.probe.partition(":")[0]
+        same = [name for name in self.outline.probes if name.partition(":")[0] == short]
+        return same[0] if same and criterion.probe not in same and PROBES[short].amount else criterion.probe
 
     def _probed(self, paper: Paper) -> dict[int, float | None]:
         """Return p values of the claims' numbers from probes, Holm-adjusted over all of them in a contest."""

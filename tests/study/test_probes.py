@@ -67,7 +67,7 @@ def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(subject: object, argument: str) -> dict[str, object]:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setitem(PROBES, "positions", Probe("fails", fail))
+    monkeypatch.setitem(PROBES, "positions", Probe("fails", fail, {}))
     result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
     assert result.summary.trouble == ["probe positions: ZeroDivisionError: on purpose"]
     (run,) = Store(tmp_path).runs()

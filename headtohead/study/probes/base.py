@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headtohead.common.errors import UserError
 from headtohead.data.shards import Prepared
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.model.decoder import Decoder
@@ -72,6 +73,15 @@ class Probe:
     """Returns the argument in its one spelling, or raises UserError; None: the probe takes no argument."""
     argument: str = ""
     """What may stand behind the colon, for people."""
+    amount: bool = False
+    """Whether the argument says how much is measured, rather than what."""
+
+
+def whole_number(argument: str, probe: str, what: str, usual: int, most: int) -> str:
+    """Return an argument that is a whole number in its one spelling, nothing for the usual one."""
+    if argument and not (argument.isdecimal() and 1 <= int(argument) <= most):
+        raise UserError(f"probe {probe} takes how many {what}, 1 to {most:,}, got '{argument}'")
+    return "" if not argument or int(argument) == usual else str(int(argument))
 
 
 def fits(value: Any, form: Any) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headtohead.common.errors import UserError
 from headtohead.measure.indicators import indicators
 from headtohead.measure.maps import LayerMap, layer_maps
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
+from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 WINDOWS = 16
-_MOST = 4096
 
 
 def _measure(subject: Subject, argument: str) -> Found:
@@ -52,12 +50,6 @@ def _layer(index: int, layer: LayerMap, values: dict[str, float]) -> dict[str, A
     return about | {"signed": layer.signed, "values": values}
 
 
-def _check(argument: str) -> str:
-    if argument and not (argument.isdecimal() and 1 <= int(argument) <= _MOST):
-        raise UserError(f"probe indicators takes how many windows, 1 to {_MOST}, got '{argument}'")
-    return "" if argument in ("", str(WINDOWS)) else str(int(argument))
-
-
 PROBE = Probe(
     f"eight indicators of each layer's attention maps over {WINDOWS} held-out windows, and the largest score",
     _measure,
@@ -72,6 +64,7 @@ PROBE = Probe(
         "mean": {str: NUMBER},
         "log_largest_score": NUMBER,
     },
-    _check,
+    lambda text: whole_number(text, "indicators", "windows", WINDOWS, 4096),
     "how many windows",
+    amount=True,
 )

@@ -11,21 +11,21 @@ from headtohead.common.errors import UserError
 from headtohead.measure.loss import score_split
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import skipped_layers
-from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
+from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 TOKENS = 2**17
 PARTS = {"block": False, "attention": True}
 """What is skipped of a layer: all of it, or its attention part alone, its feed-forward part kept."""
 
 
-def _measure(subject: Subject, _: str) -> Found:
+def _measure(subject: Subject, argument: str) -> Found:
     model = subject.model
     try:
         groups = {name: skipped_layers(model.arms, name) for name in ("variant", "standard")}
     except UserError:
         return {"none": "the layout does not mix standard layers with others"}
     test = subject.corpus.splits["test"]
-    count = min(TOKENS, len(test.tokens))
+    count = min(int(argument or TOKENS), len(test.tokens))
     part = replace(test, tokens=test.tokens[:count], documents=test.documents[test.documents < count])
     steps = 1 + len(groups) * len(PARTS)
 
@@ -65,4 +65,7 @@ PROBE = Probe(
     "with its standard layers skipped, whole or their attention part alone",
     _measure,
     {"tokens": int, "whole": float, "variant": _ROW, "standard": _ROW},
+    lambda text: whole_number(text, "skip", "tokens", TOKENS, 2**40),
+    "how many tokens",
+    amount=True,
 )
