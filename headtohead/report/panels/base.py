@@ -57,6 +57,8 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str | Chip]]
     left: int = 1
+    folded: str = ""
+    """What to press to see it; empty: it is shown at once."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from headtohead.study.probes import fits
 FILE = "claims.json"
 """Written by whoever judges claims, in the study's directory."""
 _WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason")
+_MOST_OPEN = 6
+"""More claims than this are folded away: the verdicts stand below them."""
 _CHIPS = ("supported", "contradicted", "open")
 _FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, None, [(str, float, None)])}]}]
 
@@ -36,16 +38,19 @@ def figure(views: Sequence[View]) -> Figure | None:
         (
             claim["id"],
             claim["statement"],
-            claim["published"],
             _chip(claim["direction"]),
             _chip(claim["size"]),
-            claim["scale"],
+            claim["published"],
             claim["reason"],
+            claim["scale"],
         )
-        for claim in claims
+        # What was decided comes first.
+        for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
     ]
-    head = ("claim", "statement", "published", "direction", "size", "scale", "measured, and why")
-    return Figure("What became of the paper's claims.", words, table=Table(head, rows, left=len(head)))
+    head = ("claim", "statement", "direction", "size", "published", "measured, and why", "scale")
+    folded = f"All {len(rows)} claims" if len(rows) > _MOST_OPEN else ""
+    table = Table(head, rows, left=len(head), folded=folded)
+    return Figure("What became of the paper's claims.", words, table=table)
 
 
 def _chip(word: str) -> Chip:

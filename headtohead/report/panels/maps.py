@@ -13,7 +13,8 @@ from headtohead.report.panels.base import Figure, View
 _MOST_CELLS = 300_000
 """Cells on one page; of more, only so many arms are shown."""
 _SIDE = 170
-PLUS, MINUS = "#0072B2", "#D55E00"
+# Seen on white and on black alike.
+PLUS, MINUS = "#1f8ae0", "#e8640c"
 
 
 def figure(view: View) -> Figure | None:
@@ -92,7 +93,7 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         .transform_lookup(lookup="row", from_=texts, as_=["tokens"])
         .transform_lookup(lookup="column", from_=texts, as_=["looks_at"])
         .transform_calculate(
-            strength="sqrt(min(1, abs(datum.w)))",
+            strength="pow(min(1, abs(datum.w)), 0.4)",
             end="datum.column + 1",
             bottom="datum.row + 1",
         )
@@ -111,7 +112,7 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         y=alt.Y("row:Q", scale=alt.Scale(domain=[count, 0], nice=False), axis=None),
         y2="bottom",
         color=alt.condition("datum.w >= 0", alt.value(PLUS), alt.value(MINUS)),
-        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.02, 1]), legend=None),
+        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
         tooltip=tips,
     )
     whys = list(dict.fromkeys(row["why"] for row in maps))
@@ -121,12 +122,12 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         "labelFontWeight": "normal",
         "labelPadding": 4,
     }
-    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0, labelLimit=480, **plain)
+    beside = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
     chart = (
         cells.add_params(axis)
         .properties(width=_SIDE, height=_SIDE)
         .facet(
-            row=alt.Row("arm:N", sort=arms, header=above),
+            row=alt.Row("arm:N", sort=arms, header=beside),
             column=alt.Column("why:N", sort=whys, header=alt.Header(**plain)),
             spacing=8,
         )

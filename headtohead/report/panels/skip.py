@@ -58,13 +58,15 @@ def skipped(rows: list[Row], arms: list[str]) -> Chart:
     y = alt.Y("arm:N", sort=arms, title=None, axis=arm_axis())
     offset = alt.YOffset("skipped:N", sort=kinds, scale=alt.Scale(paddingOuter=0.2))
     x = alt.X(
-        "rise:Q", title="rise in bits per byte (right: those layers matter more)", scale=alt.Scale(nice=True)
+        "rise:Q",
+        title=["rise in bits per byte", "(right: those layers matter more)"],
+        scale=alt.Scale(nice=True),
     )
     colour = alt.Color(
         "skipped:N",
         sort=kinds,
         scale=alt.Scale(domain=kinds, range=list(_SHADES)),
-        legend=alt.Legend(title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4"), labelLimit=200),
+        legend=alt.Legend(title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 1 : 4"), labelLimit=200),
     )
     tips: list[Any] = ["arm:N", "skipped:N", "seed:O", "layers:O", alt.Tooltip("rise:Q", format="+.4f")]
     data = alt.Chart(alt.Data(values=rows))

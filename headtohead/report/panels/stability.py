@@ -83,7 +83,7 @@ def tokens_to_target(rows: list[Row], view: View) -> Chart:
     scale = alt.Scale(type="log", domain=[min(low, 0.9), max(high, 1.1)], nice=False, clamp=True)
     x = alt.X(
         "ratio:Q",
-        title=f"tokens to {view.outline.baseline}'s final loss, over its own (left is sooner)",
+        title=[f"tokens to {view.outline.baseline}'s final loss", "over its own (left is sooner)"],
         scale=scale,
         axis=alt.Axis(format=".3~g", tickCount=6, grid=False, labelOverlap=True),
     )

@@ -23,8 +23,12 @@ def figure(view: View) -> Figure | None:
         "Share of examples that are right, without training on them. Dots are seeds, ticks their mean, bars two standard "
         "errors over examples to either side; dashes are chance. Inside the bars of chance an arm has learned nothing here."
     )
+    # The chart shows it; the numbers are for those who want to copy them.
     table = Table(
-        ("task", "arm", "seeds", "mean", "standard error", "chance", "examples"), _lines(rows), left=2
+        ("task", "arm", "seeds", "mean", "standard error", "chance", "examples"),
+        _lines(rows),
+        left=2,
+        folded="The numbers",
     )
     return Figure("Tasks.", words, task_scores(rows, view), table=table)
 
@@ -90,7 +94,7 @@ def task_scores(rows: list[Row], view: View) -> Chart:
     x = alt.X(
         "accuracy:Q",
         title="share right (right is better)",
-        scale=alt.Scale(nice=True),
+        scale=alt.Scale(zero=False, nice=True),
         axis=alt.Axis(format="%"),
     )
     colour = alt.Color(
