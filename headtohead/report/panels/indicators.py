@@ -32,7 +32,7 @@ def figure(view: View) -> Figure | None:
         return None
     words = f"Over {windows} held-out windows; small dots are seeds, lines join their means."
     if any(row["signed"] for row in rows):
-        words += " Open dots: the map is signed, and its absolute values are taken."
+        words += " Diamonds: the map is signed, and its absolute values are taken."
     if missing:
         words += f" Not shown, for they give no map: {', '.join(missing)}."
     return Figure("What the attention looks at.", words, indicators_by_layer(rows, view))
@@ -86,12 +86,14 @@ def indicators_by_layer(rows: list[Row], view: View) -> Chart:
     layers = [
         base.mark_line(strokeWidth=2).encode(x=x, y=mean, color=colour),
         base.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=colour),
-        base.transform_filter("!datum.signed")
-        .mark_point(filled=True, size=34, opacity=0.75)
-        .encode(x=x, y=y, color=colour, tooltip=tips),
-        base.transform_filter("datum.signed")
-        .mark_point(size=40, strokeWidth=1.6)
-        .encode(x=x, y=y, color=colour, tooltip=tips),
+        base.mark_point(filled=True, opacity=0.75).encode(
+            x=x,
+            y=y,
+            color=colour,
+            shape=alt.condition("datum.signed", alt.value("diamond"), alt.value("circle")),
+            size=alt.condition("datum.signed", alt.value(70), alt.value(34)),
+            tooltip=tips,
+        ),
     ]
     titles = json.dumps({name: INDICATORS[name][1] for name in names})
     title = alt.TitleParams(alt.ExprRef(f"({titles})[{AXIS}]"), anchor="start", frame="group", offset=8)
