@@ -278,6 +278,7 @@ def test_reproduce_runs_judges_and_goes_on(
     assert "p.1" in shown
     assert "claims.json" in shown
     rows = json.loads((tmp_path / "o" / "claims.json").read_text())
+    assert "What became of the paper" in (tmp_path / "o" / "report.html").read_text()
     assert [list(row) for row in rows] == [FIELDS]
     assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
     assert rows[0]["measured"][0]["n"] == 2
