@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from headtohead.api.studies import Study, StudyResult, open_study, processes, say_skipped
+from headtohead.api.studies import CLAIMS, Study, StudyResult, open_study, processes, say_skipped
 from headtohead.api.toy import as_seconds, run_toy
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import DamagedFile, UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import piece_of_work
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.environment import choose_device
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.plan import plan_study
+from headtohead.study.probes import read_probe
 from headtohead.study.published import find_paper, read_paper
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
@@ -137,6 +138,14 @@ def forecast(
         )
 
 
+def _sound_probe(store: Store, run: str, name: str) -> dict[str, Any] | None:
+    """Return what a probe found in a run; a damaged file counts as none, and the page names it."""
+    try:
+        return read_probe(store.run(run), name)
+    except DamagedFile:
+        return None
+
+
 @dataclass
 class Reproduction:
     """What the study of a paper says of its claims, and where it stands."""
@@ -156,22 +165,32 @@ def reproduce(
     """Run the study of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
 
     `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. Run again, it does
-    only what is missing. What it says is written to `claims.json` in `out`.
+    only what is missing. What it says is written to `claims.json` in `out`, and stands on the page.
     """
     known = read_paper(find_paper(paper))
     study = Study(**known.settings(scale))
     end = time.monotonic() + as_seconds(conditions.get("seconds", math.inf))
     result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
-    found = None
+    toy = None
     if scale in known.toy:
         shared = {key: conditions[key] for key in ("device", "workers", "quiet") if key in conditions}
         left = max(0.0, end - time.monotonic())
-        found = run_toy(known.toy[scale], result.path, seconds=left, **shared)
-        result.summary.left += found.left
-        result.summary.stopped = result.summary.stopped or found.left > 0
+        toy = run_toy(known.toy[scale], result.path, seconds=left, **shared)
+        result.summary.left += toy.left
+        result.summary.stopped = result.summary.stopped or toy.left > 0
+    store = Store(result.path)
     claims = judge_claims(
-        known, scale, study.spec, result.outline, result.verdicts, result.results, toy=found
+        known,
+        scale,
+        study.spec,
+        result.outline,
+        result.verdicts,
+        results=result.results,
+        found=lambda run, name: _sound_probe(store, run, name),
+        toy=toy,
     )
-    path = result.path / "claims.json"
+    path = result.path / CLAIMS
     write_json(path, [claim.as_dict() for claim in claims])
-    return Reproduction(result, scale, claims, path, found)
+    if result.verdicts:  # so that the claims stand on the page
+        result.write(quiet=bool(conditions.get("quiet")), only_if_changed=True)
+    return Reproduction(result, scale, claims, path, toy)

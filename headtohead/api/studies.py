@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, write_atomic, write_json
+from headtohead.common.files import digest, digest_file, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, piece_of_work
 from headtohead.common.version import VERSION
@@ -31,7 +31,7 @@ from headtohead.study.outline import Outline, read_outline
 from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Rates, plan_study
-from headtohead.study.resume import forget_failed, reuse_notes, sound_results
+from headtohead.study.resume import forget_failed, reuse_notes, sound_results, unprobed_note
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.stability import Stability, study_stability
 from headtohead.study.store import Store
@@ -39,6 +39,9 @@ from headtohead.study.table import runs_csv
 from headtohead.study.trends import Trend, study_trends
 from headtohead.study.tuning import Tuning, tune_study
 from headtohead.study.verdict import Verdict, headlines, sentence, study_verdicts
+
+CLAIMS = "claims.json"
+"""What a paper's study says of its claims, in the study's directory."""
 
 
 class Study:
@@ -133,7 +136,7 @@ class Study:
         plan = planned(self.spec, tuning.rates())
         store.make()
         known = found(plan)
-        for words in tuning.warnings():
+        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes)]:
             display.note(words)
         added = planned_seeds(store.path, plan, started=bool(known))
         outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
@@ -184,7 +187,7 @@ class StudyResult:
         if cells := self.matrix():
             write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
         page = self.path / "report.html"
-        stamp = _stamp(self.outline, rows, self.results)
+        stamp = _stamp(self.path, self.outline, rows, self.results)
         if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
             self.report = page
             return
@@ -315,10 +318,13 @@ def _judged(
     )
 
 
-def _stamp(outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]) -> str:
+def _stamp(
+    path: Path, outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
+) -> str:
     """Return what tells one page's content from another's."""
     seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
-    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals], sort_keys=True))[:32]
+    claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
+    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals, claims], sort_keys=True))[:32]
 
 
 def _carries(page: Path, stamp: str) -> bool:

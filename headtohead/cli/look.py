@@ -23,6 +23,7 @@ from headtohead.model.check import LEVELS, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
 from headtohead.model.sizes import SIZES
+from headtohead.study.probes import PROBES
 
 
 def catalogue() -> dict[str, Any]:
@@ -35,22 +36,42 @@ def catalogue() -> dict[str, Any]:
             {"name": name, "dims": size.dims, "parameters": model.parameter_count()} | size.as_dict()
         )
     corpora = [{"name": name, "about": about} for name, about in corpus_names().items()]
-    return {"mechanisms": mechanisms, "sizes": sizes, "corpora": corpora, "layouts": sorted(NAMED_LAYOUTS)}
+    probes = [
+        {"name": name, "argument": probe.argument, "about": probe.about} for name, probe in PROBES.items()
+    ]
+    return {
+        "mechanisms": mechanisms,
+        "sizes": sizes,
+        "corpora": corpora,
+        "layouts": sorted(NAMED_LAYOUTS),
+        "probes": probes,
+    }
+
+
+def _show_probes() -> None:
+    rows = [(name, probe.argument, probe.about) for name, probe in PROBES.items()]
+    columns = ("probe", "behind a colon", "what it measures on every trained run")
+    print_table('probes, as probes = ["indicators", "tasks:lambada"] or --probes', columns, rows)
 
 
 def list_all(
     *,
     json_: Annotated[bool, flag(name="json")] = False,
     pages: Annotated[Path | None, flag("DIR")] = None,
+    probes: Annotated[bool, flag()] = False,
 ) -> int:
-    """Show mechanisms with their options, sizes, corpora and named layouts.
+    """Show mechanisms with their options, sizes, corpora, named layouts and probes.
 
     Args:
         json_: as one JSON document.
         pages: write a page about each mechanism into that directory instead.
+        probes: show the probes alone.
     """
     if pages is not None:
         print(f"{len(write_pages(pages))} pages written to {pages}")
+        return 0
+    if probes and not json_:
+        _show_probes()
         return 0
     everything = catalogue()
     if json_:
@@ -70,6 +91,7 @@ def list_all(
     columns = ("size", "parameters (standard)", "width/layers/heads/feed-forward")
     print_table("sizes", columns, sizes, right=("parameters (standard)",))
     print_table("corpora", ("corpus", "what it is"), corpus_names().items())
+    _show_probes()
     print("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
     return 0
 

@@ -40,6 +40,7 @@ def race(
     branches: Annotated[tuple[str, ...], flag("COUNT")] = (),
     tokenizer: Annotated[str | None, flag("NAME")] = None,
     precision: Annotated[str | None, flag("float32|bf16")] = None,
+    probes: Annotated[tuple[str, ...], flag("PROBE")] = (),
     set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = (),
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     workers: Annotated[int, flag("COUNT")] = 0,
@@ -76,6 +77,7 @@ def race(
         branches: token counts at which a decayed model is wanted, from one trunk per arm and seed, in place of --tokens.
         tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json.
         precision: arithmetic of training.
+        probes: what to measure on every trained run besides its loss (h2h list --probes).
         set: any other setting, such as warmup=0.05, schedule=wsd, model.positions=learned.
         device: where to train.
         workers: runs at once; 0: one per core on CPU, one on a GPU.
@@ -106,6 +108,7 @@ def race(
         "branches": [parse_count(count, "--branches") for count in branches] or None,
         "tokenizer": tokenizer,
         "precision": precision,
+        "probes": list(probes) or None,
     }
     planned = chosen_study(study, given, set)
     seconds = math.inf if for_ is None else parse_duration(for_)
@@ -371,7 +374,7 @@ def _show_solved(result: StudyResult) -> None:
 def _show_stability(result: StudyResult) -> None:
     columns = (
         *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
-        *("reached", "tokens to target", "interval of it"),
+        *("reached", "tokens to target", "interval of it", "one rate off"),
     )
     rows = []
     for row in result.stability():
@@ -388,6 +391,7 @@ def _show_stability(result: StudyResult) -> None:
                 f"{row.reached}/{row.pairs}",
                 "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
                 "–" if low is None else f"{low:.3f} to {high:.3f}",
+                number(row.rate_rise, "+.4f"),
             )
         )
     print_table("stability and sample efficiency", columns, rows, right=columns[2:])

@@ -158,6 +158,10 @@ class Followed(Display):
         self.follower.tell(run)
         self.follower.show_warnings(self.shown)
 
+    def compiling(self, run: str) -> None:
+        """Pass it on."""
+        self.shown.compiling(run)
+
     def scoring(self, run: str, share: float) -> None:
         """Pass it on."""
         self.shown.scoring(run, share)

@@ -28,6 +28,7 @@ def theme(ink: str, line: str, font: str) -> Row:
         "view": {"stroke": None},
         "axis": axis | {"titleFontWeight": "normal", "labelFontSize": 12, "titleFontSize": 12},
         "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 13},
+        "header": {"labelColor": ink, "titleColor": ink},
         "text": {"color": ink},
         "title": {"color": ink} | plain,
     }

@@ -10,6 +10,7 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
 from headtohead.study.outline import Contest, Outline
+from headtohead.study.probes import read_probe
 from headtohead.study.store import Store
 from headtohead.training.rules import with_words
 from headtohead.training.trainer import LOGGED_POINTS
@@ -40,6 +41,15 @@ class ArmFacts:
         """Return the results of its runs that were trained to the end, by seed."""
         return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
 
+    def found(self, probe: str) -> dict[int, list[Row]]:
+        """Return what a probe found by seed, whatever stood behind its name; where it found nothing, nothing."""
+        rows: dict[int, list[Row]] = {}
+        for name, seeds in self.probes.items():
+            for seed, row in seeds.items() if name.partition(":")[0] == probe else ():
+                if "none" not in row:
+                    rows.setdefault(seed, []).append(row)
+        return dict(sorted(rows.items()))
+
     def mean_cost(self, key: str) -> float | None:
         """Return the mean of a measured cost over its runs."""
         values = [float(cost[key]) for cost in self.costs if isinstance(cost.get(key), int | float)]
@@ -68,7 +78,7 @@ def gather(
                 facts.results[seed] = results[run_id]
                 for name in outline.probes:
                     try:
-                        if (found := run.probe(name)) is not None:
+                        if (found := read_probe(run, name)) is not None:
                             facts.probes.setdefault(name, {})[seed] = found
                     except UserError as error:
                         damage.append(str(error))

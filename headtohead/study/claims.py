@@ -9,8 +9,9 @@ in place of an effect is met by an interval inside them and contradicted by one 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headtohead.common.numbers import parse_count
@@ -19,9 +20,18 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
 from headtohead.study.answers import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, SUPPORTED, all_of
 from headtohead.study.outline import Contest, Outline
+from headtohead.study.probes import PROBES, Found, number_at
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
-from headtohead.study.statistics import ALPHA, Paired, compare_paired, decide, holm
+from headtohead.study.statistics import (
+    ALPHA,
+    MEDIAN_SEEDS,
+    Paired,
+    compare_medians,
+    compare_paired,
+    decide,
+    holm,
+)
 from headtohead.study.toy_claims import toy_checks, toy_order
 from headtohead.study.trends import FEWEST, OVER, axis_values, groups, trend_of
 from headtohead.study.verdict import Result, Verdict
@@ -73,6 +83,11 @@ class _Compared:
     trouble: str
     """Why the numbers cannot be used, or empty."""
     remark: str
+    unit: str = "bits_per_byte"
+
+
+Finder = Callable[[str, str], Found | None]
+"""What a probe found in a run, by the run's name and the probe's."""
 
 
 def judge_claims(
@@ -81,16 +96,17 @@ def judge_claims(
     spec: StudySpec,
     outline: Outline,
     verdicts: Sequence[Verdict],
-    results: Mapping[str, Result] | None = None,
     *,
+    results: Mapping[str, Result] | None = None,
+    found: Finder = lambda run, probe: None,
     toy: Toy | None = None,
 ) -> list[ClaimResult]:
     """Return what a study of that scale, and the paper's toy where it has one, say of each of its claims.
 
-    A trend over size takes `results` too.
+    A trend over size takes `results` too; `found` gives what a probe found in a run.
     """
     axes = axis_values(outline, results or {})
-    evidence = _Evidence(paper, scale, spec, outline, verdicts, axes, toy)
+    evidence = _Evidence(paper, scale, spec, outline, verdicts, axes, found, toy)
     return [_judged(claim, evidence) for claim in paper.claims]
 
 
@@ -125,6 +141,7 @@ class _Evidence:
         outline: Outline,
         verdicts: Sequence[Verdict],
         axes: Mapping[tuple[str, Contest], float],
+        found: Finder,
         toy: Toy | None,
     ) -> None:
         self.scale, self.spec, self.outline, self.axes, self.toy = scale, spec, outline, axes, toy
@@ -138,7 +155,9 @@ class _Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
+        self.found = found
         self.adjusted = self._adjusted(paper)
+        self.probed = self._probed(paper)
 
     def part(self, criterion: Criterion, claim: Claim) -> _Part:
         """Return what one criterion comes to."""
@@ -169,6 +188,12 @@ class _Evidence:
             part, known = self._trend(criterion, known[0])
         elif criterion.kind == "order":
             part = self._order(criterion, known[0])
+        elif criterion.kind == "interaction":
+            part = self._interaction(criterion, known[0])
+        elif criterion.kind == "median":
+            part = self._median(criterion, known[0])
+        elif criterion.kind == "probe":
+            part = self._probe(criterion, known[0])
         else:
             compared = self._compare(known[0], criterion.arm, criterion.against)
             judge = {"difference": _difference, "equivalence": _equivalence}.get(criterion.kind)
@@ -220,7 +245,7 @@ class _Evidence:
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in (part for claim in paper.claims for part in claim.criteria):
             contest = self._contest(criterion.place)
-            if criterion.kind not in TRAINED - {"trend"} or contest is None:
+            if criterion.kind not in TRAINED - {"trend", "probe"} or contest is None:
                 continue
             names = [(criterion.first, other) for other in criterion.then] or [
                 (criterion.arm, criterion.against)
@@ -280,22 +305,135 @@ class _Evidence:
 
     def _change(self, criterion: Criterion, before: Contest, after: Contest) -> _Part:
         """Judge the difference at the second place less the difference at the first, over paired seeds."""
-        gaps = [self._gaps(criterion, contest) for contest in (before, after)]
+        names = (criterion.arm, criterion.against)
+        words = f"({{0}}) at {criterion.values[1]} less at {criterion.values[0]}"
+        return self._second_less_first(criterion, ((before, *names), (after, *names)), words)
+
+    def _interaction(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge the difference of two arms less the difference of two others, over paired seeds."""
+        control = (contest, criterion.control, criterion.control_against)
+        return self._second_less_first(
+            criterion, (control, (contest, criterion.arm, criterion.against)), "({1}) less ({0})"
+        )
+
+    def _second_less_first(
+        self, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], words: str
+    ) -> _Part:
+        gaps = [self._gaps(*place) for place in places]
         seeds = [seed for seed in self.outline.seeds if seed in gaps[0] and seed in gaps[1]]
         paired = compare_paired([gaps[1][seed] for seed in seeds], [gaps[0][seed] for seed in seeds])
-        pair = [self._compare(contest, criterion.arm, criterion.against) for contest in (before, after)]
+        pair = [self._compare(*place) for place in places]
         trouble = next((found.trouble for found in pair if found.trouble), "")
-        label = f"({pair[0].label}) at {criterion.values[1]} less at {criterion.values[0]}"
+        label = words.format(*(found.label for found in pair))
         decision = decide(paired.difference, paired.p, None, None, 0.0)
-        compared = _Compared(label, paired, paired.p, decision, trouble, "")
-        expect = {"lower": "better", "higher": "worse"}[criterion.expect]
-        part = _difference(Criterion("difference", expect=expect, effect=criterion.effect), compared)
-        part.reason = part.reason.replace(" better", " lower").replace(" worse", " higher")
-        return part
+        return _signed_difference(criterion, _Compared(label, paired, paired.p, decision, trouble, ""))
 
-    def _gaps(self, criterion: Criterion, contest: Contest) -> dict[int, float]:
-        """Return arm - other by seed."""
+    def _median(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge the difference of medians by swapping the arms seed by seed; it has no interval, hence no size."""
         a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        what = f"median of {a} - median of {b}"
+        row: dict[str, Any] = {"what": what, "n": len(seeds), "difference": None, "p": None}
+        compared = self._compare(contest, criterion.arm, criterion.against)
+        if compared.trouble:
+            return _Part(OPEN, None, REDUCED, f"{what}: {compared.trouble}", [row])
+        difference, p = compare_medians([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        row |= {"difference": difference, "p": p}
+        if p is None:
+            reason = f"{what}: {difference:+.4f}; a median takes {MEDIAN_SEEDS} paired seeds, here are {len(seeds)}"
+            return _Part(OPEN, None, REDUCED, reason, [row])
+        decision = decide(difference, p, None, None, 0.0)
+        if compared.remark:
+            decision = "undecided"
+        direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(decision, CONTRADICTED)
+        reason = (
+            f"{what}: {difference:+.4f} bits per byte, p {p:.2g} by swapping arms in every seed: {decision}"
+        )
+        return _Part(direction, None, REDUCED, reason, [row])
+
+    def _probe(self, criterion: Criterion, contest: Contest) -> _Part:
+        """Judge a number that a probe found, over paired seeds; ratios are compared as logarithms."""
+        losses = self._compare(contest, criterion.arm, criterion.against)
+        paired, p = self._probe_pairs(criterion, contest), self.probed.get(id(criterion))
+        trouble = "" if losses.trouble.endswith("no interval") else losses.trouble
+        if not trouble and paired.n < 2:
+            few = f"was taken on {paired.n} paired seeds, which give no interval"
+            trouble = f"probe {criterion.probe} {few if paired.n else 'was not taken'}"
+        if not trouble and criterion.guard is not None:
+            trouble = self._guarded(criterion, contest, *criterion.guard)
+        decision = decide(paired.difference, p, None, None, 0.0)
+        if "diverged" in losses.remark:  # runs that did not diverge cannot stand for all
+            decision = "undecided"
+        label = (self._label(criterion.arm) or "") if criterion.compare == "value" else losses.label
+        unit = (
+            f"{'log ratio of ' if criterion.compare == 'ratio' else ''}{criterion.path} ({criterion.probe})"
+        )
+        compared = _Compared(label, paired, p, decision, trouble, losses.remark, unit)
+        if criterion.compare == "ratio":
+            effect, least, most = criterion.effect, criterion.at_least, criterion.at_most
+            criterion = replace(
+                criterion,
+                effect=None if effect is None else (math.log(effect[0]), math.log(effect[1])),
+                at_least=None if least is None else math.log(least),
+                at_most=None if most is None else math.log(most),
+            )
+        return (
+            _signed_difference(criterion, compared) if criterion.expect else _equivalence(criterion, compared)
+        )
+
+    def _guarded(self, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
+        """Return why the baseline leaves nothing to compare, or nothing."""
+        own = replace(criterion, path=path, compare="value")
+        values = list(self._probe_values(contest, self.outline.baseline, own).values())
+        mean = sum(values) / len(values) if values else None
+        if mean is not None and mean >= least:
+            return ""
+        shown = "not known" if mean is None else f"{mean:.3g}"
+        return f"{path} of {self.outline.baseline} is {shown}, and {least:g} is needed for a comparison"
+
+    def _probe_pairs(self, criterion: Criterion, contest: Contest) -> Paired:
+        ours, theirs = (
+            self._probe_values(contest, self._label(arm) or "", criterion)
+            for arm in (criterion.arm, criterion.against)
+        )
+        if criterion.compare == "value":
+            theirs = dict.fromkeys(ours, 0.0)
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    def _probe_values(self, contest: Contest, label: str, criterion: Criterion) -> dict[int, float]:
+        name, values = self._probe_name(criterion), {}
+        for seed, run in self.outline.runs(contest, label).items():
+            value = number_at(self.found(run, name), criterion.path)
+            if value is not None and (criterion.compare != "ratio" or value > 0):
+                values[seed] = math.log(value) if criterion.compare == "ratio" else value
+        return values
+
+    def _probe_name(self, criterion: Criterion) -> str:
+        """Return the study's probe that a criterion means: how much of it was measured does not matter."""
+        short = criterion.probe.partition(":")[0]
+        same = [name for name in self.outline.probes if name.partition(":")[0] == short]
+        return same[0] if same and criterion.probe not in same and PROBES[short].amount else criterion.probe
+
+    def _probed(self, paper: Paper) -> dict[int, float | None]:
+        """Return p values of the claims' numbers from probes, Holm-adjusted over all of them in a contest."""
+        tests: dict[Contest, list[Criterion]] = {}
+        for criterion in (part for claim in paper.claims for part in claim.criteria):
+            contest = self._contest(criterion.place) if criterion.kind == "probe" else None
+            if contest is not None and all(self._label(arm) is not None for arm in criterion.arms):
+                tests.setdefault(contest, []).append(criterion)
+        return {
+            id(criterion): p
+            for contest, criteria in tests.items()
+            for criterion, p in zip(
+                criteria, holm([self._probe_pairs(one, contest).p for one in criteria]), strict=True
+            )
+        }
+
+    def _gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
+        """Return arm - other by seed."""
+        a, b = self._label(arm) or "", self._label(against) or ""
         ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
@@ -305,7 +443,7 @@ class _Evidence:
         group = next((group for group in groups(self.contests, criterion.over) if first in group), [first])
         known = [contest for contest in group if (criterion.over, contest) in self.axes]
         a, b = self._label(criterion.arm) or "", self._label(criterion.against) or ""
-        gaps = {contest: self._gaps(criterion, contest) for contest in known}
+        gaps = {contest: self._gaps(contest, criterion.arm, criterion.against) for contest in known}
         trend = trend_of(a, b, criterion.over, gaps, self.axes)
         found = [self._compare(contest, criterion.arm, criterion.against) for contest in group]
         trouble = next((one.trouble for one in found if one.trouble), "")
@@ -402,7 +540,7 @@ def _row(criterion: Criterion, compared: _Compared) -> dict[str, Any]:
     share = paired.difference / middle if middle and paired.difference is not None else None
     return {
         "what": compared.label,
-        "unit": "bits_per_byte",
+        "unit": compared.unit,
         "n": paired.n,
         "difference": paired.difference,
         "ci_low": paired.ci_low,
@@ -416,7 +554,7 @@ def _row(criterion: Criterion, compared: _Compared) -> dict[str, Any]:
 def _numbers(criterion: Criterion, compared: _Compared) -> str:
     paired = compared.paired
     words = (
-        f"{compared.label}: {paired.difference:+.4f} bits per byte"
+        f"{compared.label}: {paired.difference:+.4f} {compared.unit.replace('_', ' ')}"
         if paired.difference is not None
         else compared.label
     )
@@ -438,6 +576,14 @@ def _difference(criterion: Criterion, compared: _Compared) -> _Part:
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
     size = _size(criterion, compared.paired) if asked else None
     return _Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
+
+
+def _signed_difference(criterion: Criterion, compared: _Compared) -> _Part:
+    """Judge a number of which lower or higher is expected, rather than better or worse."""
+    expect = {"lower": "better", "higher": "worse"}[criterion.expect]
+    part = _difference(replace(criterion, expect=expect), compared)
+    part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
+    return part
 
 
 def _equivalence(criterion: Criterion, compared: _Compared) -> _Part:

@@ -21,7 +21,8 @@ from headtohead.study.holds import Holds, owner_of
 from headtohead.study.lock import NAME as LOCK_NAME
 from headtohead.study.lock import read_lock, sound_seconds
 from headtohead.study.outline import read_outline
-from headtohead.study.store import DAMAGED, RUN_ID, RunDirectory, Store, set_aside
+from headtohead.study.store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
+from headtohead.study.transfer import wrong_with_probe
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
@@ -121,6 +122,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         yield from _temporary(path)
     for path in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
         yield from _temporary(path)
+    yield from _probes(run)
     yield from _lock(run)
     again = "the study's own command writes it again"
     try:
@@ -182,6 +184,16 @@ def _kept(trunk: RunDirectory) -> Iterator[Finding]:
             read_checkpoint(path)
         except UserError as error:
             yield _aside(path, error, "it is set aside, and its branch does the trunk's steps again")
+
+
+def _probes(run: RunDirectory) -> Iterator[Finding]:
+    folder = run.path / PROBES
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        yield from _temporary(path)
+        if path.suffix == ".json" and (
+            words := wrong_with_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
+        ):
+            yield _aside(path, words, "it is set aside, and the study's own command takes the probe again")
 
 
 def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
-from headtohead.study.probes import Subject, take
+from headtohead.study.probes import Subject, read_probe, take
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
@@ -214,7 +214,7 @@ def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
     found = []
     for name in probes:
         try:
-            if run.probe(name) is None:
+            if read_probe(run, name) is None:
                 found.append(name)
         except DamagedFile:
             found.append(name)

@@ -19,6 +19,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, parse_count
+from headtohead.study.probes import probe_names
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.trends import OVER
 from headtohead.toy.findings import CHECKS
@@ -30,6 +31,7 @@ UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 TOY_QUANTITIES = ("alpha", "qk", "ov")
+COMPARED_AS = ("difference", "ratio", "value")
 
 _COMPARED = {"kind", "arm", "against", *PLACE}
 # What each kind of criterion is decided by, and the settings it takes.
@@ -46,6 +48,13 @@ KINDS: dict[str, set[str]] = {
     "trend": _COMPARED | {"over", "expect", "effect", "margin"},
     # the arm's seeds lie wider apart than another's
     "spread": _COMPARED,
+    # the arm's median over seeds is better or worse than another's
+    "median": _COMPARED | {"expect"},
+    # the difference differs from that of another pair of arms, control - control_against
+    "interaction": _COMPARED | {"control", "control_against", "expect", "effect"},
+    # a number that a probe found: `path` says which; compared as difference, ratio, or the arm's own value
+    "probe": _COMPARED
+    | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
     # a quantity of the toy's runs rises from each to the next by more than a margin, at each of some losses
@@ -62,6 +71,9 @@ _NEEDED: dict[str, set[str]] = {
     "change": {"arm", "over", "values", "expect"},
     "trend": {"arm", "over", "expect"},
     "spread": {"arm"},
+    "median": {"arm", "expect"},
+    "interaction": {"arm", "control", "expect"},
+    "probe": {"arm", "probe", "path"},
     "cost": {"arm", "size", "quantity", "ratio"},
     "toy": {"quantity", "order", "losses"},
     "toy_check": {"checks"},
@@ -71,6 +83,8 @@ _WITHIN = ("level", "no higher")
 _EXPECTED = {
     "equivalence": ("no better", "no worse"),
     "change": ("lower", "higher"),
+    "interaction": ("lower", "higher"),
+    "probe": ("lower", "higher"),
     "trend": ("lower", "higher", *_WITHIN),
 }
 TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
@@ -78,14 +92,14 @@ TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio."""
+    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio and a probe's own."""
 
     kind: str
     arm: str = ""
     against: str = ""
     """The baseline when empty."""
     expect: str = ""
-    """better or worse; lower or higher for a change and a trend, which may also be level or no higher."""
+    """better or worse; lower or higher for a change, an interaction, a probe and a trend, which may also be level or no higher."""
     effect: tuple[float, float] | None = None
     """The published difference; two numbers where it is known only to lie between them."""
     at_least: float | None = None
@@ -104,13 +118,25 @@ class Criterion:
     losses: tuple[float, ...] = ()
     margins: tuple[float, ...] = ()
     checks: tuple[str, ...] = ()
+    control: str = ""
+    control_against: str = ""
+    """The baseline when empty."""
+    probe: str = ""
+    path: str = ""
+    compare: str = "difference"
+    guard: tuple[str, float] | None = None
+    """A path, and what the baseline's number there must reach: below it the study cannot tell, as where all guess."""
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
 
     @property
     def arms(self) -> tuple[str, ...]:
         """The arms it speaks of, the baseline left out where it is not named."""
-        return tuple(filter(None, (self.first or self.arm, self.against, *self.then)))
+        return tuple(
+            filter(
+                None, (self.first or self.arm, self.against, *self.then, self.control, self.control_against)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -266,7 +292,8 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
     if "branch" in place:
         place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
     values: dict[str, Any] = {"kind": kind, "place": place}
-    for key in ("arm", "against", "first", "reason"):
+    factor = 1.0 if kind == "probe" else factor
+    for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
         if key in part:
             values[key] = _text(part[key], key)
     for key in ("then", "values"):
@@ -301,6 +328,20 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
         values["quantity"] = _choice(part["quantity"], "quantity", allowed)
     if kind in ("toy", "toy_check"):
         values |= _toy_settings(part)
+    if "compare" in part:
+        values["compare"] = _choice(part["compare"], "compare", COMPARED_AS)
+    if kind == "probe":
+        (values["probe"],) = probe_names([_text(part["probe"], "probe")])
+        if ("expect" in part) == ("margin" in part):
+            raise UserError("a probe criterion takes expect, or the margin within which it counts as equal")
+        if "guard" in part:
+            guard = part["guard"]
+            if not isinstance(guard, list) or len(guard) != 2:
+                raise UserError(f"guard takes a path and a number, got {guard!r}")
+            values["guard"] = (_text(guard[0], "guard"), _number(guard[1], "guard"))
+        ratios = [*values.get("effect", ()), values.get("at_least", 1.0), values.get("at_most", 1.0)]
+        if values.get("compare") == "ratio" and min(ratios) <= 0:
+            raise UserError("ratios are above 0")
     criterion = Criterion(**values)
     # A cost needs no training, so its arms need not stand in the study.
     for arm in criterion.arms if kind in TRAINED else ():

@@ -7,6 +7,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.study.environment import commit
+from headtohead.study.perform import missing_probes
 from headtohead.study.plan import Plan
 from headtohead.study.store import RunDirectory, Store, set_aside
 
@@ -61,6 +62,24 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
         if count
     ]
     return notes
+
+
+def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[str, ...]) -> list[str]:
+    """Say once that finished runs lack probes that cannot be taken any more, for they kept no weights."""
+    lacking: dict[str, None] = {}
+    count = 0
+    for run_id, result in known.items():
+        run = store.run(run_id)
+        if result.get("status") == "done" and not run.weights.is_file():
+            missing = missing_probes(run, probes)
+            count += bool(missing)
+            lacking |= dict.fromkeys(missing)
+    if not count:
+        return []
+    return [
+        f"{count} finished runs kept no weights: {', '.join(lacking)} cannot be taken there "
+        "(another --out trains them anew, and keeps the weights)"
+    ]
 
 
 def _layers_text(folder: RunDirectory) -> str:

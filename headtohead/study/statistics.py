@@ -11,6 +11,8 @@ import numpy as np
 
 ALPHA = 0.05
 POWER = 0.8
+MEDIAN_SEEDS = 6
+"""The fewest pairs whose medians can be told apart at 5 %."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,27 @@ def _detectable_shift(n: int, power: float, alpha: float) -> float:
         return float(found.mean()) - power
 
     return float(optimize.brentq(shortfall, 0.0, 10 * critical + 10))
+
+
+def compare_medians(arm: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
+    """Return the difference of two medians over paired seeds, and its exact two-sided p value.
+
+    If nothing but the name sets two arms apart, each seed's two values may as well be swapped: p is the share of all
+    2^n swaps whose medians differ by as much. It is exact at every n, asks for no normal law, and cannot fall below
+    2 / 2^n, so that fewer than six seeds decide nothing and have no p. Beyond 16 seeds, 65,536 swaps are drawn.
+    """
+    a, b = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    difference = float(np.median(a) - np.median(b))
+    n = len(a)
+    if n < MEDIAN_SEEDS:
+        return difference, None
+    if n <= 16:
+        swaps = (np.arange(2**n)[:, None] >> np.arange(n)) & 1 == 1
+    else:
+        swaps = np.random.default_rng(0).random((2**16, n)) < 0.5
+        swaps[0] = False
+    found = np.median(np.where(swaps, b, a), 1) - np.median(np.where(swaps, a, b), 1)
+    return difference, float(np.mean(np.abs(found) >= abs(difference) * (1 - 1e-9)))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -176,7 +176,7 @@ class RunDirectory:
 
     def probe(self, name: str) -> dict[str, Any] | None:
         """Return what a probe found in the run, or None where it has not been taken; a damaged file is named."""
-        path = self._probe_path(name)
+        path = self.probe_path(name)
         try:
             found = read_json(path, unsealed)
         except MissingFile:
@@ -187,11 +187,11 @@ class RunDirectory:
 
     def keep_probe(self, name: str, found: dict[str, Any]) -> None:
         """Keep what a probe found."""
-        path = self._probe_path(name)
+        path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
         write_atomic(path, sealed({"probe": name, "found": found}))
 
-    def _probe_path(self, name: str) -> Path:
+    def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name, and a digest of what stands behind it."""
         short, _, argument = name.partition(":")
         ending = f"-{digest(argument)[:8]}" if argument else ""

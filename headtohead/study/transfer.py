@@ -5,17 +5,21 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import secrets
 import tarfile
 from pathlib import Path
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import sync_directory, write_atomic
+from headtohead.study.probes import PROBES, sound
 from headtohead.study.records import unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RUN_ID, RunDirectory, Store
 
 FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
+_PROBE_FILE = re.compile(rf"probes/(?:{'|'.join(PROBES)})(?:-[0-9a-f]{{8}})?\.json")
 _MOST_BYTES = 256 * 2**20
+_MOST_PROBE_BYTES = 8 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
@@ -27,7 +31,7 @@ def export_runs(store: Store, target: Path) -> int:
     try:
         with tarfile.open(temporary, "w:gz") as archive:
             for run in finished:
-                for name in FILES:
+                for name in (*_probe_files(run), *FILES):
                     if (run.path / name).is_file() and not (run.path / name).is_symlink():
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
         os.replace(temporary, target)
@@ -36,6 +40,29 @@ def export_runs(store: Store, target: Path) -> int:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     sync_directory(target.parent.resolve())
     return len(finished)
+
+
+def _probe_files(run: RunDirectory) -> list[str]:
+    """Return what was measured on a run besides its loss, damaged files left out."""
+    names = [f"probes/{path.name}" for path in sorted((run.path / "probes").glob("*.json"))]
+    return [
+        name
+        for name in names
+        if _PROBE_FILE.fullmatch(name) and not wrong_with_probe(run, name, (run.path / name).read_bytes())
+    ]
+
+
+def wrong_with_probe(run: RunDirectory, name: str, content: bytes) -> str:
+    """Return what is wrong with a probe's file, or nothing: its seal, its name, the form of what was found."""
+    try:
+        value = unsealed(content)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
+        return "it does not say which probe it is of"
+    if run.probe_path(value["probe"]) != run.path / name or not sound(value["probe"], value.get("found")):
+        return f"it is not what probe {value['probe'][:80]} finds"
+    return ""
 
 
 def _whole(run: RunDirectory) -> bool:
@@ -58,9 +85,13 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
         with tarfile.open(source, "r:*") as archive:
             for member in archive:
                 run_id, _, name = member.name.partition("/")
-                if not member.isfile() or not RUN_ID.fullmatch(run_id) or name not in FILES:
+                if (
+                    not member.isfile()
+                    or not RUN_ID.fullmatch(run_id)
+                    or not (name in FILES or _PROBE_FILE.fullmatch(name))
+                ):
                     raise UserError(f"{source} is not an export of runs: it holds '{member.name}'")
-                if member.size > _MOST_BYTES:
+                if member.size > (_MOST_BYTES if name in FILES else _MOST_PROBE_BYTES):
                     raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
                 stream = archive.extractfile(member)
                 runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
@@ -70,23 +101,28 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     store.make()
     known = 0
     for run_id, files in runs.items():
-        _refuse_false(source, run_id, files)
         run = store.run(run_id)
-        if run.finished():
-            known += 1
-            continue
-        run.path.mkdir(parents=True, exist_ok=True)
-        for name in FILES:  # result.json comes last
-            if name in files:
+        _refuse_false(source, run, files)
+        known += run.finished()
+        probes = [name for name in files if name not in FILES]
+        if probes:
+            (run.path / "probes").mkdir(parents=True, exist_ok=True)
+        # A run that is here already takes the probes it lacks; result.json comes last.
+        for name in [*probes, *(() if run.finished() else FILES)]:
+            if name in files and not (name in probes and (run.path / name).exists()):
+                run.path.mkdir(parents=True, exist_ok=True)
                 write_atomic(run.path / name, files[name])
     return len(runs) - known, known
 
 
-def _refuse_false(source: Path, run_id: str, files: dict[str, bytes]) -> None:
+def _refuse_false(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
     try:
         spec, result = json.loads(files["spec.json"]), unsealed(files["result.json"])
-        words = wrong_with_spec(spec, run_id) or wrong_with_result(result)
+        words = wrong_with_spec(spec, run.id) or wrong_with_result(result)
     except (KeyError, ValueError, RecursionError) as error:
         words = f"{type(error).__name__}: {error}"
     if words:
-        raise UserError(f"{source}: run {run_id} is damaged or is not what it says it is: {words}")
+        raise UserError(f"{source}: run {run.id} is damaged or is not what it says it is: {words}")
+    for name in (name for name in files if name not in FILES):
+        if words := wrong_with_probe(run, name, files[name]):
+            raise UserError(f"{source}: {run.id}/{name} is damaged or is not what it says it is: {words}")

@@ -158,6 +158,35 @@ def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[st
     assert {"name", "default", "choices", "help"} <= set(options[0])
     assert next(row for row in everything["sizes"] if row["name"] == "nano")["parameters"] == 117_056
     assert {"name": "stdlib"}.items() <= everything["corpora"][0].items()
+    assert {row["name"] for row in everything["probes"]} >= {"positions", "indicators", "tasks"}
+    run("list", "--probes")
+    out = capsys.readouterr().out
+    assert "indicators" in out
+    assert "diagonal" not in out
+
+
+def test_probes_of_a_race_are_named_by_a_flag(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "race",
+        "--arms",
+        "standard",
+        "--corpus",
+        f"file:{story}",
+        "--tokens",
+        "1k",
+        "--batch",
+        "256",
+        "--seeds",
+        "1",
+    ]
+    run(*words, "--out", str(tmp_path), "--probes", "positions", "skip:256", "--quiet")
+    assert len(list(tmp_path.glob("runs/*/probes/*.json"))) == 2
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--probes", "tasks:copy"])
+    assert stopped.value.code == 2
+    assert "did you mean 'copa'" in capsys.readouterr().err
 
 
 def test_cost_is_shown_and_given_as_json(capsys: pytest.CaptureFixture[str]) -> None:

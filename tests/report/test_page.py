@@ -3,6 +3,7 @@ from __future__ import annotations
 import html
 import html.parser
 import json
+import lzma
 import re
 import shutil
 import struct
@@ -19,17 +20,41 @@ pytest.importorskip("altair")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
+PROBES = ["positions", "indicators:2", "maps", "tasks:copa", "skip:512", "decode"]
+# forest, curves, cost, seeds, positions, tasks, indicators, maps, skip, stability
+CHARTS = 10
+
+
 @pytest.fixture(scope="module")
 def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study whose arm, study and corpus names are hostile."""
     place = tmp_path_factory.mktemp("report")
     text = place / "<b onclick=alert(1)>corpus.txt"
     text.write_text(story.read_text())
-    arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}, "sharing:tie=qkv"]
-    Study(arms, name=HOSTILE, corpus=f"file:{text}", tokens=5120, batch=256, seeds=3, lr=5e-3).run(
-        place / "out", workers=1, quiet=True
+    arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}, "even(prefix_mean)"]
+    tasks(place / "data")
+    settings = {"tokens": 5120, "batch": 256, "seeds": 3, "lr": 5e-3, "probes": PROBES}
+    Study(arms, name=HOSTILE, corpus=f"file:{text}", **settings).run(
+        place / "out", workers=1, quiet=True, data_dir=place / "data"
     )
+    claim = {
+        "id": "p.1",
+        "statement": HOSTILE,
+        "published": "some",
+        "measured": [{"what": "x", "n": 3, "p": None}],
+    }
+    claim |= {"direction": "contradicted", "size": "open", "scale": "reduced scale", "reason": HOSTILE}
+    (place / "out" / "claims.json").write_text(json.dumps([claim]))
+    open_study(place / "out").write()
     return place / "out"
+
+
+def tasks(folder: Path) -> None:
+    """Write a small task whose name is known."""
+    (folder / "zeroshot").mkdir(parents=True)
+    rows = [{"query": f"the cat {place}", "choices": ["sat", "ran"], "gold": place % 2} for place in range(6)]
+    with lzma.open(folder / "zeroshot" / "copa.jsonl.xz", "wt") as stream:
+        stream.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Tags(html.parser.HTMLParser):
@@ -72,7 +97,7 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
         json.loads(text)
         for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL)
     ]
-    assert len(definitions) == 4
+    assert len(definitions) in (CHARTS - 1, CHARTS)  # stability has a chart where an arm reached the target
     everything = json.dumps(definitions)
     for name in ("uniform", "unigram", "bigram", "xz"):
         assert f'"{name} ' in everything
@@ -83,6 +108,13 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
         "feed-forward width",
         "When to use it",
         "What the quality costs",
+        "What became of the paper",
+        "What the attention looks at",
+        "Maps of chosen heads",
+        "Tasks.",
+        "Skipped layers",
+        "Stability and sample efficiency",
+        '<span class="chip contradicted">contradicted</span>',
     ):
         assert words in page
     assert "parameters are not matched (shape as_is)" in page
@@ -144,6 +176,16 @@ found.pressed = [...box("curves").children].filter((node) => node.ariaPressed ==
 await press("cost", "cache bytes/token");
 found.cache = words("cost");
 found.all = opacities();
+found.indicators = [...box("indicators").children].map((node) => node.textContent);
+await press("indicators", "entropy");
+found.entropy = words("indicators");
+const cells = () => document.querySelectorAll("#maps1 svg .mark-rect path").length;
+found.layers = [...box("maps").children].map((node) => node.textContent);
+found.cells = [cells()];
+await press("maps", "layer 2");
+found.cells.push(cells());
+await press("cost", "decode tokens/s");
+found.decode = words("cost");
 const legend = [...document.querySelectorAll("#curves1 svg .role-legend-label text")];
 for (const kind of ["pointerdown", "mousedown", "pointerup", "mouseup", "click"])
   legend[0].dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));
@@ -180,7 +222,7 @@ def browse(place: Path, url: str, *words: str) -> tuple[str, list[str]]:
 
 def test_in_a_real_browser_charts_are_drawn_and_hostile_text_is_inert(folder: Path, tmp_path: Path) -> None:
     dom, console = browse(tmp_path, f"file://{folder / 'report.html'}", "--dump-dom")
-    assert len(re.findall(r'<svg[^>]*class="marks"', dom)) == 4, console
+    assert len(re.findall(r'<svg[^>]*class="marks"', dom)) in (CHARTS - 1, CHARTS), console
     assert "<title>owned" not in dom
     assert console == []
 
@@ -194,7 +236,12 @@ def test_in_a_real_browser_axes_arms_and_theme_can_be_switched(folder: Path, tmp
     assert text is not None, dom[-2000:]
     found = json.loads(html.unescape(text[1]))
     assert found["axes"] == ["tokens", "FLOPs", "seconds"]
-    assert found["costs"] == ["parameters", "FLOPs/token", "cache bytes/token", "tokens/s"]
+    assert found["costs"] == ["parameters", "FLOPs/token", "cache bytes/token", "tokens/s", "decode tokens/s"]
+    assert found["indicators"][:2] == ["first token", "entropy"]
+    assert "entropy of the map, nats summed over queries (higher is more spread)" in found["entropy"]
+    assert found["layers"] == ["layer 1", "layer 2"]
+    assert min(found["cells"]) > 1000
+    assert "decode tokens per second, batch 8, full window (right is faster)" in found["decode"]
     assert "tokens trained on" in found["before"]
     assert "seconds of training, mean over seeds" in found["seconds"]
     assert "training FLOPs (three times forward)" in found["flops"]

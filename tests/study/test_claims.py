@@ -278,6 +278,7 @@ def test_reproduce_runs_judges_and_goes_on(
     assert "p.1" in shown
     assert "claims.json" in shown
     rows = json.loads((tmp_path / "o" / "claims.json").read_text())
+    assert "What became of the paper" in (tmp_path / "o" / "report.html").read_text()
     assert [list(row) for row in rows] == [FIELDS]
     assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
     assert rows[0]["measured"][0]["n"] == 2
@@ -310,7 +311,7 @@ def judged_over_contexts(
                 results[run] = {"status": "done", "test": test}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, "small", spec, outline, study_verdicts(outline, results), results)
+    (found,) = judge_claims(paper, "small", spec, outline, study_verdicts(outline, results), results=results)
     return found
 
 
@@ -378,3 +379,107 @@ def test_the_claims_that_waited_for_a_trend_or_equal_time_can_be_decided() -> No
             for criterion in claim.criteria:
                 assert criterion.kind != "trend" or len(values[criterion.over]) >= 3
                 assert set(criterion.place.get("length", ())) <= set(spec.lengths)
+
+
+def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
+    """Return what five made seeds say of a number that a probe found; an arm that is not given has none."""
+    paper = read_paper(written(folder, criteria))
+    spec = build_study(paper.settings("paper"))
+    contest = Contest("file:x", "x", "nano", "as_is", "tokens")
+    entries = tuple(
+        Entry(f"{label}/{seed}", label, seed, contest) for label in LABELS for seed in range(1, 6)
+    )
+    done = {"status": "done", "test": {"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]}}
+    results = {entry.run: done for entry in entries}
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline(
+        "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
+    )
+
+    def found(run: str, probe: str) -> dict[str, Any] | None:
+        label, seed = run.split("/")
+        if label not in values or probe != "indicators":
+            return None
+        return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
+
+    (claim,) = judge_claims(paper, "paper", spec, outline, study_verdicts(outline, results), found=found)
+    return claim
+
+
+LABELS = ("standard", "a", "b")
+SINK = '{kind = "probe", probe = "indicators", path = "mean.sink", arm = "a"'
+LOW, HIGH = [0.10, 0.11, 0.12, 0.11, 0.10], [0.20, 0.22, 0.23, 0.20, 0.21]
+
+
+@pytest.mark.parametrize(
+    ("rest", "direction", "size"),
+    [
+        (', expect = "lower"}', "supported", "open"),
+        (', expect = "higher"}', "contradicted", "open"),
+        (', expect = "lower", effect = -0.10}', "supported", "supported"),
+        (', expect = "lower", effect = -0.30}', "supported", "contradicted"),
+        (', expect = "lower", compare = "ratio", at_most = 0.6}', "supported", "supported"),
+        (', expect = "lower", compare = "ratio", effect = 0.51}', "supported", "supported"),
+        (', expect = "higher", compare = "value", at_least = 0.05}', "supported", "supported"),
+        (', expect = "higher", compare = "value", at_least = 0.15}', "supported", "contradicted"),
+        (", margin = 0.2}", "supported", "open"),
+        (", margin = 0.05}", "contradicted", "open"),
+        (', expect = "lower", guard = ["mean.base", 0.1]}', "supported", "open"),
+        (', expect = "lower", guard = ["mean.base", 0.3]}', "open", "open"),
+    ],
+)
+def test_a_number_of_a_probe_decides(tmp_path: Path, rest: str, direction: str, size: str) -> None:
+    found = probed(tmp_path, SINK + rest, standard=HIGH, a=LOW)
+    assert (found.direction, found.size) == (direction, size), found.reason
+    assert found.measured[0]["n"] == 5
+    assert "mean.sink (indicators)" in found.measured[0]["unit"]
+
+
+def test_a_probe_that_was_not_taken_leaves_a_claim_open(tmp_path: Path) -> None:
+    found = probed(tmp_path, SINK + ', expect = "lower"}', standard=HIGH)
+    assert (found.direction, found.scale) == ("open", "not run")
+    assert "probe indicators was not taken" in found.reason
+
+
+def test_probes_are_adjusted_for_one_another(tmp_path: Path) -> None:
+    one = SINK + ', expect = "lower"}'
+    two = one + ", " + one.replace('"a"', '"b"')
+    alone, both = (probed(tmp_path, criteria, standard=HIGH, a=LOW, b=LOW) for criteria in (one, two))
+    assert both.measured[0]["p_holm"] == pytest.approx(2 * alone.measured[0]["p_holm"])
+
+
+@pytest.mark.parametrize(
+    ("means", "direction"),
+    [((-0.05, -0.01), "supported"), ((-0.01, -0.05), "contradicted"), ((-0.02, -0.02), "open")],
+)
+def test_an_interaction_is_a_difference_of_differences(
+    tmp_path: Path, means: tuple[float, float], direction: str
+) -> None:
+    criterion = '{kind = "interaction", arm = "a", control = "b", expect = "lower"}'
+    found = judged(tmp_path, criterion, a=[means[0]] * 2, b=[means[1]] * 2)
+    assert found.direction == direction, found.reason
+    assert found.measured[0]["difference"] == pytest.approx(means[0] - means[1], abs=1e-9)
+
+
+def test_a_median_takes_six_seeds(tmp_path: Path) -> None:
+    found = judged(tmp_path, '{kind = "median", arm = "a", expect = "better"}', a=[-0.05, 0], b=[0, 0])
+    assert found.direction == "open"
+    assert "a median takes 6 paired seeds, here are 5" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        (SINK + "}", "takes expect, or the margin"),
+        (SINK.replace("indicators", "indicator") + ', expect = "lower"}', "unknown probe 'indicator'"),
+        (SINK + ', expect = "better"}', "lower"),
+        (SINK + ', expect = "lower", compare = "ratio", effect = -1.0}', "ratios are above 0"),
+        (SINK + ', expect = "lower", guard = "mean.sink"}', "a path and a number"),
+        ('{kind = "interaction", arm = "a", expect = "lower"}', "needs control"),
+    ],
+)
+def test_a_criterion_of_a_probe_that_cannot_be_read_is_one_line(
+    tmp_path: Path, criterion: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(written(tmp_path, criterion))

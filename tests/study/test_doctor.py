@@ -143,6 +143,19 @@ def test_damage_is_found_and_mended_and_the_study_goes_on(
         assert ours.result() == theirs.result()
 
 
+def test_a_damaged_probe_is_set_aside(patient: Path) -> None:
+    run = Store(patient).runs()[0]
+    run.keep_probe("skip", {"none": "nothing to skip"})
+    assert examine_study(patient, quiet=True) == []
+    path = run.path / "probes" / "skip.json"
+    flip(path)
+    (finding,) = examine_study(patient, mend=True, quiet=True)
+    assert finding.path == path
+    assert finding.mended
+    assert run.probe("skip") is None
+    assert examine_study(patient, quiet=True) == []
+
+
 def test_a_healthy_study_has_no_findings(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [str(finding) for finding in examine_study(patient, quiet=True)] == []
     with pytest.raises(SystemExit) as ended:

@@ -1,14 +1,33 @@
 """What is measured on trained runs besides their loss."""
 
+import json
+import lzma
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from headtohead import Study, load
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.data.shards import prepare
+from headtohead.measure.indicators import indicators
 from headtohead.measure.loss import nats_by_position, score_split
-from headtohead.study.probes import PROBES, Probe, probe_names
+from headtohead.measure.maps import layer_maps
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import find_size
+from headtohead.study.probes import (
+    PROBES,
+    Probe,
+    Subject,
+    fits,
+    number_at,
+    probe_names,
+    read_probe,
+    sound,
+    take,
+)
 from headtohead.study.store import Store
 
 TINY = {"size": "nano", "tokens": "4k", "batch": 1024, "seeds": 1}
@@ -67,7 +86,7 @@ def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(subject: object, argument: str) -> dict[str, object]:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setitem(PROBES, "positions", Probe("fails", fail))
+    monkeypatch.setitem(PROBES, "positions", Probe("fails", fail, {}))
     result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
     assert result.summary.trouble == ["probe positions: ZeroDivisionError: on purpose"]
     (run,) = Store(tmp_path).runs()
@@ -99,8 +118,221 @@ def test_damaged_weights_cost_a_probe_and_no_result(tmp_path: Path) -> None:
         (["position"], "unknown probe 'position'.*positions"),
         (["positions:3"], "takes no argument"),
         (3, "takes a name or a list"),
+        (["indicators:0"], "how many windows"),
+        (["indicators:many"], "how many windows"),
+        (["skip:-3"], "how many tokens"),
+        (["maps:2"], "LAYER.HEAD"),
+        (["maps:0.1"], "counted from 1"),
+        (["tasks"], "needs the tasks' names"),
+        (["tasks:lambda"], "unknown task 'lambda'.*lambada"),
     ],
 )
 def test_a_probe_that_does_not_exist_is_one_line(given: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         probe_names(given)
+
+
+def test_an_argument_has_one_spelling() -> None:
+    given = ["indicators:16", "indicators", "maps: 1.2,2.1,1.2", "tasks:copa,all", "skip:0512"]
+    assert probe_names(given) == ("indicators", "maps:1.2,2.1", "tasks:all", "skip:512")
+
+
+def subject(arm: str, data_dir: str = "") -> Subject:
+    """Return an untrained model of an arm under a probe."""
+    size = find_size("nano")
+    corpus = prepare("stdlib", "bytes")
+    model = Decoder(
+        size, parse_layout(arm).layers(size.layers), 1, companion=corpus.splits["train"].tokens
+    ).eval()
+    return Subject(model, corpus.tokenizer, corpus, {"training": {"precision": "float32"}}, data_dir)
+
+
+def test_windows_are_spread_over_the_test_split() -> None:
+    one = subject("standard")
+    text = np.asarray(one.corpus.splits["test"].tokens)
+    windows = one.windows(4, 128)
+    assert windows.shape == (4, 128)
+    starts = [place * (len(text) // 128) // 4 * 128 for place in range(4)]
+    assert windows.tolist() == [text[start : start + 128].tolist() for start in starts]
+    assert one.windows(10**9, 100_000).shape == (1, 100_000)
+
+
+def test_maps_are_what_each_layer_mixes_with() -> None:
+    """The map of every layer times its values, written out, is what the layer gives."""
+    one = subject("standard")
+    tokens = one.windows(2, 32)
+    found = layer_maps(one.model, tokens)
+    assert [layer.mechanism for layer in found] == ["standard"] * 2
+    block = one.model.layers[0]
+    given: dict[str, torch.Tensor] = {}
+    handle = block.mechanism.register_forward_hook(
+        lambda _, inputs, output: given.update(x=inputs[0], y=output)
+    )
+    with torch.no_grad():
+        one.model.hidden(tokens)
+    handle.remove()
+    mechanism = block.mechanism
+    with torch.no_grad():
+        _, _, v = mechanism.project(given["x"], None)  # type: ignore[operator]
+        written = mechanism.write(found[0].weights @ v, None)  # type: ignore[operator]
+    assert torch.allclose(written, given["y"], atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["standard", "non_approximate", "sharing:tie=kv", "fixed_seq_qk", "kuramoto"])
+def test_the_largest_score_is_that_before_the_softmax(arm: str) -> None:
+    """A softmax turns differences of scores into ratios of weights: the span of the logs is at most twice the peak."""
+    for layer in layer_maps(subject(arm).model, subject(arm).windows(1, 48)):
+        assert layer.weights is not None
+        assert layer.largest_score is not None
+        logs = torch.where(layer.weights > 0, layer.weights.double(), 1.0).log()
+        rows = logs.masked_fill(layer.weights <= 0, -torch.inf).amax(-1) - logs.masked_fill(
+            layer.weights <= 0, torch.inf
+        ).amin(-1)
+        span = float(rows[torch.isfinite(rows)].max())
+        assert 0 < span <= 2 * layer.largest_score + 1e-4
+
+
+def test_a_layer_without_softmax_has_no_largest_score() -> None:
+    assert {
+        layer.largest_score for layer in layer_maps(subject("approximate").model, torch.zeros(1, 8).long())
+    } == {None}
+
+
+def test_indicators_are_means_over_windows_and_layers() -> None:
+    one = subject("even(token_mlp)")
+    found = take("indicators:3", one)
+    assert sound("indicators:3", found)
+    assert found["windows"] == 3
+    first, second = found["layers"]
+    assert first["none"] == "token_mlp gives no attention map"
+    maps = [layer_maps(one.model, window[None])[1].weights for window in one.windows(3, 128)]
+    expected = indicators(torch.cat([weights for weights in maps if weights is not None]))
+    for name, value in expected.items():
+        assert second["values"][name] == pytest.approx(value, rel=1e-6)
+        assert found["mean"][name] == second["values"][name]
+    assert found["log_largest_score"] == second["values"]["log_largest_score"]
+
+
+def test_signed_maps_are_marked_and_arms_without_a_map_say_why() -> None:
+    signed = take("indicators:1", subject("differential"))
+    assert [layer["signed"] for layer in signed["layers"]] == [True, True]
+    for probe in ("indicators:1", "maps"):
+        found = take(probe, subject("token_mlp"))
+        assert found == {"none": "token_mlp gives no attention map"}
+        assert sound(probe, found)
+
+
+def test_maps_are_pooled_and_name_their_tokens() -> None:
+    one = subject("standard")
+    found = take("maps", one)
+    assert sound("maps", found)
+    assert found["group"] == 3
+    assert len(found["tokens"]) == 43
+    assert "".join(found["tokens"]) == one.tokenizer.decode(one.windows(1, 128)[0].tolist())
+    assert {row["why"] for row in found["maps"]} == {"most local", "most on the first token", "most spread"}
+    for row in found["maps"]:
+        assert [len(line) for line in row["rows"]] == list(range(1, 44))
+        assert [sum(line) for line in row["rows"]] == pytest.approx([1000] * 43, abs=25)
+    asked = take("maps:2.3,1.1,9.9", one)
+    assert [(row["layer"], row["head"]) for row in asked["maps"]] == [(1, 1), (2, 3)]
+
+
+def test_skipped_layers_are_put_back() -> None:
+    one = subject("even(prefix_mean)")
+    found = take("skip:2048", one)
+    assert sound("skip:2048", found)
+    assert (found["variant"]["layers"], found["standard"]["layers"]) == ([1], [2])
+    whole = found["whole"]
+    for group in ("variant", "standard"):
+        for part in ("block", "attention"):
+            row = found[group][part]
+            assert row["bits_per_byte"] == pytest.approx(whole + row["rise"])
+            assert row["rise"] != 0
+    assert take("skip:2048", one)["whole"] == whole
+    assert "does not mix" in take("skip", subject("standard"))["none"]
+
+
+def test_decoding_is_timed_at_half_and_full_windows() -> None:
+    found = take("decode", subject("standard"))
+    assert sound("decode", found)
+    rates = found["tokens_per_second"]
+    assert set(rates) == {f"batch {batch}, {fill}" for batch in (1, 8) for fill in ("half", "full")}
+    assert min(rates.values()) > 0
+    assert found["headline"] == rates["batch 8, full"]
+    assert found["cached"]
+    assert "cpu" in found["device"]
+    one = subject("standard").model
+    assert found["bytes"] == 4 * one.parameter_count() + one.cache_bytes(8, 128, torch.float32)  # type: ignore[operator]
+
+
+def test_tasks_that_are_not_at_hand_are_one_line_and_the_run_stays_done(tmp_path: Path) -> None:
+    settings = TINY | {"probes": ["tasks:copa,rte"], "seeds": 2}
+    result = Study(["standard"], **settings).run(tmp_path / "s", quiet=True, workers=1, data_dir=tmp_path)
+    (line,) = result.summary.trouble
+    assert line.startswith("probe tasks:copa,rte: task 'copa' is not at hand")
+    assert {run.state() for run in Store(tmp_path / "s").runs()} == {"done"}
+
+
+def test_tasks_are_scored_beside_chance(tmp_path: Path) -> None:
+    folder = tmp_path / "zeroshot"
+    folder.mkdir()
+    rows = "".join(
+        json.dumps({"query": f"the cat {word}", "choices": ["sat", "ran"], "gold": place % 2}) + "\n"
+        for place, word in enumerate(["one", "two", "three", "four"])
+    )
+    with lzma.open(folder / "copa.jsonl.xz", "wt") as stream:
+        stream.write(rows)
+    found = take("tasks:copa", subject("standard", str(tmp_path)))
+    assert sound("tasks:copa", found)
+    score = found["tasks"]["copa"]
+    assert (score["n"], score["chance"]) == (4, 0.5)
+    assert found["mean"]["above_chance"] == score["accuracy"] - 0.5
+
+
+def test_a_finished_run_without_weights_is_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = TINY | {"seeds": 2}
+    Study(["standard"], **settings).run(tmp_path, quiet=True, workers=1, keep_weights=False)
+    capsys.readouterr()
+    Study(["standard"], probes=["positions", "maps"], **settings).run(tmp_path, workers=1)
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count(
+        "2 finished runs kept no weights: positions, maps cannot be taken"
+    ) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "good"),
+    [
+        ({"a": 1.5, "b": 2}, {"a": float}, True),
+        ({"a": True}, {"a": float}, False),
+        ({"a": float("nan")}, {"a": float}, False),
+        ({"a": 1e300}, {"a": float}, False),
+        ({"a": None}, {"a": (float, None)}, True),
+        ({"a": [1, 2.5]}, {"a": [float]}, True),
+        ({"a": [1, "x"]}, {"a": [float]}, False),
+        ({"x": 1, "y": "z"}, {str: float}, False),
+        ("text", {"a": float}, False),
+        ({}, {"a": float}, False),
+    ],
+)
+def test_what_a_file_holds_is_checked(value: object, form: object, good: bool) -> None:
+    assert fits(value, form) is good
+
+
+def test_a_probe_of_another_form_is_damaged(tmp_path: Path) -> None:
+    (run,) = race(tmp_path, probes=["indicators:1"]).runs()
+    run.keep_probe("indicators:1", {"windows": 1, "layers": "many", "mean": {}, "log_largest_score": None})
+    with pytest.raises(DamagedFile, match="has not the form of probe indicators:1"):
+        read_probe(run, "indicators:1")
+    race(tmp_path, probes=["indicators:1"])
+    assert read_probe(run, "indicators:1") is not None
+
+
+def test_a_number_is_found_by_its_path() -> None:
+    found = {"mean": {"sink": 0.25, "words": "many"}, "bytes": None}
+    assert number_at(found, "mean.sink") == 0.25
+    for path in ("mean", "mean.words", "mean.sink.deeper", "bytes", "none"):
+        assert number_at(found, path) is None
+    assert number_at(None, "mean") is None

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headtohead.study.outline import Contest, Entry, Outline
-from headtohead.study.stability import Stability, share_interval, study_stability
+from headtohead.study.outline import Contest, Entry, Outline, Rate
+from headtohead.study.stability import Stability, rate_rise, share_interval, study_stability
 from headtohead.study.store import Store
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
@@ -86,3 +86,18 @@ def test_runs_that_left_nothing_give_nothing(tmp_path: Path) -> None:
         None,
         0,
     )
+
+
+def test_sensitivity_to_the_rate_is_the_worse_neighbour() -> None:
+    def tuned(*scores: float | None) -> Outline:
+        best = min(score for score in scores if score is not None)
+        rows = [
+            Rate("c", "nano", "as_is", "a", 10.0**-place, score, score == best, False)
+            for place, score in enumerate(scores)
+        ]
+        return Outline("s", (("a", "a"),), "a", None, 0.005, (1,), (), tuning=tuple(rows))
+
+    assert rate_rise(tuned(2.5, 2.0, 2.1, 9.0), CONTEST, "a") == pytest.approx(0.5)
+    assert rate_rise(tuned(None, 2.0, 2.1), CONTEST, "a") == pytest.approx(0.1)
+    assert rate_rise(tuned(2.0), CONTEST, "a") is None
+    assert rate_rise(tuned(2.0, 2.1), CONTEST, "b") is None

@@ -90,3 +90,48 @@ def test_links_and_rubbish_are_refused(tmp_path: Path) -> None:
         import_runs(Store(tmp_path), tmp_path / "none.tar.gz")
     with pytest.raises(UserError, match="no finished runs"):
         export_runs(Store(tmp_path), tmp_path / "out.tar.gz")
+
+
+def probed(story: Path, folder: Path, **changes: object) -> Store:
+    settings = {"corpus": f"file:{story}", "tokens": 1024, "batch": 256, "seeds": 1}
+    Study(["standard"], **(settings | changes)).run(folder, workers=1, quiet=True)
+    return Store(folder)
+
+
+def test_probes_travel_and_a_known_run_takes_those_it_lacks(story: Path, tmp_path: Path) -> None:
+    store = probed(story, tmp_path / "a", probes=["positions", "skip:512"])
+    (run,) = store.runs()
+    export_runs(store, tmp_path / "x.tar.gz")
+    assert import_runs(Store(tmp_path / "b"), tmp_path / "x.tar.gz") == (1, 0)
+    known = probed(story, tmp_path / "c")
+    assert import_runs(known, tmp_path / "x.tar.gz") == (0, 1)
+    for other in (Store(tmp_path / "b"), known):
+        for name in ("positions", "skip:512"):
+            assert other.run(run.id).probe(name) == run.probe(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("probes/positions.json", {"probe": "maps", "found": {"none": "x"}}, "not what probe maps finds"),
+        (
+            "probes/positions.json",
+            {"probe": "positions", "found": {"bins": "many"}},
+            "not what probe positions finds",
+        ),
+        ("probes/positions.json", {"probe": "positions", "found": 3}, "not what probe positions finds"),
+        ("probes/positions.json", {"found": {}}, "does not say which probe"),
+        ("probes/positions.json", [1], "does not say which probe"),
+        ("probes/evil.json", {"probe": "evil", "found": {}}, "is not an export"),
+        ("probes/../positions.json", {}, "is not an export"),
+    ],
+)
+def test_a_probe_that_is_not_what_it_says_is_refused(
+    exported: tuple[Path, Path], tmp_path: Path, name: str, content: object, words: str
+) -> None:
+    run = Store(exported[0]).runs()[0]
+    files = {f"{run.id}/{file}": (run.path / file).read_bytes() for file in ("spec.json", "result.json")}
+    files[f"{run.id}/{name}"] = json.dumps(content).encode()
+    with pytest.raises(UserError, match=words):
+        import_runs(Store(tmp_path / "s"), archive(tmp_path / "x.tar.gz", files))
+    assert not list((tmp_path / "s").glob("runs/*/probes/*"))

@@ -10,18 +10,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from headtohead.report.panels import (
+    claims,
     corpora,
     cost,
     curves,
     forest,
+    indicators,
+    maps,
     matrix,
     positions,
     rates,
     ratios,
     seeds,
+    skip,
+    stability,
+    tasks,
     trends,
 )
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.study.trends import OVER
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
@@ -32,9 +38,15 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "ratios": ratios.figure,
     "seeds": seeds.figure,
     "positions": positions.figure,
+    "tasks": tasks.figure,
+    "indicators": indicators.figure,
+    "maps": maps.figure,
+    "skip": skip.figure,
+    "stability": stability.figure,
 }
 """Drawn for each contest, in this order; the first stands above the table of verdicts."""
 STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
+    "claims": claims.figure,
     **{f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER},
     "matrix": matrix.figure,
     "corpora": corpora.figure,
@@ -44,17 +56,24 @@ STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
 __all__ = [
     "CONTEST",
     "STUDY",
+    "Chip",
     "Figure",
     "Table",
     "View",
+    "claims",
     "corpora",
     "cost",
     "curves",
     "forest",
+    "indicators",
+    "maps",
     "matrix",
     "positions",
     "rates",
     "ratios",
     "seeds",
+    "skip",
+    "stability",
+    "tasks",
     "trends",
 ]

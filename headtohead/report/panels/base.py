@@ -42,12 +42,23 @@ class View:
 
 
 @dataclass(frozen=True)
+class Chip:
+    """A word in a table that stands out by its colour."""
+
+    words: str
+    kind: str
+    """The style: better, worse, equivalent, supported, contradicted, open."""
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of words and numbers, formatted; `left` columns hold words, the others numbers."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Chip]]
     left: int = 1
+    folded: str = ""
+    """What to press to see it; empty: it is shown at once."""
 
 
 @dataclass(frozen=True)

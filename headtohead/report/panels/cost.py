@@ -10,6 +10,7 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Row, at_axis_rows, switched
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.probes.decode import HEADLINE
 
 
 def figure(view: View) -> Figure | None:
@@ -20,7 +21,7 @@ def figure(view: View) -> Figure | None:
     words = (
         "Large dots are means, small ones single seeds; low and cheap is good. No arm beats those on the dashed line in "
         "both; it is drawn through means, so see the verdict before believing a step of it. An arm without a cache is left "
-        "out where cache is the cost."
+        "out where cache is the cost, one whose decoding was not timed where that is."
     )
     return Figure("What the quality costs.", words, quality_against_cost(means, seeds, view.scale))
 
@@ -40,11 +41,12 @@ def cost_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row]]:
             "flops": arm.record["flops_per_token"],
             "cache": arm.record.get("cache_bytes_per_token"),
             "rate": arm.mean_cost("tokens_per_second"),
+            "decode": _decode_rate(arm),
         }
         means.append({"arm": arm.label, "value": statistics.fmean(scores.values()), **costs})
         seeds += [{"arm": arm.label, "seed": seed, "value": value, **costs} for seed, value in scores.items()]
-    for name in ("parameters", "flops", "cache", "rate"):
-        sign = -1 if name == "rate" else 1  # speed is the one that should be high
+    for name in COST_AXES:
+        sign = -1 if name in _FAST else 1
         points = [(sign * row[name], row["value"]) for row in means if row[name] is not None]
         for row in means:
             row[f"front {name}"] = row[name] is not None and not any(
@@ -61,14 +63,22 @@ COST_AXES = {
     "flops": ("FLOPs/token", "forward FLOPs per token (left is cheaper)"),
     "cache": ("cache bytes/token", "cache bytes per token (left is cheaper)"),
     "rate": ("tokens/s", "training tokens per second (right is faster)"),
+    "decode": ("decode tokens/s", f"decode tokens per second, {HEADLINE} window (right is faster)"),
 }
 """By the name of a row's value: what a button says, and the title of the axis."""
+_FAST = ("rate", "decode")
+"""Speeds, the costs that should be high."""
+
+
+def _decode_rate(arm: ArmFacts) -> float | None:
+    rates = [row["headline"] for rows in arm.found("decode").values() for row in rows]
+    return statistics.fmean(rates) if rates else None
 
 
 def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) -> Chart:
     """Return each arm's score against what it costs, every seed, and the front of arms that none beats in both.
 
-    The cost is parameters, FLOPs or cache bytes per token, or training speed: the parameter `axis` says which.
+    The cost is parameters, FLOPs or cache bytes per token, training or decoding speed: the parameter `axis` says which.
     """
     known = {name: [row[name] for row in rows if row[name] is not None] for name in COST_AXES}
     names = [name for name, values in known.items() if values]
@@ -98,7 +108,9 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) ->
         .mark_line(
             strokeDash=[5, 4],
             color="#888",
-            interpolate=alt.ExprRef(f"{AXIS} == 'rate' ? 'step-before' : 'step-after'"),
+            interpolate=alt.ExprRef(
+                f"indexof({json.dumps(_FAST)}, {AXIS}) >= 0 ? 'step-before' : 'step-after'"
+            ),
         )
         .encode(x=x, y=y),
         dots.mark_circle(size=26, opacity=0.4).encode(x=x, y=y, color=colour, tooltip=seed_tips),

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError, unknown
-from headtohead.study.probes import corpora, positions
-from headtohead.study.probes.base import Found, Probe, Subject
+from headtohead.common.errors import DamagedFile, UserError, unknown
+from headtohead.study.probes import corpora, decode, indicators, maps, positions, skip, tasks
+from headtohead.study.probes.base import NONE, Found, Probe, Subject, fits, number_at
+from headtohead.study.store import RunDirectory
 
 PROBES: dict[str, Probe] = {
     "positions": positions.PROBE,
     corpora.NAME: corpora.PROBE,
+    "indicators": indicators.PROBE,
+    "maps": maps.PROBE,
+    "tasks": tasks.PROBE,
+    "skip": skip.PROBE,
+    "decode": decode.PROBE,
 }
 
 
@@ -53,4 +59,31 @@ def take(name: str, subject: Subject) -> Found:
         subject.model.train(was_training)
 
 
-__all__ = ["PROBES", "Found", "Probe", "Subject", "probe_names", "refuse_unready", "take"]
+def read_probe(run: RunDirectory, name: str) -> Found | None:
+    """Return what a probe found in a run, or None where it has not been taken; what has not its form is damaged."""
+    found = run.probe(name)
+    if found is not None and not sound(name, found):
+        raise DamagedFile(f"damaged file {run.probe_path(name)}: it has not the form of probe {name}")
+    return found
+
+
+def sound(name: str, found: Any) -> bool:
+    """Return whether something has the form of what a probe finds."""
+    short = name.partition(":")[0]
+    return short in PROBES and (fits(found, NONE) or fits(found, PROBES[short].form))
+
+
+__all__ = [
+    "NONE",
+    "PROBES",
+    "Found",
+    "Probe",
+    "Subject",
+    "fits",
+    "number_at",
+    "probe_names",
+    "read_probe",
+    "refuse_unready",
+    "sound",
+    "take",
+]

@@ -87,6 +87,14 @@ def _test_split(name: str, key: _Key, data_dir: str) -> tuple[Split, str, str]:
 PROBE = Probe(
     "bits per byte on the test splits of other corpora, under the run's own tokenizer",
     _measure,
+    {
+        str: {
+            "label": str,
+            "content": str,
+            "score": {"nats": float, "bits_per_byte": float, "blocks": [[float]]},
+        }
+    },
     _check,
-    _ready,
+    "CORPUS,...; all corpora of the study when none is named",
+    ready=_ready,
 )

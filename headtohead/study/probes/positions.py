@@ -16,4 +16,8 @@ def _measure(subject: Subject, _: str) -> Found:
     return {"bins": bins}
 
 
-PROBE = Probe("mean nats on the test split by position in the window, in bins that double", _measure)
+PROBE = Probe(
+    "mean nats on the test split by position in the window, in bins that double",
+    _measure,
+    {"bins": [[float]]},
+)

@@ -1,0 +1,57 @@
+"""What the study says of a paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import read_json
+from headtohead.report.panels.base import Chip, Figure, Table, View
+from headtohead.study.probes import fits
+
+FILE = "claims.json"
+"""Written by whoever judges claims, in the study's directory."""
+_WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason")
+_MOST_OPEN = 6
+"""More claims than this are folded away: the verdicts stand below them."""
+_CHIPS = ("supported", "contradicted", "open")
+_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, None, [(str, float, None)])}]}]
+
+
+def figure(views: Sequence[View]) -> Figure | None:
+    """Return the claims of the paper, where the study is a paper's."""
+    if not views:
+        return None
+    try:
+        claims = read_json(views[0].path / FILE)
+    except UserError:
+        return None
+    if not claims or not fits(claims, _FORM):
+        return None
+    count = {word: sum(claim["direction"] == word for claim in claims) for word in _CHIPS}
+    words = (
+        "By direction "
+        + ", ".join(f"{number} {word}" for word, number in count.items() if number)
+        + ". Size: whether the effect is as large as published. What decides, and at which scale, stands beside each."
+    )
+    rows = [
+        (
+            claim["id"],
+            claim["statement"],
+            _chip(claim["direction"]),
+            _chip(claim["size"]),
+            claim["published"],
+            claim["reason"],
+            claim["scale"],
+        )
+        # What was decided comes first.
+        for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
+    ]
+    head = ("claim", "statement", "direction", "size", "published", "measured, and why", "scale")
+    folded = f"All {len(rows)} claims" if len(rows) > _MOST_OPEN else ""
+    table = Table(head, rows, left=len(head), folded=folded)
+    return Figure("What became of the paper's claims.", words, table=table)
+
+
+def _chip(word: str) -> Chip:
+    return Chip(word, word if word in _CHIPS else "open")

@@ -1,0 +1,104 @@
+"""What the attention maps look like, layer by layer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import altair as alt
+
+from headtohead.report.charts import AXIS, Chart, Row, legend
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.base import Figure, View
+
+INDICATORS = {
+    "sink": ("first token", "weight on the first token (sink)"),
+    "entropy": ("entropy", "entropy of the map, nats summed over queries (higher is more spread)"),
+    "concentration": ("concentration", "concentration: root of the summed squares of the weights"),
+    "head_diversity": ("head diversity", "head diversity: deviation of a weight over heads"),
+    "local_0": ("itself", "weight of a token on itself"),
+    "local_1": ("1 back", "weight on the token before"),
+    "local_2": ("2 back", "weight two tokens back"),
+    "local_3": ("3 back", "weight three tokens back"),
+    "log_largest_score": ("largest score", "log of the largest |score| before the softmax"),
+}
+"""By the name of a value: what a button says, and the title."""
+
+
+def figure(view: View) -> Figure | None:
+    """Return the indicators per layer, where the probe was taken."""
+    rows, missing, windows = indicator_rows(view.arms)
+    if not rows:
+        return None
+    words = f"Over {windows} held-out windows; small dots are seeds, lines join their means."
+    if any(row["signed"] for row in rows):
+        words += " Diamonds: the map is signed, and its absolute values are taken."
+    if missing:
+        words += f" Not shown, for they give no map: {', '.join(missing)}."
+    return Figure("What the attention looks at.", words, indicators_by_layer(rows, view))
+
+
+def indicator_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[str], int]:
+    """Return a row per arm, seed and layer; the arms' layers without a map in words; how many windows."""
+    rows: list[Row] = []
+    missing: dict[str, None] = {}
+    windows = 0
+    for arm in arms:
+        for seed, found in arm.found("indicators").items():
+            windows = max(windows, *(row["windows"] for row in found))
+            for layer in found[-1]["layers"]:
+                if "none" in layer:
+                    missing[f"{arm.label} layer {layer['layer']} ({layer['mechanism']})"] = None
+                    continue
+                values = {name: layer["values"].get(name) for name in INDICATORS}
+                rows.append(
+                    {"arm": arm.label, "seed": seed, "layer": layer["layer"], "signed": layer["signed"]}
+                    | values
+                )
+        if any("none" in row for row in arm.probes.get("indicators", {}).values()):
+            missing[arm.label] = None
+    return rows, list(missing), windows
+
+
+def indicators_by_layer(rows: list[Row], view: View) -> Chart:
+    """Return one indicator against the layer; the parameter `axis` says which."""
+    names = [name for name in INDICATORS if any(row[name] is not None for row in rows)]
+    axis = alt.param(name=AXIS, value=names[0])
+    base = (
+        alt.Chart(alt.NamedData("layers"))
+        .transform_calculate(value=f"datum[{AXIS}]")
+        .transform_filter("isValid(datum.value)")
+    )
+    count = max(row["layer"] for row in rows)
+    # Arms stand side by side at each layer, so that no seed hides another arm's.
+    place = f"datum.layer + (indexof({json.dumps(view.labels)}, datum.arm) - {(len(view.labels) - 1) / 2}) * {0.3 / len(view.labels)}"
+    base = base.transform_calculate(place=place)
+    x = alt.X(
+        "place:Q",
+        title="layer",
+        scale=alt.Scale(domain=[0.7, count + 0.3], nice=False),
+        axis=alt.Axis(values=list(range(1, count + 1)), format="d", grid=False, labelOverlap=True),
+    )
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8))
+    mean = alt.Y("mean(value):Q", title=None)
+    colour = alt.Color("arm:N", scale=view.scale, legend=legend())
+    tips: list[Any] = ["arm:N", "layer:O", "seed:O", alt.Tooltip("value:Q", format=".4~g"), "signed:N"]
+    layers = [
+        base.mark_line(strokeWidth=2).encode(x=x, y=mean, color=colour),
+        base.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=colour),
+        base.mark_point(filled=True, opacity=0.75).encode(
+            x=x,
+            y=y,
+            color=colour,
+            shape=alt.condition("datum.signed", alt.value("diamond"), alt.value("circle")),
+            size=alt.condition("datum.signed", alt.value(70), alt.value(34)),
+            tooltip=tips,
+        ),
+    ]
+    titles = json.dumps({name: INDICATORS[name][1] for name in names})
+    title = alt.TitleParams(alt.ExprRef(f"({titles})[{AXIS}]"), anchor="start", frame="group", offset=8)
+    chart = alt.layer(*layers).add_params(axis)
+    choices = {name: INDICATORS[name][0] for name in names}
+    chart = chart.properties(width="container", height=260, title=title, usermeta={"axes": choices})
+    chart.datasets = {"layers": rows}
+    return chart

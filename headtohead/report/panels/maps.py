@@ -1,0 +1,137 @@
+"""Attention maps of chosen heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from headtohead.report.charts import AXIS, Chart, Row
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.base import Figure, View
+
+_MOST_CELLS = 300_000
+"""Cells on one page; of more, only so many arms are shown."""
+_SIDE = 170
+# Seen on white and on black alike.
+PLUS, MINUS = "#1f8ae0", "#e8640c"
+
+
+def figure(view: View) -> Figure | None:
+    """Return maps of chosen heads, where the probe was taken."""
+    maps, tokens, left_out = map_rows(view.arms)
+    if not maps:
+        return None
+    seed = maps[0]["seed"]
+    words = (
+        f"Seed {seed} on one held-out window: each row of a map is where a few tokens look, from left (the first) to the "
+        "diagonal (themselves). The stronger the colour, the more weight, on one scale for all."
+    )
+    if any(row["signed"] for row in maps):
+        words += " Orange: negative weight."
+    if left_out:
+        words += f" Not shown, to keep the page small: {', '.join(left_out)}."
+    chart = head_maps(
+        maps, tokens, [label for label in view.labels if any(row["arm"] == label for row in maps)]
+    )
+    return Figure("Maps of chosen heads.", words, chart, "Hover for the tokens.")
+
+
+def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
+    """Return a row per map with its cells, the texts of the groups of tokens, and the arms left out.
+
+    Only the first seed of each arm is shown, and one window for all.
+    """
+    maps: list[Row] = []
+    texts: list[str] = []
+    left_out: list[str] = []
+    cells = 0
+    for arm in arms:
+        found = next(((seed, rows) for seed, rows in arm.found("maps").items()), None)
+        if found is None:
+            continue
+        seed, rows = found
+        chosen = [(row, one) for row in rows for one in row["maps"]]
+        cells += sum(len(line) for _, one in chosen for line in one["rows"])
+        if maps and cells > _MOST_CELLS:
+            left_out.append(arm.label)
+            continue
+        known = {(one["layer"], one["why"]): (row, one) for row, one in chosen}
+        for row, one in known.values():
+            texts = row["tokens"] if len(row["tokens"]) > len(texts) else texts
+            flat = [value / max(1, row["scale"]) for line in one["rows"] for value in line]
+            maps.append(
+                {
+                    "arm": arm.label,
+                    "seed": seed,
+                    "layer": str(one["layer"]),
+                    "head": one["head"],
+                    "why": one["why"],
+                    "signed": one["signed"],
+                    "w": flat,
+                }
+            )
+    tokens = [{"place": place, "text": text} for place, text in enumerate(texts)]
+    return maps, tokens, left_out
+
+
+def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
+    """Return a grid of maps, a row per arm; the parameter `axis` says which layer."""
+    layers = list(dict.fromkeys(row["layer"] for row in sorted(maps, key=lambda row: int(row["layer"]))))
+    axis = alt.param(name=AXIS, value=layers[0])
+    # The cells of a map come row by row, row r with r + 1 of them: the n-th lies in row (sqrt(8 n + 1) - 1) / 2.
+    count = len(tokens)
+    texts = alt.LookupData(alt.NamedData("tokens"), key="place", fields=["text"])
+    base = (
+        alt.Chart(alt.NamedData("maps"))
+        .transform_filter(f"datum.layer == {AXIS}")
+        .transform_flatten(["w"])
+        .transform_window(n="row_number()", groupby=["arm", "why"])
+        .transform_calculate(row="floor((sqrt(8 * (datum.n - 1) + 1) - 1) / 2)")
+        .transform_calculate(column="datum.n - 1 - datum.row * (datum.row + 1) / 2")
+        .transform_filter("abs(datum.w) >= 0.004")
+        .transform_lookup(lookup="row", from_=texts, as_=["tokens"])
+        .transform_lookup(lookup="column", from_=texts, as_=["looks_at"])
+        .transform_calculate(
+            strength="pow(min(1, abs(datum.w)), 0.4)",
+            end="datum.column + 1",
+            bottom="datum.row + 1",
+        )
+    )
+    span = alt.Scale(domain=[0, count], nice=False)
+    tips: list[Any] = [
+        "arm:N",
+        "head:O",
+        alt.Tooltip("tokens:N"),
+        alt.Tooltip("looks_at:N", title="looks at"),
+        alt.Tooltip("w:Q", title="weight", format=".3f"),
+    ]
+    cells = base.mark_rect(strokeWidth=0).encode(
+        x=alt.X("column:Q", scale=span, axis=None),
+        x2="end",
+        y=alt.Y("row:Q", scale=alt.Scale(domain=[count, 0], nice=False), axis=None),
+        y2="bottom",
+        color=alt.condition("datum.w >= 0", alt.value(PLUS), alt.value(MINUS)),
+        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
+        tooltip=tips,
+    )
+    whys = list(dict.fromkeys(row["why"] for row in maps))
+    plain: dict[str, Any] = {
+        "title": None,
+        "labelFontSize": 13,
+        "labelFontWeight": "normal",
+        "labelPadding": 4,
+    }
+    beside = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
+    chart = (
+        cells.add_params(axis)
+        .properties(width=_SIDE, height=_SIDE)
+        .facet(
+            row=alt.Row("arm:N", sort=arms, header=beside),
+            column=alt.Column("why:N", sort=whys, header=alt.Header(**plain)),
+            spacing=8,
+        )
+    )
+    chart = chart.properties(usermeta={"axes": {layer: f"layer {layer}" for layer in layers}})
+    chart.datasets = {"maps": maps, "tokens": tokens}
+    return chart

@@ -1,0 +1,85 @@
+"""How fast a trained model writes: greedy, from its cache. A timing, so it belongs to the device it names."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+from headtohead.model.decoder import Decoder
+from headtohead.study.environment import device_name
+from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
+
+BATCHES = (1, 8)
+STEPS = 24
+_WARM = 3
+HEADLINE = "batch 8, full"
+
+
+def _measure(subject: Subject, _: str) -> Found:
+    model = subject.model
+    room = model.size.context
+    if model.companion_spec is not None:
+        room = min(room, model.companion_spec.length)
+    steps = max(1, min(STEPS, room // 4))
+    places = {"half": room // 2, "full": room}
+    rates: dict[str, float] = {}
+    for batch in BATCHES:
+        for words, filled in places.items():
+            prompt = subject.windows(batch, max(1, filled - steps))
+            prompt = prompt.repeat(-(-batch // len(prompt)), 1)[:batch]
+            rates[f"batch {batch}, {words}"] = batch / _seconds(model, prompt, steps)
+            subject.progress(len(rates) / (len(BATCHES) * len(places)))
+    weights = sum(value.numel() * value.element_size() for value in model.parameters())
+    cache = model.cache_bytes(BATCHES[-1], room, model.readout.dtype)
+    return {
+        "device": device_name(subject.device),
+        "threads": torch.get_num_threads(),
+        "precision": str(model.readout.dtype).removeprefix("torch."),
+        "cached": model.decodable,
+        "context": room,
+        "steps": steps,
+        "tokens_per_second": rates,
+        "headline": rates[HEADLINE],
+        "bytes": None if cache is None else weights + cache,
+    }
+
+
+@torch.inference_mode()
+def _seconds(model: Decoder, prompt: Tensor, steps: int) -> float:
+    """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed."""
+    caches = model.new_caches(len(prompt), prompt.shape[1] + steps) if model.decodable else None
+    token = model.logits(prompt, caches=caches)[:, -1].argmax(-1, keepdim=True)
+    taken = []
+    for _ in range(steps):
+        if caches is None:
+            prompt = torch.cat((prompt, token), 1)
+        _wait(prompt)
+        began = time.perf_counter()
+        step = prompt if caches is None else token
+        token = model.logits(step, caches=caches)[:, -1].argmax(-1, keepdim=True)
+        _wait(token)
+        taken.append(time.perf_counter() - began)
+    return max(1e-9, statistics.median(taken[_WARM:] or taken))
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+PROBE = Probe(
+    "decode tokens per second of the trained model: greedy, from its cache, batch 1 and 8, window half full and full; "
+    "a timing of this device",
+    _measure,
+    {
+        "device": str,
+        "cached": bool,
+        "context": int,
+        "tokens_per_second": {str: float},
+        "headline": float,
+        "bytes": NUMBER,
+    },
+)

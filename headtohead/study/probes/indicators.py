@@ -1,0 +1,70 @@
+"""What each layer's attention maps look like in numbers, over held-out windows of the test split."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from headtohead.measure.indicators import indicators
+from headtohead.measure.maps import LayerMap, layer_maps
+from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
+
+WINDOWS = 16
+
+
+def _measure(subject: Subject, argument: str) -> Found:
+    windows = subject.windows(int(argument or WINDOWS), subject.model.size.context)
+    sums: list[dict[str, float]] = [{} for _ in subject.model.layers]
+    last: list[LayerMap] = []
+    # One window at a time: the maps of a long context are large.
+    for place, window in enumerate(windows.split(1)):
+        last = layer_maps(subject.model, window)
+        for total, layer in zip(sums, last, strict=True):
+            if layer.weights is None:
+                continue
+            for name, value in indicators(layer.weights, layer.signed).items():
+                total[name] = total.get(name, 0.0) + value / len(windows)
+            if layer.largest_score is not None:
+                peak = math.log(max(layer.largest_score, 1e-30))
+                total["log_largest_score"] = max(peak, total.get("log_largest_score", -math.inf))
+        subject.progress((place + 1) / len(windows))
+    layers = [_layer(index, *pair) for index, pair in enumerate(zip(last, sums, strict=True), 1)]
+    known = [total for total in sums if total]
+    if not known:
+        return {"none": layers[0]["none"]}
+    names = [name for name in known[0] if all(name in total for total in known)]
+    peaks = [total["log_largest_score"] for total in known if "log_largest_score" in total]
+    return {
+        "windows": len(windows),
+        "tokens": windows.shape[1],
+        "layers": layers,
+        "mean": {name: sum(total[name] for total in known) / len(known) for name in names},
+        "log_largest_score": max(peaks, default=None),
+    }
+
+
+def _layer(index: int, layer: LayerMap, values: dict[str, float]) -> dict[str, Any]:
+    about: dict[str, Any] = {"layer": index, "mechanism": layer.mechanism}
+    if layer.weights is None:
+        return about | {"none": f"{layer.mechanism} gives no attention map"}
+    return about | {"signed": layer.signed, "values": values}
+
+
+PROBE = Probe(
+    f"eight indicators of each layer's attention maps over {WINDOWS} held-out windows, and the largest score",
+    _measure,
+    {
+        "windows": int,
+        "layers": [
+            (
+                {"layer": int, "mechanism": str, "none": str},
+                {"layer": int, "signed": bool, "values": {str: NUMBER}},
+            )
+        ],
+        "mean": {str: NUMBER},
+        "log_largest_score": NUMBER,
+    },
+    lambda text: whole_number(text, "indicators", "windows", WINDOWS, 4096),
+    "how many windows",
+    amount=True,
+)

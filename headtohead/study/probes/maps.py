@@ -1,0 +1,109 @@
+"""Attention maps of chosen heads on one held-out window: the picture behind the indicators."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headtohead.common.errors import UserError
+from headtohead.measure.maps import LayerMap, layer_maps
+from headtohead.study.probes.base import Found, Probe, Subject
+
+TOKENS = 192
+CELLS = 48
+_SCALE = 1000
+"""Weights are kept as whole thousandths."""
+_CHOICE = re.compile(r"(\d{1,4})\.(\d{1,4})")
+
+
+def _measure(subject: Subject, argument: str) -> Found:
+    (window,) = subject.windows(1, min(TOKENS, subject.model.size.context))
+    layers = layer_maps(subject.model, window.unsqueeze(0))
+    group = -(-len(window) // CELLS)
+    maps: list[dict[str, Any]] = []
+    for index, layer in enumerate(layers, 1):
+        if layer.weights is None:
+            continue
+        weights = layer.weights[0].double()
+        for why, head in _heads(index, layer, weights, argument).items():
+            rows = (_SCALE * _pooled(weights[head], group)).round().int().tolist()
+            maps.append(
+                {
+                    "layer": index,
+                    "head": head + 1,
+                    "why": why,
+                    "mechanism": layer.mechanism,
+                    "signed": layer.signed,
+                }
+                # What a causal layer cannot see is left out: row r has r + 1 cells.
+                | {"rows": [row[: place + 1] for place, row in enumerate(rows)]}
+            )
+        subject.progress(index / len(layers))
+    if not maps:
+        return {"none": f"{layers[0].mechanism} gives no attention map"}
+    pieces = [window[place : place + group].tolist() for place in range(0, len(window), group)]
+    return {
+        "tokens": [subject.tokenizer.decode(piece) for piece in pieces],
+        "group": group,
+        "scale": _SCALE,
+        "maps": maps,
+    }
+
+
+def _heads(index: int, layer: LayerMap, weights: Tensor, argument: str) -> dict[str, int]:
+    """Return which heads of a layer are shown, and why: those asked for, or the three that differ most."""
+    if argument:
+        pairs = [tuple(map(int, part.split("."))) for part in argument.split(",")]
+        asked = [head for place, head in pairs if place == index and head <= len(weights)]
+        return {f"head {head}": head - 1 for head in asked}
+    if layer.signed:
+        weights = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp_min(1e-300)
+    local = sum(weights.diagonal(-place, -2, -1).sum(-1) for place in range(min(4, weights.shape[-1])))
+    spread = -torch.special.xlogy(weights, weights).sum((-2, -1))
+    assert isinstance(local, Tensor)
+    return {
+        "most local": int(local.argmax()),
+        "most on the first token": int(weights[..., 0].sum(-1).argmax()),
+        "most spread": int(spread.argmax()),
+    }
+
+
+def _pooled(weights: Tensor, group: int) -> Tensor:
+    """Return the map of groups of tokens: the weight on a group of keys, mean over a group of queries."""
+    time = weights.shape[-1]
+    count = -(-time // group)
+    room = count * group - time
+    cells = F.pad(weights, (0, room, 0, room)).view(count, group, count, group).sum((1, 3))
+    queries = torch.full((count, 1), float(group), dtype=weights.dtype, device=weights.device)
+    queries[-1] = group - room
+    return cells / queries
+
+
+def _check(argument: str) -> str:
+    parts = argument.split(",") if argument else []
+    for part in parts:
+        match = _CHOICE.fullmatch(part.strip())
+        if not match or not int(match[1]) or not int(match[2]):
+            raise UserError(
+                f"probe maps takes LAYER.HEAD,... counted from 1, such as maps:1.2,4.1, got '{part}'"
+            )
+    return ",".join(dict.fromkeys(part.strip() for part in parts))
+
+
+PROBE = Probe(
+    "attention maps of chosen heads on one held-out window: the most local, the most on the first token, the most "
+    "spread head of each layer, or those asked for",
+    _measure,
+    {
+        "tokens": [str],
+        "group": int,
+        "scale": int,
+        "maps": [{"layer": int, "head": int, "why": str, "mechanism": str, "signed": bool, "rows": [[int]]}],
+    },
+    _check,
+    "LAYER.HEAD,...",
+)

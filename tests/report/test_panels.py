@@ -1,0 +1,121 @@
+"""Rows of the panels that show what probes found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("altair")
+
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels import View, claims
+from headtohead.report.panels.cost import cost_rows
+from headtohead.report.panels.indicators import indicator_rows
+from headtohead.report.panels.maps import map_rows
+from headtohead.report.panels.skip import skip_rows
+from headtohead.report.panels.tasks import task_rows
+from headtohead.study.outline import Contest, Outline
+
+CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
+
+
+def arm(label: str, **probes: Any) -> ArmFacts:
+    record = {"parameters": 10, "flops_per_token": 20.0, "cache_bytes_per_token": 4}
+    results = {seed: {"status": "done", "test": {"bits_per_byte": 2.0 + seed / 10}} for seed in (1, 2)}
+    found = {name.replace("_", ":", 1): value for name, value in probes.items()}
+    return ArmFacts(label, label, record, 2, results, [], {}, found)
+
+
+def test_every_seed_and_layer_has_its_indicators_and_layers_without_a_map_are_named() -> None:
+    layers = [
+        {"layer": 1, "mechanism": "token_mlp", "none": "no map"},
+        {"layer": 2, "mechanism": "standard", "signed": True, "values": {"sink": 0.5}},
+    ]
+    found = {"windows": 4, "layers": layers}
+    rows, missing, windows = indicator_rows(
+        [arm("a", indicators={1: found, 2: found}), arm("b", indicators={1: {"none": "no map"}}), arm("c")]
+    )
+    assert [(row["arm"], row["seed"], row["layer"], row["sink"], row["signed"]) for row in rows] == [
+        ("a", 1, 2, 0.5, True),
+        ("a", 2, 2, 0.5, True),
+    ]
+    assert rows[0]["entropy"] is None
+    assert missing == ["a layer 1 (token_mlp)", "b"]
+    assert windows == 4
+
+
+def test_maps_are_of_the_first_seed_and_a_large_study_leaves_arms_out() -> None:
+    one = {"layer": 2, "head": 1, "why": "most local", "mechanism": "standard", "signed": False}
+    found = {"tokens": ["ab", "c"], "group": 2, "scale": 1000, "maps": [one | {"rows": [[1000], [250, 750]]}]}
+    maps, tokens, left_out = map_rows([arm("a", maps={2: found, 1: found}), arm("b")])
+    assert [(row["arm"], row["seed"], row["layer"], row["w"]) for row in maps] == [
+        ("a", 1, "2", [1.0, 0.25, 0.75])
+    ]
+    assert [row["text"] for row in tokens] == ["ab", "c"]
+    assert left_out == []
+    huge = found | {"maps": [one | {"rows": [[0]] * 400_000}]}
+    maps, _, left_out = map_rows([arm("a", maps={1: huge}), arm("b", maps={1: huge})])
+    assert ({row["arm"] for row in maps}, left_out) == ({"a"}, ["b"])
+
+
+def test_scores_of_several_probes_are_joined() -> None:
+    def score(accuracy: float) -> dict[str, Any]:
+        return {"accuracy": accuracy, "standard_error": None, "chance": 0.5, "n": 4}
+
+    rows = task_rows(
+        [
+            arm(
+                "a",
+                tasks_copa={1: {"tasks": {"copa": score(0.25)}}},
+                tasks_rte={1: {"tasks": {"rte": score(0.75)}}},
+            )
+        ]
+    )
+    assert [(row["task"], row["seed"], row["accuracy"]) for row in rows] == [
+        ("copa", 1, 0.25),
+        ("rte", 1, 0.75),
+    ]
+
+
+def test_skipped_layers_that_gave_no_number_are_left_out() -> None:
+    part = {"block": {"rise": 0.5}, "attention": {"rise": None}, "layers": [1]}
+    rows = skip_rows(
+        [arm("a", skip={1: {"variant": part, "standard": part}}), arm("b", skip={1: {"none": "x"}})]
+    )
+    assert [(row["skipped"], row["rise"]) for row in rows] == [
+        ("variant layers", 0.5),
+        ("standard layers", 0.5),
+    ]
+
+
+def test_decode_speed_is_a_cost_and_fast_is_good() -> None:
+    means, _ = cost_rows(
+        [arm("slow", decode={1: {"headline": 5.0}}), arm("fast", decode={1: {"headline": 9.0}}), arm("none")]
+    )
+    assert [row["decode"] for row in means] == [5.0, 9.0, None]
+    assert [row["front decode"] for row in means] == [False, True, False]
+
+
+@pytest.mark.parametrize("content", ["[", "{}", "[]", '[{"id": 3}]', '["x"]', "null"])
+def test_a_claims_file_that_is_none_shows_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "claims.json").write_text(content)
+    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    assert claims.figure([View(tmp_path, outline, CONTEST, [], [])]) is None
+
+
+def test_claims_that_were_decided_come_first(tmp_path: Path) -> None:
+    words = dict.fromkeys(("statement", "published", "size", "scale", "reason"), "open")
+    rows = [
+        {"id": name, "direction": direction, "measured": []} | words
+        for name, direction in zip("xyz", ("open", "supported", "contradicted"), strict=True)
+    ]
+    (tmp_path / "claims.json").write_text(json.dumps(rows))
+    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    found = claims.figure([View(tmp_path, outline, CONTEST, [], [])])
+    assert found is not None
+    assert found.table is not None
+    assert [row[0] for row in found.table.rows] == ["y", "z", "x"]
+    assert "1 supported, 1 contradicted, 1 open" in found.words
