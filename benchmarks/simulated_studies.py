@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_studies.py [--studies 200000]
 
-prints the table in docs/studies.md. A study has a baseline and three arms; a seed's luck is shared between the arms, so
+prints the table in docs/verdicts.md. A study has a baseline and three arms; a seed's luck is shared between the arms, so
 that paired values correlate 0.5; differences are in units of the spread of the paired difference over seeds.
 """
 
@@ -113,7 +113,7 @@ def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table of docs/studies.md."""
+    """Print the table of docs/verdicts.md."""
     parser = argparse.ArgumentParser(description="how often the judge is right")
     parser.add_argument("--studies", type=int, default=200_000)
     count = parser.parse_args().studies

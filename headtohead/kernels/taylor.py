@@ -59,13 +59,13 @@ def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
     if key not in _causal_blocks:
         with torch.inference_mode(False):  # kept for training too, which takes no tensors of inference
             _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
+    # Heads that share keys get copies: torch 2.11 finds no kernel for shared ones in float32.
     output: Tensor = flex(
         q,
-        k,
-        v,
+        per_query_head(k, q),
+        per_query_head(v, q),
         score_mod=taylor_score,
         block_mask=_causal_blocks[key],
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     return output
 

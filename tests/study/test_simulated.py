@@ -1,4 +1,4 @@
-"""The judge over thousands of simulated studies does what docs/studies.md says it does."""
+"""The judge over thousands of simulated studies does what docs/verdicts.md says it does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.simulated_studies import ARMS, SEEDS, Values, draw, judge, rates
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.verdict import Verdict, study_verdicts
 
-DOCS = Path(__file__).parents[2] / "docs" / "studies.md"
+DOCS = Path(__file__).parents[2] / "docs" / "verdicts.md"
 STUDIES = 4000
 CONTEST = Contest("c", "c", "nano", "as_is", "tokens")
 
 
 def stated() -> dict[int, dict[str, float]]:
-    """Return the table of docs/studies.md: by number of seeds, then by name."""
+    """Return the table of docs/verdicts.md: by number of seeds, then by name."""
     text = DOCS.read_text(encoding="utf-8")
     table = text[text.index("| share of studies |") :].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
