@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from headtohead.bench.peers import peer_step
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
@@ -40,36 +40,6 @@ def our_step(size: Size, batch: int) -> Callable[[], object]:
     model = Decoder(size, parse_layout("standard").layers(size.layers), seed=0)
     settings = TrainSettings(tokens=10**9, batch=batch * size.context)
     return Trainer(model, windows, settings)._one_step
-
-
-def their_step(size: Size, batch: int) -> Callable[[], object]:
-    """Return one training step of transformers' Llama, with the same optimiser and clipping."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.width,
-        intermediate_size=size.ffn,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        max_position_embeddings=size.context,
-        tie_word_embeddings=True,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config)
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-    )
-    tokens = torch.randint(0, size.vocabulary, (batch, size.context))
-
-    def step() -> None:
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
 
 
 def seconds(step: Callable[[], object]) -> float:
@@ -94,7 +64,8 @@ def over_kernels(step: Callable[[], object], rounds: int = 6) -> float:
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """Return the comparison at one size."""
     size, batch = SIZES[name], BATCH[name]
-    steps = {"headtohead": our_step(size, batch), "transformers": their_step(size, batch)}
+    theirs = peer_step("transformers", size, batch, torch.device("cpu"), bf16=False, compile=False)
+    steps = {"headtohead": our_step(size, batch), "transformers": theirs}
     times: dict[str, list[float]] = {key: [] for key in steps}
     for turn in range(rounds + 3):
         for key, step in steps.items():
