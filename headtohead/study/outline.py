@@ -10,6 +10,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile
 from headtohead.common.files import read_json
+from headtohead.common.numbers import is_number
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
         return outline_from(record["outline"]), added
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         remedy = "the study's own command writes it again"
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
@@ -238,6 +239,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise TypeError(f"{value!r} is not a number")
     return float(value)
