@@ -47,7 +47,8 @@ def write_report(
         )
         for contest in outline.contests()
     ]
-    contests = [_contest(view) for view in views]
+    places = outline.contests()
+    contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = (
         templates()
         .get_template("page.html.jinja")
@@ -57,6 +58,7 @@ def write_report(
             pictures=draw_study(views),
             verdicts=verdicts,
             headlines=headlines(verdicts),
+            primary=_primary(verdicts, outline),
             environments=environments(path, outline),
             warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
             bundle=chart_library(),
@@ -87,6 +89,20 @@ def _contest(view: View) -> dict[str, Any]:
         "solved": [row for row in outline.solved if row.contest == contest],
         "size": arms[0].record.get("size", {}) if arms else {},
     }
+
+
+def _primary(verdicts: list[Verdict], outline: Outline) -> str:
+    """Return the planned comparison in words."""
+    places = outline.contests()
+    return next(
+        (
+            f"{row.label} at {contest.title_among(places)}"
+            for contest in places
+            for row in verdicts
+            if row.primary and row.of(contest)
+        ),
+        "none",
+    )
 
 
 def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
