@@ -139,7 +139,10 @@ def test_nobody_is_said_to_be_ahead_where_neither_end_is_sure() -> None:
     }
     sizes = sized(10**5, 8 * 10**5, 64 * 10**5)
     found = {trend.label: trend for trend in made(gaps, contests=sizes, level=0.2)}
-    assert {label: trend.decision for label, trend in found.items()} == {"turning": "falls", "rising": "rises"}
+    assert {label: trend.decision for label, trend in found.items()} == {
+        "turning": "falls",
+        "rising": "rises",
+    }
     assert "its gap falls with size, and who is ahead cannot be told, slope -0.0" in found["turning"].words
 
 

@@ -231,7 +231,6 @@ def test_a_headline_over_many_contests_tells_the_first_and_counts() -> None:
     )
 
 
-
 def test_an_outline_survives_its_file() -> None:
     one = outline(["base", "up"])
     assert outline_from(one.as_dict()) == one
