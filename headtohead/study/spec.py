@@ -175,10 +175,10 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
             for context in spec.contexts or (0,):
-                training, window = spec.train_settings(arm), spec.size(name, arm, context).context
-                training.steps(window)
+                settings, window = spec.train_settings(arm), spec.size(name, arm, context).context
+                settings.steps(window)
                 if spec.tune:
-                    _refuse_short_tries(dataclasses.replace(training, tokens=spec.tune.tokens), window)
+                    _refuse_short_tries(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
     if spec.primary_arm is spec.baseline_arm:
         raise UserError(
             f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
