@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_the_corpora_stand_in_a_table_and_the_dial_in_a_chart() -> None:
 
 def test_one_setting_of_the_dial_draws_no_line() -> None:
     assert corpora.dial_rows(views(DIALS[:1], 0.1)) == []
+
+
+def test_cells_of_several_branches_and_contexts_stand_apart() -> None:
+    cells = [
+        dataclasses.replace(cell, contest=dataclasses.replace(cell.contest, branch=branch, context=context))
+        for cell in matrix.matrix_cells(views(DIALS, 0.1))
+        for branch in ("1M", "4M")
+        for context in ("64", "128")
+    ]
+    rows = matrix.matrix_rows(cells)
+    assert len({(row["arm"], row["evaluated"]) for row in rows}) == len(rows) == len(cells)
+    assert rows[0]["arm"].endswith(", context 64, 1M tokens")
