@@ -149,3 +149,16 @@ def test_cells_of_several_branches_and_contexts_stand_apart() -> None:
     rows = matrix.matrix_rows(cells)
     assert len({(row["arm"], row["evaluated"]) for row in rows}) == len(rows) == len(cells)
     assert rows[0]["arm"].endswith(", context 64, 1M tokens")
+
+
+def test_the_dial_is_drawn_for_one_branch_and_says_which() -> None:
+    several = [
+        dataclasses.replace(view, contest=dataclasses.replace(view.contest, branch=branch))
+        for branch in ("4M", "1M")
+        for view in views(DIALS, 0.1)
+    ]
+    rows = corpora.dial_rows(several)
+    assert len({(row["arm"], row["dial"]) for row in rows}) == len(rows)
+    found = corpora.figure(several)
+    assert found is not None
+    assert "trained and tested alike (nano, 4M tokens, shape as_is, length tokens)." in found.words
