@@ -88,9 +88,13 @@ def dispatch(words: list[str]) -> int:
     module, function, _ = COMMANDS[name]
     command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
     gc.freeze()  # what torch brought in stays: looking through it again and again costs a tenth of a long listing
-    if "set" in inspect.signature(command).parameters:
+    parameters = inspect.signature(command).parameters
+    if "set" in parameters:
         rest = _ratios_as_settings(rest)
-    code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest))
+    several = {
+        f"--{one.replace('_', '-')}" for one in parameters if "tuple[" in str(parameters[one].annotation)
+    }
+    code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest, several))
     return int(code or 0)
 
 
@@ -111,13 +115,18 @@ def _ratios_as_settings(words: list[str]) -> list[str]:
     return [*rest, "--set", *ratios] if ratios else rest
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Return the words with `--set a --set b` written as `--set a b`: no value given is dropped in silence."""
+def _joined(words: list[str], several: set[str]) -> list[str]:
+    """Return the words with `--set a --set b` written as `--set a b`: no value given is dropped in silence.
+
+    A flag that is none of `several` and already has a value is refused.
+    """
     groups: dict[str, list[str]] = {}
     flag = ""
     for word in words:
         if word.startswith("--") and len(word) > 2 and "=" not in word:
             flag = word
+            if flag not in several and groups.get(flag):
+                raise UserError(f"{flag} is given twice; it takes one value")
             groups.setdefault(flag, [])
         else:
             groups.setdefault(flag, []).append(word)

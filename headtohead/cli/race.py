@@ -13,7 +13,7 @@ from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
-from headtohead.study.matrix import short_labels
+from headtohead.study.matrix import places, short_labels
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
 from headtohead.study.verdict import METRIC, metric_words
@@ -328,11 +328,12 @@ def _show_matrix(result: StudyResult) -> None:
         return
     short = short_labels(cells)
     tested = list(dict.fromkeys(short[cell.evaluated] for cell in cells))
-    several = len({cell.rules for cell in cells}) > 1
+    apart = places(cells)
+    several = any(apart.values())
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for cell in cells:
         row = cell.verdict
-        place = (row.label, short[cell.trained], *([cell.rules] if several else []))
+        place = (row.label, short[cell.trained], *([apart[cell.contest]] if several else []))
         words = "–" if row.difference is None else f"{row.difference:+.4f} {row.verdict}"
         rows.setdefault(place, {})[short[cell.evaluated]] = words
     labels = [label for _, label in result.outline.arms]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from typing import Any, TypeGuard
 
 from headtohead.common.errors import UserError
 
@@ -18,16 +18,23 @@ def parse_count(text: str | int | float, name: str = "") -> int:
     expected = f"{name}: expected" if name else "expected"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UserError(f"{expected} a count such as 120000, 120k or 65M, got {text!r}")
+    value: float
     if not isinstance(text, str):
-        value = float(text)
+        value = text
     else:
         match = _COUNT.fullmatch(text.strip())
         if not match:
             raise UserError(f"{expected} a count such as 120000, 120k or 65M, got '{text[:40]}'")
         value = float(match[1].replace(",", "").replace("_", "")) * _SCALE[match[2].lower()]
-    if not math.isfinite(value) or value != int(value) or value < 0 or value > 2**62:
+    if not 0 <= value <= 2**62 or value != int(value):
         raise UserError(f"{expected} a whole number, zero or more, got '{str(text)[:40]}'")
     return int(value)
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value is a float or fits one: TOML and JSON may hold whole numbers that do not."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (whole and abs(value) < 10**308)
 
 
 def exact_count(value: int) -> str:

@@ -47,7 +47,8 @@ def write_report(
         )
         for contest in outline.contests()
     ]
-    contests = [_contest(view) for view in views]
+    places = outline.contests()
+    contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = (
         templates()
         .get_template("page.html.jinja")
@@ -57,8 +58,9 @@ def write_report(
             pictures=draw_study(views),
             verdicts=verdicts,
             headlines=headlines(verdicts),
+            primary=_primary(verdicts, outline),
             environments=environments(path, outline),
-            warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
+            warnings=[*dict.fromkeys(damage), *warnings(verdicts, contests)],
             bundle=chart_library(),
             style=beside("page.css"),
             script=beside("page.js"),
@@ -89,13 +91,27 @@ def _contest(view: View) -> dict[str, Any]:
     }
 
 
+def _primary(verdicts: list[Verdict], outline: Outline) -> str:
+    """Return the planned comparison in words."""
+    places = outline.contests()
+    return next(
+        (
+            f"{row.label} at {contest.title_among(places)}"
+            for contest in places
+            for row in verdicts
+            if row.primary and row.of(contest)
+        ),
+        "none",
+    )
+
+
 def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
     """Return how many arms got each verdict, those that decide something first."""
     found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in VERDICTS]
     return [(verdict, number) for verdict, number in found if number]
 
 
-def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
+def warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
     """Return what a careful reader should know before believing a number."""
     found = []
     several = len(contests) > 1
@@ -107,6 +123,12 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
     if any(row.n < 3 for row in verdicts):
         found.append("fewer than three paired seeds: intervals are wide or missing")
     for contest in contests:
+        place = f" ({contest['contest'].title})" if several else ""
+        found += [
+            f"{row.label}{place}: {row.held} are {row.match:.1%} of the baseline's, as near as whole steps come"
+            for row in contest["solved"]
+            if row.rule.startswith("length") and abs(row.match - 1) > _NEAR
+        ]
         epochs = max((row["epochs"] or 0 for row in contest["arms"]), default=0)
         if epochs > 1:
             found.append(f"{contest['contest'].corpus_label}: the train split was seen {epochs:.1f} times")
@@ -119,6 +141,9 @@ def _warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[s
                 )
     return list(dict.fromkeys(found))
 
+
+_NEAR = 0.005
+"""How far from equal a budget may be before the page warns of it."""
 
 _MAKE_BUNDLE = """
 import sys, vl_convert

@@ -29,14 +29,16 @@ class Cell:
     """Labels of the corpora."""
     verdict: Verdict
 
-    @property
-    def rules(self) -> str:
-        """Size and rules in words: what sets cells of the same corpora apart."""
-        return ", ".join(filter(None, (self.contest.size, self.contest.shape, self.contest.length)))
-
     def as_dict(self) -> dict[str, Any]:
         """Return the cell, JSON-ready."""
         return {"trained": self.trained, "evaluated": self.evaluated, **self.verdict.as_dict()}
+
+
+def places(cells: Iterable[Cell]) -> dict[Contest, str]:
+    """Return what sets cells of the same corpora apart, in words, by contest: nothing where there is one of each."""
+    bare = {cell.contest: dataclasses.replace(cell.contest, corpus="", corpus_label="") for cell in cells}
+    several = len(set(bare.values())) > 1
+    return {contest: one.title_among(list(bare.values())) if several else "" for contest, one in bare.items()}
 
 
 def read_probes(store: Store, outline: Outline, results: Mapping[str, Any]) -> Probes:

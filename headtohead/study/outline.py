@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile
 from headtohead.common.files import read_json
+from headtohead.common.numbers import is_number
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,24 @@ class Contest:
     @property
     def title(self) -> str:
         """The contest in words."""
-        rules = [f"shape {self.shape}" if self.shape else "", f"length {self.length}" if self.length else ""]
-        steps = [
-            f"context {self.context}" if self.context else "",
-            f"{self.branch} tokens" if self.branch else "",
-        ]
-        return ", ".join(filter(None, (self.corpus_label, self.size, *steps, *rules)))
+        return ", ".join(self._words.values())
+
+    def title_among(self, others: Sequence[Contest]) -> str:
+        """Return what sets it apart from the others in words; its whole title where nothing does."""
+        apart = [name for name in self._words if len({other.place[name] for other in others}) > 1]
+        return ", ".join(self._words[name] for name in apart) or self.title
+
+    @property
+    def _words(self) -> dict[str, str]:
+        forms = {
+            "corpus": "{}",
+            "size": "{}",
+            "context": "context {}",
+            "branch": "{} tokens",
+            "shape": "shape {}",
+            "length": "length {}",
+        }
+        return {name: form.format(self.place[name]) for name, form in forms.items() if self.place[name]}
 
 
 @dataclass(frozen=True)
@@ -162,7 +176,7 @@ def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
         return outline_from(record["outline"]), added
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         remedy = "the study's own command writes it again"
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
@@ -238,6 +252,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise TypeError(f"{value!r} is not a number")
     return float(value)

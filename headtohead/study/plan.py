@@ -206,12 +206,14 @@ def plan_study(
     runs: list[Run] = []
     trunks: list[Run] = []
     solved: list[Solved] = []
+    labels: dict[str, str] = {}
     for corpus in spec.corpora:
         for size in spec.sizes:
             tokenizer = spec.tokenizer_for(spec.size(size, spec.baseline_arm))
             key = f"{corpus}/{tokenizer}"
             if key not in corpora:
                 corpora[key] = prepare(corpus, tokenizer, data_dir=data_dir, progress=progress)
+                _refuse_second(labels.setdefault(corpora[key].label, corpus), corpus, corpora[key].label)
             several = len(spec.contexts) > 1
             places = product(spec.contexts or (0,), spec.shapes, spec.lengths)
             for context, shape, length in places:
@@ -225,6 +227,15 @@ def plan_study(
                 solved += found[2]
     statistics = _statistics(spec, runs, corpora, progress)
     return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks), statistics)
+
+
+def _refuse_second(first: str, corpus: str, label: str) -> None:
+    """Refuse another corpus under a label that is taken: verdicts could not be told apart."""
+    if first != corpus:
+        raise UserError(
+            f"corpora '{first}' and '{corpus}' would both be called '{label}'; "
+            "leave one out, or give its file another name"
+        )
 
 
 def _statistics(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import exact_count, parse_count
+from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.study.probes import probe_names
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.trends import OVER
@@ -400,7 +400,7 @@ def _listed(value: Any, name: str) -> list[Any]:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise UserError(f"{name} takes a number, got {value!r}")
     return float(value)
 

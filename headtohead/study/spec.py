@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import exact_count, parse_count
+from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.probes import corpora, probe_names
@@ -163,6 +163,10 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         bytes=parse_count(values.get("bytes", 0), "bytes"),
         probes=_probes(values),
     )
+    if "bytes" in values and not spec.bytes:
+        raise UserError(
+            f"bytes={values['bytes']} gives no text to train on; give a count above 0, such as '20M'"
+        )
     own = [arm.label for arm in arms if "tokens" in arm.training]
     if spec.bytes and (own or "tokens" in training):
         where = f" (tokens of arm '{own[0]}')" if own else ""
@@ -171,7 +175,10 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
             for context in spec.contexts or (0,):
-                spec.train_settings(arm).steps(spec.size(name, arm, context).context)
+                settings, window = spec.train_settings(arm), spec.size(name, arm, context).context
+                settings.steps(window)
+                if spec.tune:
+                    _refuse_short_tries(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
     if spec.primary_arm is spec.baseline_arm:
         raise UserError(
             f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
@@ -287,20 +294,29 @@ def _tune(value: Any, training: dict[str, Any], in_bytes: bool) -> Tune | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
-        raise UserError("tune takes a table such as tune = {lr = [1e-3, 2e-3, 4e-3], tokens = '10M'}")
+        raise UserError(
+            f"tune takes a table such as tune = {{lr = [1e-3, 2e-3, 4e-3], tokens = '10M'}}, got {value!r}"
+        )
     for key in value:
         if key not in ("lr", "tokens"):
             raise unknown("tune setting", str(key), ("lr", "tokens"))
     if "lr" in training:
         raise UserError("a study has a learning rate or tunes it; lr and tune are both given")
     rates = value["lr"]
-    if not all(isinstance(rate, int | float) and not isinstance(rate, bool) for rate in rates):
+    if not all(map(is_number, rates)):
         raise UserError(f"tune.lr takes numbers, got {rates!r}")
     if in_bytes and "tokens" not in value:
         raise UserError("tune needs tokens of its own where the study's length is given in bytes")
     whole = train_settings(training).tokens
     tokens = parse_count(value.get("tokens", whole), "tune.tokens")
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
+
+
+def _refuse_short_tries(training: TrainSettings, context: int) -> None:
+    try:
+        training.steps(context)
+    except UserError as error:
+        raise UserError(f"tune: {error}") from None
 
 
 def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
@@ -312,11 +328,7 @@ def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
     defaults = Settings()
     for key, item in value.items():
         wanted = type(getattr(defaults, key))
-        good = (
-            isinstance(item, int | float) and not isinstance(item, bool)
-            if wanted is float
-            else isinstance(item, wanted)
-        )
+        good = is_number(item) if wanted is float else isinstance(item, wanted)
         if not good:
             raise UserError(f"{name}.{key} takes a {wanted.__name__}, got {item!r}")
     return dict(value)
@@ -361,6 +373,6 @@ def _seeds(value: Any) -> tuple[int, ...]:
 
 
 def _margin(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
+    if not is_number(value) or not 0 <= value < 1e6:
         raise UserError(f"margin takes a number of bits per byte, 0 or more, got {value!r}")
     return float(value)

@@ -103,7 +103,7 @@ class Trend:
     p_holm: float | None
     """Of the slope, over the arms of these contests."""
     decision: str
-    """shrinks, grows, turns, or undecided."""
+    """shrinks, grows or turns; falls or rises where neither end says who is ahead; or undecided."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -117,13 +117,16 @@ class Trend:
         span = f"{slope.difference:+.4f} bits per byte per doubling"
         if slope.ci_low is not None:
             span += f" ({slope.ci_low:+.4f} to {slope.ci_high:+.4f}, {self.n} seeds)"
-        worse = [self.line.within[place].gap > 0 for place in (0, -1)]
+        first, last = (self.line.within[place].gap > 0 for place in (0, -1))
         if self.decision == "undecided":
             moves = f"no trend with {what} can be told"
         elif self.decision == "turns":
-            moves = f"turns from {'worse to better' if worse[0] else 'better to worse'} with {what}"
+            moves = f"turns from {'worse to better' if first else 'better to worse'} with {what}"
+        elif self.decision in ("falls", "rises"):
+            moves = f"its gap {self.decision} with {what}, and who is ahead cannot be told"
         else:
-            moves = f"its {'disadvantage' if worse[1] else 'advantage'} {self.decision} with {what}"
+            worse = first if self.decision == "shrinks" else last
+            moves = f"its {'disadvantage' if worse else 'advantage'} {self.decision} with {what}"
         return f"{start}: {moves}, slope {span}{self._outlook}."
 
     @property
@@ -239,6 +242,7 @@ def _arms(
     verdicts: Sequence[Verdict],
 ) -> list[Trend]:
     trends = []
+    partial = set()
     for _, label in outline.arms:
         rows = {
             contest: row for contest in group for row in verdicts if row.label == label and row.of(contest)
@@ -254,10 +258,12 @@ def _arms(
         metric = next(iter(rows.values())).metric
         trend = trend_of(label, outline.baseline, over, gaps, values, metric)
         if diverged := sum(row.diverged for row in rows.values()):
-            trend.notes.append(f"{diverged} of its runs diverged and are left out")
+            trend.notes.append(f"{diverged} of its runs diverged; the others cannot stand for all")
+            partial.add(label)
         trends.append(trend)
     adjusted = holm([trend.line.slope.p if trend.line else None for trend in trends])
-    return [_decided(trend, p) for trend, p in zip(trends, adjusted, strict=True)]
+    decided = [_decided(trend, p) for trend, p in zip(trends, adjusted, strict=True)]
+    return [replace(trend, decision="undecided") if trend.label in partial else trend for trend in decided]
 
 
 def trend_of(
@@ -305,8 +311,23 @@ def trend_of(
 
 
 def _decided(trend: Trend, p: float | None) -> Trend:
+    """Decide after Holm; who is ahead is named only where the line's interval leaves out none."""
     if p is None or p >= ALPHA or trend.line is None:
         return replace(trend, p_holm=p)
-    first, last = trend.line.within[0].gap, trend.line.within[-1].gap
-    decision = "turns" if first * last < 0 else "shrinks" if abs(last) < abs(first) else "grows"
+    first, last = trend.line.within[0], trend.line.within[-1]
+    if _side(first) * _side(last) < 0:
+        decision = "turns"
+    elif abs(last.gap) < abs(first.gap) and _side(first):
+        decision = "shrinks"
+    elif abs(last.gap) >= abs(first.gap) and _side(last):
+        decision = "grows"
+    else:
+        decision = "falls" if last.gap < first.gap else "rises"
     return replace(trend, p_holm=p, decision=decision)
+
+
+def _side(reach: Reach) -> int:
+    """Return 1 where the gap is surely above 0, -1 where it is surely below, 0 where neither is sure."""
+    if reach.low is None or reach.high is None:
+        return 0
+    return int(reach.low > 0) - int(reach.high < 0)

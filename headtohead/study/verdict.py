@@ -10,6 +10,9 @@ from headtohead.study.outline import Contest, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 
 METRIC = "bits_per_byte"
+_WORDS = ("better", "worse", "equivalent", "undecided")
+MOST_TOLD = 4
+"""Contests that a headline tells one by one; of more it gives the first and counts."""
 Result = dict[str, Any]
 
 
@@ -250,15 +253,30 @@ def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
-    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`."""
+    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`.
+
+    Of more contests than a sentence can hold, the first is told and the verdicts of all are counted.
+    """
     lines = []
     for label in dict.fromkeys(row.label for row in verdicts):
         rows = [row for row in verdicts if row.label == label]
         first = sentence(rows[0], verdicts).removesuffix(".")
-        words = "; ".join([first, *(_clause(row, verdicts) for row in rows[1:])])
+        rest = [_clause(row, verdicts) for row in rows[1:]]
+        if len(rows) > MOST_TOLD:
+            rest = [_counted(rows)]
         found = {row.verdict for row in rows}
-        lines.append((found.pop() if len(found) == 1 else "mixed", f"{words}."))
+        lines.append((found.pop() if len(found) == 1 else "mixed", f"{'; '.join([first, *rest])}."))
     return lines
+
+
+def _counted(rows: Sequence[Verdict]) -> str:
+    """Return how many contests of an arm got each verdict."""
+    judged = [row for row in rows if row.difference is not None]
+    counts = {word: sum(row.verdict == word for row in judged) for word in _WORDS}
+    words = [f"{word} in {number}" for word, number in counts.items() if number]
+    if len(judged) < len(rows):
+        words.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")
+    return f"of all {len(rows)} contests, {', '.join(words)}"
 
 
 def _clause(row: Verdict, among: Sequence[Verdict]) -> str:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import is_number
 from headtohead.common.words import refuse_other_words
 from headtohead.mechanisms.base import TAGS, Circuit
 from headtohead.model.decoder import MODEL_TAGS
@@ -176,14 +177,14 @@ def _rule(given: Any) -> Rule:
             if not isinstance(value, str):
                 raise UserError(f"circuit_lr: {name} takes a word, got {value!r}")
         elif name == "layers":
-            if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_number, value)):
+            if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(is_number, value)):
                 raise UserError(
                     f"circuit_lr: layers takes two numbers, such as [4, 6] or [0.5, 1.0]; got {value!r}"
                 )
             # Layers 1 to 3 are not the shares 1.0 to 3.0; one number of each kind is taken for two shares.
             whole = all(type(number) is int for number in value)
             value = tuple(number if whole else float(number) for number in value)
-        elif not _number(value):
+        elif not is_number(value):
             raise UserError(f"circuit_lr: {name} takes a number, got {value!r}")
         else:
             value = float(value)
@@ -193,10 +194,6 @@ def _rule(given: Any) -> Rule:
         if name not in values:
             raise UserError(f"a {kind} rule of circuit_lr needs {', '.join(needed[kind])}; {name} is missing")
     return Rule(**values)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def rules_of_rates(text: str) -> tuple[Rule, ...]:

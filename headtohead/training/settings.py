@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.numbers import parse_count
+from headtohead.common.numbers import is_number, parse_count
 from headtohead.common.words import refuse_other_words
 from headtohead.training.rules import Rule, parse_rules, rates_of_rules, recorded_rules
 
@@ -117,7 +117,7 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
         if name in _COUNTS:
             values[name] = parse_count(value, name)
         elif isinstance(default, float):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise UserError(f"{name} takes a number, got {value!r}")
             values[name] = float(value)
         elif name == "circuit_lr":

@@ -281,6 +281,10 @@ MISTAKES = [
     (["race", "--arms", "standard", "--device", "tpu"], "unknown device 'tpu'"),
     (["race", "--arms", "standard", "--device", "cuda:7"], "cuda"),
     (["race", "nowhere.toml"], "no such study file"),
+    (
+        ["race", "--arms", "standard", "--tokens", "20k", "--seeds", "2", "--tokens", "4k"],
+        "--tokens is given twice",
+    ),
     (["race", "--arms", "./nowhere.py:Mine"], "no such file"),
     (["check"], "needs a name"),
     (["check", "standart"], "did you mean 'standard'"),

@@ -36,7 +36,9 @@ def test_an_exact_count_is_short_and_reads_back(value: int, text: str) -> None:
     assert parse_count(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "12x", "-3", "1.5", "k", "1e3", -1, 1.5, True, None])
+@pytest.mark.parametrize(
+    "text", ["", "12x", "-3", "1.5", "k", "1e3", -1, 1.5, True, None, 10**400, float("nan"), float("inf")]
+)
 def test_what_is_no_count_is_refused(text: object) -> None:
     with pytest.raises(UserError):
         parse_count(text)

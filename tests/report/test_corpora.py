@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,28 @@ def test_the_corpora_stand_in_a_table_and_the_dial_in_a_chart() -> None:
 
 def test_one_setting_of_the_dial_draws_no_line() -> None:
     assert corpora.dial_rows(views(DIALS[:1], 0.1)) == []
+
+
+def test_cells_of_several_branches_and_contexts_stand_apart() -> None:
+    cells = [
+        dataclasses.replace(cell, contest=dataclasses.replace(cell.contest, branch=branch, context=context))
+        for cell in matrix.matrix_cells(views(DIALS, 0.1))
+        for branch in ("1M", "4M")
+        for context in ("64", "128")
+    ]
+    rows = matrix.matrix_rows(cells)
+    assert len({(row["arm"], row["evaluated"]) for row in rows}) == len(rows) == len(cells)
+    assert rows[0]["arm"].endswith(", context 64, 1M tokens")
+
+
+def test_the_dial_is_drawn_for_one_branch_and_says_which() -> None:
+    several = [
+        dataclasses.replace(view, contest=dataclasses.replace(view.contest, branch=branch))
+        for branch in ("4M", "1M")
+        for view in views(DIALS, 0.1)
+    ]
+    rows = corpora.dial_rows(several)
+    assert len({(row["arm"], row["dial"]) for row in rows}) == len(rows)
+    found = corpora.figure(several)
+    assert found is not None
+    assert "trained and tested alike (nano, 4M tokens, shape as_is, length tokens)." in found.words

@@ -16,6 +16,8 @@ import pytest
 from headtohead import Study, judge, open_study
 
 pytest.importorskip("altair")
+from headtohead.report.page import warnings
+from headtohead.study.outline import Contest, Solved
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -118,6 +120,17 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
     ):
         assert words in page
     assert "parameters are not matched (shape as_is)" in page
+
+
+def test_a_length_that_whole_steps_do_not_meet_is_warned_of() -> None:
+    contest = Contest("c", "c", "nano", "as_is", "flops")
+    solved = [
+        Solved(label, contest, "length flops", "tokens", 9, 9, "training FLOPs", mine, 100.0)
+        for label, mine in (("near", 100.4), ("far", 95.0))
+    ]
+    part = {"contest": contest, "verdicts": [], "arms": [], "solved": solved}
+    words = "far: training FLOPs are 95.0% of the baseline's, as near as whole steps come"
+    assert warnings([], [part]) == [words]
 
 
 def test_a_report_is_rebuilt_from_the_directory_alone(folder: Path, tmp_path: Path) -> None:

@@ -108,6 +108,11 @@ def test_each_branch_is_a_contest(raced: Path) -> None:
     rows = list(csv.DictReader((raced / "runs.csv").open()))
     assert {row["branch"] for row in rows} == {"2560", "5120", "10240"}
     assert "5120 tokens" in result.headlines()[0]
+    page = (raced / "report.html").read_text()
+    # The verdicts stand together above the contests, each with the way to its own.
+    for place, words in enumerate(("10240 tokens", "5120 tokens", "2560 tokens"), start=1):
+        assert f'<a href="#contest{place}">{words}</a>' in page
+        assert f'<h2 id="contest{place}">' in page
 
 
 def test_seeds_added_later_are_marked_in_a_study_with_branches(

@@ -179,3 +179,11 @@ def test_solved_numbers_are_explained(story: Path) -> None:
     assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
     old = {key: value for key, value in outline.as_dict().items() if key != "solved"}
     assert outline_from(old).solved == ()
+
+
+def test_two_corpora_of_one_label_are_refused(story: Path, tmp_path: Path) -> None:
+    other = tmp_path / story.name
+    other.write_text(story.read_text()[::-1])
+    with pytest.raises(UserError, match=f"would both be called '{story.name}'"):
+        plan_study(build_study({"arms": ["standard"], "corpus": [f"file:{story}", f"file:{other}"]}))
+    assert plan_study(build_study({"arms": ["standard"], "corpus": f"file:{other}"})).runs

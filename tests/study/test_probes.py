@@ -233,6 +233,8 @@ def test_maps_are_pooled_and_name_their_tokens() -> None:
     for row in found["maps"]:
         assert [len(line) for line in row["rows"]] == list(range(1, 44))
         assert [sum(line) for line in row["rows"]] == pytest.approx([1000] * 43, abs=25)
+    outside = take("maps:9.9", one)
+    assert outside == {"none": "no map is of 9.9; this model has 1.1 to 1.4, 2.1 to 2.4"}
     asked = take("maps:2.3,1.1,9.9", one)
     assert [(row["layer"], row["head"]) for row in asked["maps"]] == [(1, 1), (2, 3)]
 

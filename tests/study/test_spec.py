@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,22 @@ def test_any_text_is_a_study_file_or_a_clear_error(place: Path, content: bytes) 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": 10**400}, "lr takes a number"),
+        ({"tune": {"lr": [1e-3, 2e-3, 10**400]}}, "tune.lr takes numbers"),
+        ({"circuit_lr": [{"tag": "qk", "factor": 10**400}]}, "factor takes a number"),
+        ({"branches": [10**400, "1M"]}, "branches: expected a whole number"),
+        ({"bytes": 0}, "bytes=0 gives no text"),
+        ({"tune": {"lr": [1e-3, 2e-3, 4e-3], "tokens": 10}}, "tune: tokens=10 do not fill one step"),
+        ({"tune": 5}, "got 5"),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with_are_refused_by_name(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        build_study({"arms": ["standard", "diagonal"], **settings})

@@ -22,9 +22,18 @@ STUDIES = 4000
 
 
 def made(
-    gaps: dict[str, Any], *, contests: list[tuple[Contest, int, int]], seeds: int = 5, noise: float = 1e-3
+    gaps: dict[str, Any],
+    *,
+    contests: list[tuple[Contest, int, int]],
+    seeds: int = 5,
+    noise: float = 1e-3,
+    level: float = 0.0,
+    diverged: str = "",
 ) -> list[Trend]:
-    """Return the trends of a made study: per arm, its gap as a function of (parameters, tokens, context)."""
+    """Return the trends of a made study: per arm, its gap as a function of (parameters, tokens, context).
+
+    `level` sets the seeds' own lines apart, `diverged` names a run.
+    """
     entries, results = [], {}
     draw = np.random.default_rng(3)
     for place, (contest, parameters, tokens) in enumerate(contests):
@@ -37,8 +46,11 @@ def made(
                     value += (
                         gaps[label](parameters, tokens, int(contest.context or 1)) + noise * draw.normal()
                     )
+                    value += level * (seed - (seeds + 1) / 2)
                 test = {"bits_per_byte": value, "blocks": []}
                 results[run] = {"status": "done", "parameters": parameters, "tokens": tokens, "test": test}
+    if diverged:
+        results[diverged] = {"status": "diverged"}
     labels = ("standard", *gaps)
     arms = tuple((label, label) for label in labels)
     outline = Outline("x", arms, "standard", None, 0.005, tuple(range(1, seeds + 1)), tuple(entries))
@@ -120,6 +132,28 @@ def test_what_moves_is_said_with_its_direction() -> None:
     assert line.slope.difference == pytest.approx(-0.01, abs=5e-4)
 
 
+def test_nobody_is_said_to_be_ahead_where_neither_end_is_sure() -> None:
+    gaps = {
+        "turning": lambda n, t, c: 0.03 - 0.01 * math.log2(n / 1e5),
+        "rising": lambda n, t, c: 0.01 * math.log2(n / 1e5),
+    }
+    sizes = sized(10**5, 8 * 10**5, 64 * 10**5)
+    found = {trend.label: trend for trend in made(gaps, contests=sizes, level=0.2)}
+    assert {label: trend.decision for label, trend in found.items()} == {
+        "turning": "falls",
+        "rising": "rises",
+    }
+    assert "its gap falls with size, and who is ahead cannot be told, slope -0.0" in found["turning"].words
+
+
+def test_runs_that_diverged_leave_a_trend_undecided() -> None:
+    gaps = {"growing": lambda n, t, c: -0.02 - 0.01 * math.log2(n / 1e5)}
+    sizes = sized(10**5, 8 * 10**5, 64 * 10**5)
+    (whole,), (partial,) = (made(gaps, contests=sizes, diverged=run) for run in ("", "0/growing/1"))
+    assert (whole.decision, partial.decision) == ("grows", "undecided")
+    assert "no trend with size can be told" in partial.words
+
+
 def test_fewer_than_three_values_give_points_and_no_line() -> None:
     (trend,) = made({"a": lambda n, t, c: 0.1}, contests=sized(10**5, 10**6))
     assert trend.line is None
@@ -162,7 +196,7 @@ def test_seeds_without_a_gap_at_every_value_are_left_out_and_said_to_be() -> Non
     assert trend.n == 2
     assert [len(point.seeds) for point in trend.points] == [3, 2, 3]
     assert "the line is through the seeds that have a gap at every value" in trend.notes
-    assert "1 of its runs diverged and are left out" in trend.notes
+    assert "1 of its runs diverged; the others cannot stand for all" in trend.notes
 
 
 @pytest.fixture(scope="module")

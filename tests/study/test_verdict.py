@@ -218,6 +218,19 @@ def test_a_headline_says_all_of_an_arm_and_names_what_differs() -> None:
     assert sentence(plain).endswith("at equal plain-path time and cache.")
 
 
+def test_a_headline_over_many_contests_tells_the_first_and_counts() -> None:
+    contests = tuple(Contest("c", "c@1", size, "as_is", "tokens") for size in "abcdef")
+    known = {}
+    for size, values in zip("abcdef", (BETTER, NOISY, SAME, BETTER, NOISY), strict=False):
+        known |= results({"base": BASE, "up": values}, size)
+    ((word, words),) = headlines(study_verdicts(outline(["base", "up"], contests=contests), known))
+    assert word == "mixed"
+    assert words.startswith("up is better than base by 0.02")
+    assert words.endswith(
+        "(a); of all 6 contests, better in 2, equivalent in 1, undecided in 2, no finished pair of runs yet in 1."
+    )
+
+
 def test_an_outline_survives_its_file() -> None:
     one = outline(["base", "up"])
     assert outline_from(one.as_dict()) == one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import altair as alt
@@ -25,7 +26,8 @@ def figure(views: Sequence[View]) -> Figure | None:
     )
     rows = dial_rows(views)
     if rows:
-        words += " The chart: the same pieces of text in an order from mixed (0) to coherent (1), trained and tested alike."
+        words += " The chart: the same pieces of text in an order from mixed (0) to coherent (1), trained and tested alike"
+        words += f" ({rows[0]['rest']})." if len(views) > len(found) else "."
     table = Table(
         ("corpus", *statistics_head()), [(label, *statistics_row(row)) for label, row in found.items()]
     )
@@ -42,7 +44,7 @@ def dial_rows(views: Sequence[View]) -> list[Row]:
         except UserError:
             continue
         contest = view.contest
-        group = (dial.piece, dial.sources, contest.size, contest.shape, contest.length)
+        rest = dataclasses.replace(contest, corpus="", corpus_label="").title
         rows += [
             {
                 "arm": row.label,
@@ -51,12 +53,13 @@ def dial_rows(views: Sequence[View]) -> list[Row]:
                 "low": row.ci_low if row.ci_low is not None else row.difference,
                 "high": row.ci_high if row.ci_high is not None else row.difference,
                 "verdict": row.verdict,
-                "group": repr(group),
+                "group": repr((dial.piece, dial.sources, rest)),
+                "rest": rest,
             }
             for row in view.verdicts
             if row.difference is not None
         ]
-    # One mixture, size and pair of rules: lines of several would lie over each other.
+    # One mixture, size, context, branch and pair of rules: lines of several would lie over each other.
     rows = [row for row in rows if row["group"] == rows[0]["group"]]
     return rows if len({row["dial"] for row in rows}) > 1 else []
 

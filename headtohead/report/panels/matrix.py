@@ -10,9 +10,11 @@ import altair as alt
 from headtohead.report.charts import NARROW, Chart, Row, arm_axis
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.report.panels.forest import VERDICTS
-from headtohead.study.matrix import Cell, corpus_matrix, short_labels
+from headtohead.study.matrix import Cell, corpus_matrix, places, short_labels
 
 _FAINT = 0.2
+_LONG = 24
+"""Cells above which their table is folded away."""
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -45,7 +47,7 @@ def matrix_cells(views: Sequence[View]) -> list[Cell]:
 def matrix_rows(cells: Sequence[Cell]) -> list[Row]:
     """Return one row per cell with a difference, for the chart."""
     short = short_labels(cells)
-    rules = {cell.rules for cell in cells}
+    words = places(cells)
     known = [abs(cell.verdict.difference) for cell in cells if cell.verdict.difference is not None]
     largest = max(known, default=0.0) or 1.0
     rows = []
@@ -53,7 +55,7 @@ def matrix_rows(cells: Sequence[Cell]) -> list[Row]:
         row = cell.verdict
         if row.difference is None:
             continue
-        place = f" ({cell.rules})" if len(rules) > 1 else ""
+        place = f", {words[cell.contest]}" if words[cell.contest] else ""
         rows.append(
             {
                 "arm": f"{row.label} ← {short[cell.trained]}{place}",
@@ -93,6 +95,7 @@ def heat_map(rows: list[Row]) -> Chart:
     names = arm_axis()
     names.labelExpr = "split(datum.label, ' ← ')"  # two lines: the arm, and what it was trained on
     names.labelOffset = -8
+    names.labelLimit = alt.ExprRef(f"{NARROW} ? 120 : 320")
     y = alt.Y("arm:N", sort=order, title=None, axis=names, scale=alt.Scale(paddingInner=0.04))
     colour = alt.Color(
         "verdict:N",
@@ -111,9 +114,12 @@ def heat_map(rows: list[Row]) -> Chart:
 
 
 def _table(cells: Sequence[Cell]) -> Table:
-    head = (
+    words = places(cells)
+    several = any(words.values())
+    head = [
         "arm",
         "trained on",
+        *(["contest"] if several else []),
         "tested on",
         "verdict",
         "bits per byte",
@@ -121,12 +127,13 @@ def _table(cells: Sequence[Cell]) -> Table:
         "difference",
         "95 % interval",
         "p (Holm)",
-    )
+    ]
     short = short_labels(cells)
     rows = [
         (
             cell.verdict.label,
             short[cell.trained],
+            *([words[cell.contest]] if several else []),
             short[cell.evaluated],
             cell.verdict.verdict,
             _number(cell.verdict.mean, ".4f"),
@@ -139,7 +146,8 @@ def _table(cells: Sequence[Cell]) -> Table:
         )
         for cell in sorted(cells, key=lambda cell: _order(cells, cell))
     ]
-    return Table(head, rows, left=4)
+    folded = f"All {len(rows)} cells in numbers" if len(rows) > _LONG else ""
+    return Table(head, rows, left=5 if several else 4, folded=folded)
 
 
 def _number(value: float | None, form: str) -> str:

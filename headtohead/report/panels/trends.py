@@ -9,6 +9,7 @@ import altair as alt
 
 from headtohead.report.charts import AXIS, Chart, Row, legend, switched
 from headtohead.report.panels.base import Figure, Table, View
+from headtohead.study.outline import Contest
 from headtohead.study.trends import OVER, Reach, Trend, study_trends
 
 _ROOM = 1.5
@@ -49,8 +50,20 @@ def _trends(views: Sequence[View]) -> list[Trend]:
     return study_trends(outline, results, [row for view in views for row in view.verdicts])
 
 
+def _apart(trends: list[Trend]) -> dict[str, str]:
+    """Return what sets each group of contests apart in words, by its whole title."""
+    groups = {trend.where: Contest("", **_fields(trend.place)) for trend in trends}
+    return {where: contest.title_among(list(groups.values())) for where, contest in groups.items()}
+
+
+def _fields(place: dict[str, str]) -> dict[str, str]:
+    empty = dict.fromkeys(("corpus_label", "size", "shape", "length", "context", "branch"), "")
+    return empty | {("corpus_label" if name == "corpus" else name): value for name, value in place.items()}
+
+
 def _table(trends: list[Trend]) -> Table:
-    several = len({trend.where for trend in trends}) > 1
+    names = _apart(trends)
+    several = len(names) > 1
     rows = []
     for trend in trends:
         line = trend.line
@@ -67,7 +80,7 @@ def _table(trends: list[Trend]) -> Table:
             trend.decision, f"the gap {trend.decision}"
         )
         said = "; ".join([verdict if line else "points alone", *trend.notes])
-        rows.append([trend.label, *([trend.where] if several else []), said, *cells])
+        rows.append([trend.label, *([names[trend.where]] if several else []), said, *cells])
     head = ["arm", *(["contests"] if several else []), "trend", "slope per doubling", "95 % interval"]
     return Table([*head, "p (Holm)", "seeds", "one further pair at 4 x"], rows, left=3 if several else 2)
 
@@ -136,7 +149,8 @@ def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale
         .mark_point(filled=True, size=90, opacity=1)
         .encode(x=x, y=y, color=colour, tooltip=tips),
     ]
-    axes = {key: (name, OVER[over].axis) for name, key in keys.items()}
+    short = _apart(trends)
+    axes = {key: (short[name], OVER[over].axis) for name, key in keys.items()}
     chart = switched(layers, axes, alt.param(name=AXIS, value="1"), rows, height=320)
     if len(axes) == 1:
         chart.usermeta = {}

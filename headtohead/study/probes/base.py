@@ -6,7 +6,6 @@ missing or damaged. What it found stands in the run's directory as probes/NAME.j
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
+from headtohead.common.numbers import is_number
 from headtohead.data.shards import Prepared
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.model.decoder import Decoder
@@ -106,8 +106,7 @@ def fits(value: Any, form: Any) -> bool:
     if form is None:
         return value is None
     if form is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value) and abs(value) < _LARGEST
+        return is_number(value) and abs(value) < _LARGEST
     return type(value) is form and (form is not int or abs(value) < _LARGEST)
 
 

@@ -44,6 +44,12 @@ def _measure(subject: Subject, argument: str) -> Found:
             )
         subject.progress(index / len(layers))
     if not maps:
+        heads = {
+            index: len(layer.weights[0]) for index, layer in enumerate(layers, 1) if layer.weights is not None
+        }
+        if heads:
+            known = ", ".join(f"{index}.1 to {index}.{count}" for index, count in heads.items())
+            return {"none": f"no map is of {argument}; this model has {known}"}
         return {"none": f"{layers[0].mechanism} gives no attention map"}
     pieces = [window[place : place + group].tolist() for place in range(0, len(window), group)]
     return {
