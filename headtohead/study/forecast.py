@@ -13,6 +13,7 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
+from headtohead.study.grounds import Ground
 from headtohead.study.pace import same_speed, trial
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Run
@@ -212,8 +213,11 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 def _scored_tokens(run: Run, plan: Plan) -> int:
     """Return the tokens of valid and test, on which a run is scored at its end."""
-    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
-    return sum(len(corpus.splits[split].tokens) for split in ("valid", "test"))
+    return _ground(run, plan).scored_tokens()
+
+
+def _ground(run: Run, plan: Plan) -> Ground:
+    return run.ground or next(g for g in plan.grounds.values() if g.content == run.corpus["content"])
 
 
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
@@ -233,10 +237,10 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
 
 def _measure(run: Run, plan: Plan, device: torch.device) -> float:
     """Return tokens per second of a few training steps of a run, on this device, in this process."""
-    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
-    trainer = trial(run, corpus, Conditions(device=str(device)))
+    trainer = trial(run, _ground(run, plan), Conditions(device=str(device)))
     times: list[float] = []
     while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
         times.append(trainer.timed_step())
     # The first step pays for what is set up once.
-    return (len(times) - 1) * run.training.batch / max(1e-9, sum(times[1:]))
+    tokens = trainer.feed.tokens(len(times)) - trainer.feed.tokens(1)
+    return tokens / max(1e-9, sum(times[1:]))

@@ -17,6 +17,8 @@ class Synthetic(Options):
     """A task that draws its own tokens."""
 
     about: ClassVar[str] = ""
+    metric: ClassVar[str] = "accuracy"
+    """What it is judged by; a list must be right as a whole."""
     train: int = option(20_000, "examples of the train split; valid and test hold a tenth each", low=30)
     seed: int = option(0, "which examples are drawn; the same for every run", low=0)
 
@@ -51,6 +53,8 @@ def asked(tokens: Array, targets: dict[int, int], relevant: list[list[int]], gro
 @dataclasses.dataclass(frozen=True)
 class _Lists(Synthetic):
     """A list of symbols, and another made of it; written behind it, or read off at its own places."""
+
+    metric: ClassVar[str] = "exact_match"
 
     length: int = option(16, "symbols in the list", low=2)
     symbols: int = option(10, "how many different ones there are", low=2)

@@ -21,9 +21,9 @@ def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
     """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
     place = (contest.corpus, contest.size, contest.context, contest.shape)
     return [
-        {"arm": row.label, "lr": row.lr, "value": row.bits_per_byte, "chosen": row.chosen}
+        {"arm": row.label, "lr": row.lr, "value": row.score, "chosen": row.chosen}
         for row in outline.tuning
-        if (row.corpus, row.size, row.context, row.shape) == place and row.bits_per_byte is not None
+        if (row.corpus, row.size, row.context, row.shape) == place and row.score is not None
     ]
 
 
