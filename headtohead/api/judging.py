@@ -108,10 +108,12 @@ def forecast(
 
     `out` is a directory with finished runs, of this study or another: their results give the spread over seeds, their
     speed saves the measuring, and those of this study are not counted again. `spread` is the standard deviation over
-    seeds of the paired difference, in bits per byte.
+    seeds of the paired difference, in bits per byte or a task's metric.
     """
     if spread is not None and not 0 < spread < math.inf:
-        raise UserError(f"spread takes a number of bits per byte above 0, got {spread!r}")
+        raise UserError(
+            f"spread takes a number of bits per byte, or of a task's metric, above 0, got {spread!r}"
+        )
     chosen = choose_device(device)
     if chosen.type == "cpu":
         torch.set_num_threads(threads)

@@ -188,9 +188,7 @@ def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, f
         spans = batch.spans.to(device)
         for row, place in enumerate(places):
             real = None if padding is None else padding[row : row + 1]
-            found.nats[place] = 2 * float(
-                model(tokens[row : row + 1], spans[row : row + 1], 0.0, real)[1]
-            )
+            found.nats[place] = 2 * float(model(tokens[row : row + 1], spans[row : row + 1], 0.0, real)[1])
         found.asked[places] = 2
         texts = [
             _decoded(task.tokenizer, example.tokens[first : last + 1])

@@ -14,6 +14,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
 from headtohead.study.grounds import Ground
+from headtohead.study.outline import METRIC
 from headtohead.study.pace import same_speed, trial
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Run
@@ -80,7 +81,7 @@ class Forecast:
     """Checkpoints of the runs at work, on top."""
     arms: list[ArmForecast]
     spread: float | None
-    """Standard deviation over seeds of the paired difference, in bits per byte; None: not known."""
+    """Standard deviation over seeds of the paired difference, in the metric; None: not known."""
     spread_source: str
     seeds: int
     """Planned for every arm."""
@@ -89,9 +90,11 @@ class Forecast:
     compared: int
     """Arms compared with the baseline."""
     detectable: list[Detectable]
-    """In bits per byte; in spreads where the spread is not known."""
+    """In the metric; in spreads where the spread is not known."""
     seeds_for_margin: int | None
     """Seeds that would find a difference as large as the margin; None where that is not known or over a thousand."""
+    metric: str = METRIC
+    """What spread, margin and differences are of: that of the first contest."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forecast, JSON-ready."""
@@ -99,9 +102,12 @@ class Forecast:
 
 
 def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
-    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs."""
+    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs.
+
+    Tasks that are judged by another metric than the first are left out.
+    """
     weights, total = 0, 0.0
-    for row in verdicts:
+    for row in [row for row in verdicts if row.metric == verdicts[0].metric]:
         differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
         # Arms that share the baseline's runs differ by nothing, and say nothing of the spread.
         if len(differences) > 1 and any(differences):
@@ -156,6 +162,8 @@ def forecast_plan(
     weights = [4 * run.parameters for run in runs]
     compared = len(plan.spec.arms) - 1
     counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
+    measure = plan.measure(runs[0].contest)
+    margin = plan.spec.margin if measure.margin is None else measure.margin
     unit = spread if spread is not None else 1.0
     return Forecast(
         runs=len(runs),
@@ -177,7 +185,7 @@ def forecast_plan(
         spread_source=spread_source,
         seeds=len(plan.spec.seeds),
         power=POWER,
-        margin=plan.spec.margin,
+        margin=margin,
         compared=compared,
         detectable=[
             Detectable(
@@ -187,7 +195,8 @@ def forecast_plan(
             )
             for count in counts
         ],
-        seeds_for_margin=_seeds_for(plan.spec.margin, spread),
+        seeds_for_margin=_seeds_for(margin, spread),
+        metric=measure.name,
     )
 
 

@@ -168,9 +168,7 @@ class CorpusGround:
     ) -> dict[str, Any]:
         """Return the loss on a split."""
         lengths = self.corpus.tokenizer.token_bytes()
-        found = score_split(
-            model, self.corpus.splits[split], lengths, precision=precision, progress=progress
-        )
+        found = score_split(model, self.corpus.splits[split], lengths, precision=precision, progress=progress)
         return found.as_dict()
 
     def scored_tokens(self) -> int:

@@ -71,7 +71,9 @@ def _measured(row: Any) -> bool:
 
 def _comparison(plan: Plan) -> list[Any]:
     """What the study compares, seeds aside."""
-    distinct = {(run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs}
+    distinct = {
+        (run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs
+    }
     # The name of a branch's parent depends on the seed; its step does not.
     return sorted(
         {

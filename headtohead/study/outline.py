@@ -11,7 +11,6 @@ from typing import Any
 from headtohead.common.errors import DamagedFile
 from headtohead.common.files import read_json
 
-
 METRIC = "bits_per_byte"
 
 

@@ -128,13 +128,18 @@ class Run:
             "identity": self.identity,
             **self._further,
             **({"branches": list(self.branches)} if self.branches else {}),
+            **({"steps": self.steps} if self.ground and self.ground.task else {}),
             **({"start_path": str(self.start.folder.path.resolve())} if self.start else {}),
         }
 
     @property
     def steps(self) -> int:
         """All steps, a trunk's before a branch counted."""
-        return self.ground.steps(self.size, self.training) if self.ground else self.training.steps(self.size.context)
+        return (
+            self.ground.steps(self.size, self.training)
+            if self.ground
+            else self.training.steps(self.size.context)
+        )
 
     @property
     def tokens(self) -> int:
@@ -412,7 +417,11 @@ def _shaped(
     if (tuned := rates.get(place)) is not None:
         training = dataclasses.replace(training, lr=tuned)
     ground.steps(size, training)
-    costs = (model.parameter_count(), ground.flops(model, training), model.cache_bytes_per_token(torch.bfloat16))
+    costs = (
+        model.parameter_count(),
+        ground.flops(model, training),
+        model.cache_bytes_per_token(torch.bfloat16),
+    )
     if contest.shape != "as_is" and arm is not spec.baseline_arm:
         held = (
             ("parameters", model.parameter_count(), base.parameter_count())

@@ -127,7 +127,9 @@ class RunDirectory:
         if name == "bytes":
             return Bytes()
         if name == OWN_TOKENS:
-            raise UserError(f"run {self.id} was trained on a task that draws tokens of its own: it has no text")
+            raise UserError(
+                f"run {self.id} was trained on a task that draws tokens of its own: it has no text"
+            )
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"run {self.id} was trained with {name}, and {path} is missing")

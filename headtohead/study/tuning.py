@@ -57,7 +57,11 @@ def tune_study(
 ) -> Tuning | None:
     """Return the tuned rates, running what is missing; None when `run` was stopped before it was done."""
     assert spec.tune is not None
-    key = digest(canonical_json(_identity(plan(grid_spec(spec, spec.tune.lr[:1]))) + [spec.metric][: bool(spec.metric)]))[:16]
+    key = digest(
+        canonical_json(
+            _identity(plan(grid_spec(spec, spec.tune.lr[:1]))) + [spec.metric][: bool(spec.metric)]
+        )
+    )[:16]
     path = store.path / NAME
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     if known := lock.get("tuning", {}).get(key):

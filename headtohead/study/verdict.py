@@ -10,7 +10,16 @@ from typing import Any
 from headtohead.study.outline import METRIC, Contest, Measure, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 
-__all__ = ["METRIC", "Measure", "Result", "Verdict", "headlines", "metric_words", "sentence", "study_verdicts"]
+__all__ = [
+    "METRIC",
+    "Measure",
+    "Result",
+    "Verdict",
+    "headlines",
+    "metric_words",
+    "sentence",
+    "study_verdicts",
+]
 Result = dict[str, Any]
 _WORDS = {
     METRIC: "bits per byte",
@@ -136,8 +145,8 @@ def _compare(
     seeds = [seed for seed, _, _ in pairs]
     mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
     paired = compare_paired(mine, base_values)
-    blocks = [_blocks(results, seeds, measure.name) for results in (ours, theirs)]
-    documents = document_interval(*blocks, unit=_UNITS.get(measure.name, 1.0))
+    mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
+    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
     status = [str((result or {}).get("status", "missing")) for result in ours.values()]
     return Verdict(
         arm=text,
@@ -232,9 +241,7 @@ def _judge(row: Verdict) -> None:
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
     if row.unlearnt:
-        row.notes.append(
-            f"{row.unlearnt} of its runs learnt nothing: they {_NOTHING[row.metric == METRIC]}"
-        )
+        row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {_NOTHING[row.metric == METRIC]}")
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:

@@ -325,11 +325,7 @@ class Trainer:
                 "seconds": round(self.seconds, 3),
             }
         )
-        lost = (
-            ~torch.isfinite(nats)
-            | (nats > _LOST * self.feed.guess + 1)
-            | ~torch.isfinite(norms)
-        )
+        lost = ~torch.isfinite(nats) | (nats > _LOST * self.feed.guess + 1) | ~torch.isfinite(norms)
         if not lost.any():
             return None
         return self.step - len(nats) + int(lost.int().argmax())

@@ -271,6 +271,4 @@ def _read(
     )
     splits, notes = encoded(material, found, context, progress)
     content = digest(f"{fingerprint}/{found.digest}/{context}")
-    return Task(
-        name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found, kind.metric
-    )
+    return Task(name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found, kind.metric)
