@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
 from headtohead.data.shards import prepare
+from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.find import prepare_task
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
@@ -281,17 +283,21 @@ def ground_of(record: dict[str, Any], data_dir: str | Path | None = None) -> Gro
     if task is None:
         ground = CorpusGround(prepare(facts["name"], facts["tokenizer"], data_dir=data_dir or None))
     else:
-        found = prepare_task(
-            facts["name"], facts["tokenizer"], size_of(record).context, data_dir=data_dir or None
-        )
+        place = (facts["name"], facts["tokenizer"], size_of(record).context, str(data_dir or ""))
         answer = "point" if task["model"] == "pointer" else "write"
-        ground = TaskGround(found, causal=task["causal"], answer=answer)
+        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
     if ground.content != facts["content"]:
         raise UserError(
             f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
             "back, or start the study again to plan new runs"
         )
     return ground
+
+
+@lru_cache(maxsize=2)
+def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
+    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
+    return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
 
 
 def _start(model: Decoder, record: dict[str, Any]) -> None:

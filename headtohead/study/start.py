@@ -27,7 +27,7 @@ _FREE = ("dropout", "init_std")
 """Model settings that say nothing of what trained weights mean."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Start:
     """A trained run that others start from."""
 

@@ -20,7 +20,7 @@ from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
 from headtohead.data.tokenizers import make_tokenizer, parse_tokenizer
 from headtohead.mechanisms.options import build_options, options_as_dict
 
-RULE = 1
+RULE = 2
 """Bumped when the same files or options give other examples."""
 
 
