@@ -185,10 +185,8 @@ def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, f
     tokens, padding = batch.tokens.to(device), None if batch.padding is None else batch.padding.to(device)
     chosen = [examples[place] for place in places]
     if isinstance(model, Pointer):
-        spans = batch.spans.to(device)
-        for row, place in enumerate(places):
-            real = None if padding is None else padding[row : row + 1]
-            found.nats[place] = 2 * float(model(tokens[row : row + 1], spans[row : row + 1], 0.0, real)[1])
+        chances = model.chances(tokens, padding).gather(-1, batch.spans.to(device).unsqueeze(-1))
+        found.nats[places] = -chances.sum((1, 2)).double().cpu().numpy()
         found.asked[places] = 2
         texts = [
             _decoded(task.tokenizer, example.tokens[first : last + 1])

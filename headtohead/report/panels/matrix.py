@@ -13,6 +13,8 @@ from headtohead.report.panels.forest import VERDICTS
 from headtohead.study.matrix import Cell, corpus_matrix, short_labels
 
 _FAINT = 0.2
+_MANY = 6
+"""Columns whose names no longer stand side by side."""
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -91,7 +93,13 @@ def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = (
         sort=columns,
         title=title,
         scale=alt.Scale(paddingInner=0.02),
-        axis=alt.Axis(orient="top", labelAngle=0, labelLimit=160, domain=False, ticks=False),
+        axis=alt.Axis(
+            orient="top",
+            labelAngle=0 if len(columns) < _MANY else -25,
+            labelLimit=200,
+            domain=False,
+            ticks=False,
+        ),
     )
     names = arm_axis()
     names.labelExpr = "split(datum.label, ' ← ')"  # two lines: the arm, and what it was trained on
@@ -111,10 +119,12 @@ def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = (
         data.mark_text(dy=9, fontSize=alt.ExprRef(f"{NARROW} ? 8 : 10")).encode(x=x, y=y, text="interval:N"),
     ]
     if seeds:
-        dots = alt.Chart(alt.Data(values=list(seeds))).mark_circle(size=18, opacity=0.6, color="#555", dy=22)
-        offset = alt.XOffset("place:Q", scale=alt.Scale(domain=[-1.2, 1.2]))
+        across = alt.ExprRef(f"datum.place * 0.4 * width / {len(columns)}")
+        dots = alt.Chart(alt.Data(values=list(seeds))).mark_circle(
+            size=22, opacity=0.6, color="#555", xOffset=across, yOffset=21
+        )
         about = ["arm:N", "seed:O", alt.Tooltip("difference:Q", format="+.4f")]
-        layers.append(dots.encode(x=x, y=y, xOffset=offset, tooltip=about))
+        layers.append(dots.encode(x=x, y=y, tooltip=about))
     return alt.layer(*layers).properties(width="container", height=(62 if seeds else 44) * len(order))
 
 

@@ -19,7 +19,8 @@ def figure(view: View) -> Figure | None:
     words = "One dot per run on the test split; the bar is the mean."
     lines = {} if view.measure.name == METRIC else view.references
     if lines:
-        words += " Dotted: what one gets without a model (a guess, or always the commonest answer)."
+        known = ", ".join(f"{name} {value:.3f}" for name, value in lines.items())
+        words += f" Dotted: what one gets without a model, by guessing or by always giving the commonest answer ({known})."
     title = f"{view.unit} on test ({view.side} is better)"
     return Figure("Every seed.", words, seed_values(rows, view.labels, view.scale, title, lines))
 

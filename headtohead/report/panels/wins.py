@@ -8,7 +8,7 @@ from headtohead.report.charts import Row
 from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.report.panels.forest import VERDICTS
 from headtohead.report.panels.matrix import heat_map
-from headtohead.study.verdict import Verdict, metric_words
+from headtohead.study.verdict import Verdict
 
 _FAINT = 0.2
 
@@ -19,8 +19,10 @@ def figure(views: Sequence[View]) -> Figure | None:
     cells = [(name, row) for name, view in columns.items() for row in view.verdicts]
     if len(columns) < 2 or all(row.difference is None for _, row in cells):
         return None
+    units = {view.unit for view in columns.values()}
+    judged = f", all judged by {units.pop()}" if len(units) == 1 else ", with what it is judged by"
     words = (
-        f"Each column is a task and what it is judged by; each cell is an arm's difference to {views[0].outline.baseline} there "
+        f"Each column is a task{judged}; each cell is an arm's difference to {views[0].outline.baseline} there "
         "(above 0 is better), below it the 95 % interval over paired seeds. The colour is the verdict, strong where a difference "
         "is decided and large beside the others of its task; dots are single seeds, 0 in the middle of the cell."
     )
@@ -29,15 +31,16 @@ def figure(views: Sequence[View]) -> Figure | None:
 
 
 def _columns(views: Sequence[View]) -> dict[str, View]:
-    """Return the contests of tasks by what sets them apart, with the metric."""
+    """Return the contests of tasks by what sets them apart, with the metric where it is not the same for all."""
     tasks = [view for view in views if view.contest.corpus_label in view.outline.measures]
     if len({view.contest.corpus_label for view in tasks}) < 2:
         return {}
     places = [view.contest.place for view in tasks]
     differing = [key for key in places[0] if len({place[key] for place in places}) > 1]
+    several = len({view.measure.name for view in tasks}) > 1
+    names = [", ".join(filter(None, (place[key] for key in differing))) for place in places]
     return {
-        f"{', '.join(filter(None, (place[key] for key in differing)))} ({metric_words(view.measure.name)})": view
-        for view, place in zip(tasks, places, strict=True)
+        f"{name} ({view.unit})" if several else name: view for name, view in zip(names, tasks, strict=True)
     }
 
 
