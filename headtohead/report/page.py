@@ -59,7 +59,7 @@ def write_report(
             headlines=headlines(verdicts),
             better=_better(outline),
             environments=environments(path, outline),
-            warnings=[*dict.fromkeys(damage), *_warnings(verdicts, contests)],
+            warnings=[*dict.fromkeys(damage), *outline.notes, *_warnings(verdicts, contests)],
             bundle=chart_library(),
             style=beside("page.css"),
             script=beside("page.js"),

@@ -314,7 +314,8 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     """Count and show what an executor tells of a run."""
     kind = event["kind"]
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
-    name = f"{run.arm.label}, {branch}seed {run.seed}"
+    task = f"{run.contest.corpus_label}, " if run.ground and run.ground.task else ""
+    name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
     if kind == "started":
         steps = run.steps
         display.started(run.id, name, steps, float(run.tokens))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,8 @@ class Ground(Protocol):
     tokenizer: Tokenizer | None
     task: dict[str, Any] | None
     """What a model for the task is like, for the run's identity; None for a corpus."""
+    notes: Mapping[str, int]
+    """What a task left out, and why; nothing for a corpus."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -102,6 +105,7 @@ class CorpusGround:
     """A corpus: windows of text, judged in bits per byte."""
 
     task: dict[str, Any] | None = None
+    notes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, corpus: Prepared) -> None:
         self.corpus, self.label, self.content = corpus, corpus.label, corpus.content
@@ -182,6 +186,7 @@ class TaskGround:
     def __init__(self, task: Task, *, causal: bool = True, answer: str = "write", metric: str = "") -> None:
         self.examples, self.label, self.content = task, task.name, task.content
         self.tokenizer, self.vocabulary = task.tokenizer, task.vocabulary
+        self.notes: Mapping[str, int] = task.notes
         self.metric = chosen_metric(task, metric)
         self.pointing = answer == "point"
         if self.pointing:

@@ -132,6 +132,8 @@ class Outline:
     """What each corpus is like, by its label, where there are several."""
     measures: dict[str, Measure] = field(default_factory=dict)
     """What tasks are judged by, by their label; corpora by bits per byte."""
+    notes: tuple[str, ...] = ()
+    """What was counted while tasks were made: examples left out, and why."""
 
     def measure(self, contest: Contest) -> Measure:
         """Return what a contest is judged by."""
@@ -177,6 +179,7 @@ class Outline:
                 if self.measures
                 else {}
             ),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 
@@ -225,6 +228,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
             }
             for label, row in record.get("statistics", {}).items()
         },
+        notes=tuple(_text(words) for words in record.get("notes", ())),
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if outline.baseline not in {label for _, label in arms}:

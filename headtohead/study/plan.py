@@ -204,6 +204,11 @@ class Plan:
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
             statistics=self.statistics,
             measures=measures,
+            notes=tuple(
+                f"task {ground.label}: {words}: {count:,}"
+                for ground in grounds
+                for words, count in ground.notes.items()
+            ),
         )
 
     def measure(self, contest: Contest) -> Measure:

@@ -141,6 +141,21 @@ def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
     assert plan("glue-cola", data_dir=data).outline().measures["glue-cola"].name == "matthews"
 
 
+def test_examples_that_are_left_out_are_counted_and_told(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = study("glue-cola", context=28, seeds=1, arms=["standard"], tokens=300)
+    short.run(tmp_path, data_dir=data, workers=1)
+    (told,) = [
+        line for line in capsys.readouterr().out.splitlines() if "train: longer than 28 tokens" in line
+    ]
+    assert "task glue-cola" in told
+    outline, _ = read_outline(tmp_path / "study.json")
+    assert any("longer than 28 tokens, left out" in words for words in outline.notes)
+    if find_spec("altair"):
+        assert "longer than 28 tokens, left out" in (tmp_path / "report.html").read_text()
+
+
 def test_shape_and_length_rules_hold_for_tasks() -> None:
     matched = plan(RECALL, shape="params", length="flops")
     standard, tied = (run for run in matched.runs if run.seed == 1)
