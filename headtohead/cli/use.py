@@ -225,7 +225,7 @@ def evaluate(
             or layers counted from 1, such as 2,4-6.
         keep_ffn: leave out only the attention part of skipped layers.
     """
-    if corpus is None and not task and limit is None and "task" in find_run(run).spec():
+    if corpus is None and not task and limit is None and _of_task(run):
         found = api.evaluate_task(
             run,
             split=split or "test",
@@ -292,6 +292,14 @@ def evaluate(
     columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
     print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
     return 0
+
+
+def _of_task(run: str) -> bool:
+    """Return whether a run was trained on a task; one that is not there is named once it is known what is asked."""
+    try:
+        return "task" in find_run(run).spec()
+    except UserError:
+        return False
 
 
 def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep_ffn: bool) -> None:
