@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
     from headtohead.api import evaluate as evaluate
+    from headtohead.api import evaluate_task as evaluate_task
     from headtohead.api import examine_study as examine_study
     from headtohead.api import forecast as forecast
     from headtohead.api import generate_text as generate_text
@@ -68,6 +69,7 @@ _HOME = {
             "corpus_stats",
             "cost",
             "evaluate",
+            "evaluate_task",
             "examine_study",
             "forecast",
             "generate_text",

@@ -25,6 +25,7 @@ from headtohead.study.probes import read_probe
 from headtohead.study.published import find_paper, read_paper
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
+from headtohead.study.task_claims import TaskStudy
 from headtohead.study.tuning import grid_spec
 from headtohead.toy.work import Toy
 
@@ -108,10 +109,12 @@ def forecast(
 
     `out` is a directory with finished runs, of this study or another: their results give the spread over seeds, their
     speed saves the measuring, and those of this study are not counted again. `spread` is the standard deviation over
-    seeds of the paired difference, in bits per byte.
+    seeds of the paired difference, in bits per byte or a task's metric.
     """
     if spread is not None and not 0 < spread < math.inf:
-        raise UserError(f"spread takes a number of bits per byte above 0, got {spread!r}")
+        raise UserError(
+            f"spread takes a number of bits per byte, or of a task's metric, above 0, got {spread!r}"
+        )
     chosen = choose_device(device)
     if chosen.type == "cpu":
         torch.set_num_threads(threads)
@@ -146,6 +149,10 @@ def _sound_probe(store: Store, run: str, name: str) -> dict[str, Any] | None:
         return None
 
 
+TASKS = "tasks"
+"""Where the study of tasks of a paper stands, in the directory of its study."""
+
+
 @dataclass
 class Reproduction:
     """What the study of a paper says of its claims, and where it stands."""
@@ -178,6 +185,14 @@ def reproduce(
         toy = run_toy(known.toy[scale], result.path, seconds=left, **shared)
         result.summary.left += toy.left
         result.summary.stopped = result.summary.stopped or toy.left > 0
+    tasks = None
+    if scale in known.tasks:
+        left = max(0.0, end - time.monotonic())
+        done = Study(**known.tasks[scale]).run(result.path / TASKS, **(conditions | {"seconds": left}))
+        result.summary.left += done.summary.left
+        result.summary.stopped = result.summary.stopped or done.summary.stopped
+        result.summary.trouble += done.summary.trouble
+        tasks = TaskStudy(done.outline, done.verdicts)
     store = Store(result.path)
     claims = judge_claims(
         known,
@@ -188,6 +203,7 @@ def reproduce(
         results=result.results,
         found=lambda run, name: _sound_probe(store, run, name),
         toy=toy,
+        tasks=tasks,
     )
     path = result.path / CLAIMS
     write_json(path, [claim.as_dict() for claim in claims])

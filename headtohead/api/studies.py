@@ -136,10 +136,10 @@ class Study:
         plan = planned(self.spec, tuning.rates())
         store.make()
         known = found(plan)
-        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes)]:
-            display.note(words)
         added = planned_seeds(store.path, plan, started=bool(known))
         outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *outline.notes]:
+            display.note(words)
         record = {
             "outline": outline.as_dict(),
             "added_seeds": sorted(added),

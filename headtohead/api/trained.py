@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, unknown
 from headtohead.common.progress import piece_of_work
+from headtohead.data.corpora import SPLITS
 from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.measure.loss import Score, score_split
@@ -19,7 +20,8 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import skipped_layers
 from headtohead.study.environment import choose_device
-from headtohead.study.perform import layers_of
+from headtohead.study.perform import ground_of, layers_of
+from headtohead.study.records import training_of
 from headtohead.study.store import find_run
 from headtohead.study.trained import refuse_untrained, restore
 
@@ -60,6 +62,39 @@ def evaluate(
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
         shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
         return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+
+
+def evaluate_task(
+    run: str | Path,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
+) -> dict[str, Any]:
+    """Return the scores of a run that was trained on a task, on a split of that task: every metric it has.
+
+    `without_a_model` holds what one gets without a model; `skip` and `keep_ffn` are those of `evaluate`.
+    """
+    record = find_run(run).spec()
+    if "task" not in record:
+        raise UserError(
+            f"run {record['id']} was trained on a corpus; say what it is to be scored on (--corpus or --task)"
+        )
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    with piece_of_work("scoring", quiet) as progress:
+        refuse_untrained(find_run(run))
+        ground = ground_of(record, data_dir)
+        chosen = choose_device(device)
+        model = restore(find_run(run), record, _trusted_layers(record, trust_files)).to(chosen).eval()
+        _leave_out(model, skip, keep_ffn)
+        name, precision = ground.label, training_of(record).precision
+        score = ground.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
+    return {"task": name, "split": split, **score, "without_a_model": ground.references()}
 
 
 def score_task(
@@ -117,12 +152,27 @@ def _load_skipping(
 ) -> tuple[Decoder, Tokenizer]:
     """Return a run's model without the blocks that are to be left out, and its tokenizer."""
     chosen = choose_device(device)
+    _refuse_task(run)
+    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
+    _leave_out(model, skip, keep_ffn)
+    return model, tokenizer
+
+
+def _refuse_task(run: str | Path) -> None:
+    """Refuse a run that was trained on a task: it knows nothing of plain text."""
+    record = find_run(run).spec()
+    if "task" in record:
+        raise UserError(
+            f"run {record['id']} is trained for the task '{record['corpus']['label']}' alone; "
+            "h2h evaluate RUN scores it there"
+        )
+
+
+def _leave_out(model: Decoder, skip: str, keep_ffn: bool) -> None:
     if keep_ffn and not skip:
         raise UserError("keep_ffn says what a skipped layer keeps; give skip too (--skip)")
-    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     if skip:
         model.skip(skipped_layers(model.arms, skip), keep_ffn)
-    return model, tokenizer
 
 
 def generate_text(
@@ -136,6 +186,7 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that a run's model writes after a prompt, piece by piece."""
     chosen = choose_device(device)
+    _refuse_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     start = torch.tensor([tokenizer.encode(prompt.encode("utf-8")).astype("int64").tolist()], device=chosen)
     written: list[int] = []

@@ -13,6 +13,7 @@ from headtohead.cli.race import chosen_study, parse_seeds, show_result, show_ver
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count, short_time
 from headtohead.study.forecast import Forecast
+from headtohead.study.verdict import metric_words
 
 
 def forecast(
@@ -22,6 +23,8 @@ def forecast(
     arms: Annotated[tuple[str, ...], flag("ARM [ARM ...]")] = (),
     corpus: Annotated[tuple[str, ...], flag("NAME")] = (),
     size: Annotated[tuple[str, ...], flag("NAME")] = (),
+    tasks: Annotated[tuple[str, ...], flag("TASK")] = (),
+    from_: Annotated[str | None, flag(name="from", metavar="RUN")] = None,
     tokens: Annotated[str | None, flag("COUNT")] = None,
     seeds: Annotated[str | None, flag("COUNT|A,B,...")] = None,
     shape: Annotated[tuple[str, ...], flag("RULE")] = (),
@@ -50,17 +53,19 @@ def forecast(
         arms: contenders: mechanisms with options, layouts, or FILE.py:Class.
         corpus: stdlib, file:PATH, or a named set (h2h data list).
         size: a model shape (h2h list).
+        tasks: tasks in place of a corpus, a contest each.
+        from_: the run whose weights a task's models start from.
         tokens: tokens each run is trained on: 120000, 120k, 65M.
         seeds: how many paired seeds, or which.
         shape: what is held equal in the model.
         length: what is held equal in training.
-        margin: differences within it count as none, in bits per byte.
+        margin: differences within it count as none, in bits per byte or a task's metric.
         batch: tokens per step.
         context: tokens in a window; several make a contest each.
         branches: token counts at which a decayed model is wanted, in place of --tokens.
         set: any other setting of the study, such as warmup=0.05.
         out: a study's directory; its finished runs give speed and spread, and are not counted again.
-        spread: standard deviation over seeds of the paired difference, in bits per byte.
+        spread: standard deviation over seeds of the paired difference, in bits per byte or a task's metric.
         device: where it will be trained.
         workers: runs at once; 0: one per core on CPU, one on a GPU.
         threads: threads of each run on CPU.
@@ -71,6 +76,8 @@ def forecast(
     given: dict[str, Any] = {
         "arms": list(arms) or None,
         "corpus": list(corpus) or None,
+        "tasks": list(tasks) or None,
+        "from": from_,
         "size": list(size) or None,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
         "seeds": None if seeds is None else parse_seeds(seeds),
@@ -123,7 +130,7 @@ def _show(found: Forecast) -> None:
     disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while at work"
     print(f"disk:    {disk}")
     known = found.spread is not None
-    unit = "bits per byte" if known else "spreads"
+    unit = metric_words(found.metric) if known else "spreads"
     form = ".4f" if known else ".2f"
     print(f"\ndifference found with probability {found.power:g}, two-sided 5 %, in {unit}:")
     table = [
@@ -138,7 +145,7 @@ def _show(found: Forecast) -> None:
     print_table("", heads, [row[: len(heads)] for row in table], right=heads)
     if known:
         print(
-            f"spread of the paired difference over seeds: {found.spread:.4f} bits per byte ({found.spread_source})"
+            f"spread of the paired difference over seeds: {found.spread:.4f} {unit} ({found.spread_source})"
         )
         if found.margin > 0:
             words = f"{found.seeds_for_margin} seeds" if found.seeds_for_margin else "more than 1,000 seeds"

@@ -25,6 +25,8 @@ def race(
     *,
     arms: Annotated[tuple[str, ...], flag("ARM [ARM ...]")] = (),
     corpus: Annotated[tuple[str, ...], flag("NAME")] = (),
+    tasks: Annotated[tuple[str, ...], flag("TASK")] = (),
+    from_: Annotated[str | None, flag(name="from", metavar="RUN")] = None,
     size: Annotated[tuple[str, ...], flag("NAME")] = (),
     tokens: Annotated[str | None, flag("COUNT")] = None,
     seeds: Annotated[str | None, flag("COUNT|A,B,...")] = None,
@@ -62,6 +64,8 @@ def race(
         study: a TOML file; the flags below override what it says.
         arms: contenders: mechanisms with options, layouts, or FILE.py:Class.
         corpus: stdlib, file:PATH, or a named set (h2h data list).
+        tasks: train for tasks in place of a corpus, a contest each (h2h data list): recall:pairs=16, hatexplain.
+        from_: the run whose weights a task's models start from: a run's directory, or STUDY/ID.
         size: a model shape (h2h list).
         tokens: tokens each run is trained on: 120000, 120k, 65M.
         seeds: how many paired seeds, or which.
@@ -70,7 +74,7 @@ def race(
         primary: the one comparison that was planned; the first other arm when not given.
         shape: what is held equal in the model: as_is, params, cache.
         length: what is held equal in training: tokens, flops, time, time_plain.
-        margin: differences within it count as none, in bits per byte.
+        margin: differences within it count as none, in bits per byte or a task's metric.
         batch: tokens per step.
         lr: peak learning rate; --lr.qk 30x: that of a circuit as a ratio to it, --lr.qk 1x..40x: a ramp. lr x decay stays equal.
         context: tokens in a window; several make a contest each.
@@ -94,6 +98,8 @@ def race(
     given: dict[str, Any] = {
         "arms": list(arms) or None,
         "corpus": list(corpus) or None,
+        "tasks": list(tasks) or None,
+        "from": from_,
         "size": list(size) or None,
         "tokens": None if tokens is None else parse_count(tokens, "--tokens"),
         "seeds": None if seeds is None else parse_seeds(seeds),
@@ -214,6 +220,7 @@ def runs(
         return 0
     rows = []
     damage = []
+    units = dict[str, None]()
     for run in store.runs():
         try:
             spec, result = run.spec(), run.result()
@@ -223,11 +230,14 @@ def runs(
             continue
         tokens = exact_count(spec["training"]["tokens"])
         place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
-        score = (result or {}).get("test", {}).get("bits_per_byte")
-        rows.append((run.id, *place, run.state(result), number(score, ".4f")))
+        test = (result or {}).get("test", {})
+        metric = test.get("metric", METRIC)
+        units[metric_words(metric)] = None
+        rows.append((run.id, *place, run.state(result), number(test.get(metric), ".4f")))
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
-    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", "bits per byte")
-    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", "bits per byte"))
+    score = next(iter(units)) if len(units) == 1 else "score"
+    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)
+    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", score))
     for words in damage:
         print(words)
     if damage:
@@ -272,22 +282,16 @@ def show_verdicts(result: StudyResult) -> None:
     """Print a sentence per arm, the verdicts as tables, trends, and how budgets were solved."""
     for words in result.headlines():
         print(words)
-    columns = (
-        "arm",
-        "verdict",
-        metric_words(result.verdicts[0].metric if result.verdicts else METRIC),
-        "difference",
-        "95 % interval",
-        "p (Holm)",
-        "detectable",
-        "n",
-        "remarks",
-    )
     for contest in result.outline.contests():
         rows: list[tuple[object, ...]] = []
-        # Another metric than bits per byte may be of any magnitude.
-        form = ".4f" if not result.verdicts or result.verdicts[0].metric == METRIC else ".5g"
         found = [row for row in result.verdicts if row.of(contest)]
+        metric = found[0].metric if found else METRIC
+        columns = (
+            *("arm", "verdict", metric_words(metric), "difference", "95 % interval"),
+            *("p (Holm)", "detectable", "n", "remarks"),
+        )
+        # Another metric than bits per byte may be of any magnitude.
+        form = ".4f" if metric == METRIC else ".5g"
         for row in found:
             interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
             remarks = "; ".join((["primary"] if row.primary else []) + row.notes)

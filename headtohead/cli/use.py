@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -21,8 +21,11 @@ from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.find import prepare_task, task_files, task_names
 from headtohead.measure.corpus import statistics_head, statistics_row
 from headtohead.measure.references import reference_lines
+from headtohead.measure.tasks import MARGINS
 from headtohead.measure.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
+from headtohead.study.store import find_run
+from headtohead.study.verdict import metric_words
 
 Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]
@@ -206,11 +209,13 @@ def evaluate(
 ) -> int:
     """Score a trained run on any corpus or on tasks, under the run's own tokenizer; give --corpus or --task.
 
+    A run that was trained on a task is scored on that task; give neither.
+
     Args:
         run: a run's directory, or STUDY/ID.
         corpus: stdlib, file:PATH, or a named set.
         task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, arithmetic, or all.
-        split: of a corpus; test when not given.
+        split: of a corpus, or of the task that the run was trained on; test when not given.
         limit: so many examples of each task, spread evenly over it; all when not given.
         device: auto, cpu or cuda.
         data_dir: where the named sets stand; H2H_DATA when not given.
@@ -220,6 +225,19 @@ def evaluate(
             or layers counted from 1, such as 2,4-6.
         keep_ffn: leave out only the attention part of skipped layers.
     """
+    if corpus is None and not task and limit is None and _of_task(run):
+        found = api.evaluate_task(
+            run,
+            split=split or "test",
+            device=device,
+            data_dir=data_dir,
+            trust_files=trust_files,
+            quiet=json_,
+            skip=skip,
+            keep_ffn=keep_ffn,
+        )
+        _show_own_task(run, found, json_, skip, keep_ffn)
+        return 0
     if (corpus is None) == (not task):
         raise UserError("give either --corpus or --task: what the run is to be scored on")
     if task:
@@ -274,6 +292,36 @@ def evaluate(
     columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
     print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
     return 0
+
+
+def _of_task(run: str) -> bool:
+    """Return whether a run was trained on a task; one that is not there is named once it is known what is asked."""
+    try:
+        return "task" in find_run(run).spec()
+    except UserError:
+        return False
+
+
+def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep_ffn: bool) -> None:
+    """Print what a run scores on the task it was trained on."""
+    if json_:
+        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn} | found))
+        return
+    metrics = [name for name in MARGINS if name in found]
+    lines = found["without_a_model"]
+    columns = ("task", "split", *map(metric_words, metrics), "nats per target", "examples", *lines)
+    scores = [f"{found[name]:.4f}" for name in (*metrics, "nats")]
+    row = (
+        found["task"],
+        found["split"],
+        *scores,
+        f"{found['examples']:,}",
+        *(f"{v:.4f}" for v in lines.values()),
+    )
+    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
+    if "groups" in found:
+        rows = [(name, f"{value:.4f}", f"{count:,}") for name, (value, count) in found["groups"].items()]
+        print_table("by group", ("group", "score", "examples"), rows, right=("score", "examples"))
 
 
 def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_ffn: bool) -> None:

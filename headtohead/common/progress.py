@@ -226,4 +226,6 @@ class _Lines:
 
 
 def _step_words(state: _Active, nats: float, rate: float) -> str:
-    return f"step {state.step}/{state.steps}, {nats / math.log(2):.3f} bits per token, {short_count(rate)} tokens/s"
+    return (
+        f"step {state.step}/{state.steps}, loss {nats / math.log(2):.3f} bits, {short_count(rate)} tokens/s"
+    )

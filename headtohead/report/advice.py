@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.report.gather import ArmFacts
-from headtohead.study.verdict import Verdict
+from headtohead.study.verdict import METRIC, Verdict, metric_words
 
 _COUNTED = {
     "parameters": "parameters",
@@ -62,15 +62,21 @@ def _words(row: Verdict, cheaper: list[str], dearer: list[str]) -> str:
     if row.verdict == "equivalent":
         if cheaper:
             price = f" and the price ({', '.join(dearer)}) does not" if dearer else ""
-            return f"may stand in for {base} where the saving ({saved}) matters{price}: the loss is within {row.margin:g}"
+            return f"may stand in for {base} where the saving ({saved}) matters{price}: {_what(row)} is within {row.margin:g}"
         return f"no reason to prefer it here: as good as {base} within {row.margin:g}, and not cheaper"
     if row.verdict == "worse" and row.ci_low is not None and row.ci_high is not None:
         if cheaper:
             low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
-            return f"only where the saving ({saved}) is worth {low:.3f} to {high:.3f} bits per byte"
+            return (
+                f"only where the saving ({saved}) is worth {low:.3f} to {high:.3f} {metric_words(row.metric)}"
+            )
         return f"nothing here speaks for it: worse than {base}, and not cheaper"
     found = "" if row.detectable is None else f" (they find {row.detectable:.3f} or more four times in five)"
     return f"no advice: {row.n} paired seeds do not decide{found}"
+
+
+def _what(row: Verdict) -> str:
+    return "the loss" if row.metric == METRIC else "what is lost"
 
 
 def _cautions(row: Verdict) -> list[str]:

@@ -100,7 +100,9 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
     training = spec["training"]
     # A branch begins where it leaves its trunk.
     facts["first"] = facts["step"] = spec.get("parent", {}).get("step", 0)
-    facts["steps"] = max(1, training["tokens"] // training["batch"])
+    # The steps of a task hold whole examples, and its record says how many there are.
+    steps = spec.get("steps")
+    facts["steps"] = steps if isinstance(steps, int) else max(1, training["tokens"] // training["batch"])
     facts["tokens"] = training["tokens"] - facts["first"] * training["batch"]
     if facts["state"] not in _GOING:
         facts["step"] = facts["steps"]
@@ -110,7 +112,9 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
         last = rows[-1]
         facts["step"] = max(facts["first"], min(last["step"], facts["steps"]))
         if isinstance(seconds := last.get("seconds"), int | float) and seconds > 0:
-            facts["rate"] = last["step"] * training["batch"] / seconds
+            tokens = last.get("tokens")
+            trained = tokens if isinstance(tokens, int) else last["step"] * training["batch"]
+            facts["rate"] = trained / seconds
     facts["words"] = _words(facts)
     return facts
 

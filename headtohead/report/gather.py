@@ -9,7 +9,8 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import short_count, short_time
-from headtohead.study.outline import Contest, Outline
+from headtohead.measure.tasks import MARGINS
+from headtohead.study.outline import METRIC, Contest, Outline
 from headtohead.study.probes import read_probe
 from headtohead.study.store import Store
 from headtohead.training.rules import with_words
@@ -92,8 +93,8 @@ def gather(
     return arms
 
 
-def arm_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return one row of results and costs per arm, for the table."""
+def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
+    """Return one row of results and costs per arm, for the table; a task's further metrics stand in `others`."""
     rows = []
     for arm in arms:
         done = [result["test"] for result in arm.finished().values()]
@@ -105,10 +106,17 @@ def arm_rows(arms: list[ArmFacts]) -> list[Row]:
                 "label": arm.label,
                 "text": arm.text,
                 "runs": f"{len(done)}/{arm.planned}",
-                "bits_per_byte": statistics.fmean(row["bits_per_byte"] for row in done) if done else None,
+                "score": statistics.fmean(row[metric] for row in done) if done else None,
                 "nats": statistics.fmean(row["nats"] for row in done) if done else None,
-                "perplexity": statistics.fmean(row["perplexity"] for row in done) if done else None,
-                "spread": statistics.stdev(row["bits_per_byte"] for row in done) if len(done) > 1 else None,
+                "perplexity": statistics.fmean(row["perplexity"] for row in done)
+                if done and metric == METRIC
+                else None,
+                "others": {
+                    name: statistics.fmean(row[name] for row in done)
+                    for name in MARGINS
+                    if name != metric and done and name in done[0]
+                },
+                "spread": statistics.stdev(row[metric] for row in done) if len(done) > 1 else None,
                 "parameters": record.get("parameters"),
                 "flops": record.get("flops_per_token"),
                 "cache": record.get("cache_bytes_per_token"),

@@ -21,7 +21,7 @@ from headtohead.report.panels.forest import VERDICTS
 from headtohead.report.pictures import draw, draw_study
 from headtohead.report.templates import beside, templates
 from headtohead.study.outline import Outline
-from headtohead.study.verdict import Verdict, headlines, sentence
+from headtohead.study.verdict import Verdict, headlines, metric_words, sentence
 
 
 def write_report(
@@ -59,8 +59,9 @@ def write_report(
             verdicts=verdicts,
             headlines=headlines(verdicts),
             primary=_primary(verdicts, outline),
+            better=_better(outline),
             environments=environments(path, outline),
-            warnings=[*dict.fromkeys(damage), *warnings(verdicts, contests)],
+            warnings=[*dict.fromkeys(damage), *outline.notes, *warnings(verdicts, contests)],
             bundle=chart_library(),
             style=beside("page.css"),
             script=beside("page.js"),
@@ -73,6 +74,14 @@ def write_report(
     return target
 
 
+def _better(outline: Outline) -> str:
+    """Return which way the study's metrics are better, in words."""
+    found = [outline.measure(contest) for contest in outline.contests()]
+    names = list(dict.fromkeys(metric_words(row.name) for row in found)) or ["bits per byte"]
+    way = "Higher" if any(row.better == "higher" for row in found) else "Lower"
+    return f"{way} {', '.join(names)} is better"
+
+
 def _contest(view: View) -> dict[str, Any]:
     outline, contest, arms, rows = view.outline, view.contest, view.arms, view.verdicts
     equal, different = configuration(arms)
@@ -81,7 +90,10 @@ def _contest(view: View) -> dict[str, Any]:
         "verdicts": rows,
         "count": _count(rows),
         "sentences": [(row.verdict, sentence(row)) for row in rows],
-        "arms": arm_rows(arms),
+        "arms": arm_rows(arms, view.measure.name),
+        "unit": view.unit,
+        "others": [metric_words(name) for name in _others(view)],
+        "task": view.contest.corpus_label in outline.measures,
         "pictures": draw(view),
         "advice": advice(rows, arms, outline.baseline),
         "equal": equal,
@@ -103,6 +115,11 @@ def _primary(verdicts: list[Verdict], outline: Outline) -> str:
         ),
         "none",
     )
+
+
+def _others(view: View) -> list[str]:
+    """Return a task's further metrics, where a run has been scored by them."""
+    return next(iter(arm_rows(view.arms, view.measure.name)), {"others": []})["others"]
 
 
 def _count(rows: list[Verdict]) -> list[tuple[str, int]]:

@@ -32,6 +32,8 @@ from headtohead.study.statistics import (
     decide,
     holm,
 )
+from headtohead.study.task_claims import KIND as TASKS
+from headtohead.study.task_claims import UNIT, TaskStudy
 from headtohead.study.toy_claims import toy_checks, toy_order
 from headtohead.study.trends import FEWEST, OVER, axis_values, groups, trend_of
 from headtohead.study.verdict import Result, Verdict
@@ -100,13 +102,14 @@ def judge_claims(
     results: Mapping[str, Result] | None = None,
     found: Finder = lambda run, probe: None,
     toy: Toy | None = None,
+    tasks: TaskStudy | None = None,
 ) -> list[ClaimResult]:
-    """Return what a study of that scale, and the paper's toy where it has one, say of each of its claims.
+    """Return what a study of that scale, and the paper's toy and study of tasks where it has them, say of each claim.
 
     A trend over size takes `results` too; `found` gives what a probe found in a run.
     """
     axes = axis_values(outline, results or {})
-    evidence = _Evidence(paper, scale, spec, outline, verdicts, axes, found, toy)
+    evidence = _Evidence(paper, scale, spec, outline, verdicts, axes, found, toy, tasks)
     return [_judged(claim, evidence) for claim in paper.claims]
 
 
@@ -143,7 +146,9 @@ class _Evidence:
         axes: Mapping[tuple[str, Contest], float],
         found: Finder,
         toy: Toy | None,
+        tasks: TaskStudy | None,
     ) -> None:
+        self.paper, self.tasks = paper, tasks
         self.scale, self.spec, self.outline, self.axes, self.toy = scale, spec, outline, axes, toy
         self.contests = outline.contests()
         self.rows: dict[tuple[Contest, str], Verdict] = {}
@@ -165,6 +170,8 @@ class _Evidence:
             return _Part(OPEN, None, NOT_RUN, criterion.reason)
         if criterion.kind == "cost":
             return self._cost(criterion)
+        if criterion.kind == TASKS:
+            return self._of_tasks(criterion)
         if criterion.kind in ("toy", "toy_check"):
             if self.toy is None:
                 return _Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {self.scale}")
@@ -207,6 +214,27 @@ class _Evidence:
             part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
         elif differs:
             part.reason += f" ({differs})"
+        return part
+
+    def _of_tasks(self, criterion: Criterion) -> _Part:
+        """Judge the mean share of wrong answers over the tasks."""
+        tasks, names = self.tasks, (criterion.arm, criterion.against)
+        if tasks is None:
+            return _Part(OPEN, None, NOT_RUN, f"the study of tasks is not part of scale {self.scale}")
+        labels = [tasks.label(name) for name in names]
+        if None in labels:
+            return _Part(
+                OPEN, None, NOT_RUN, f"arm {names[labels.index(None)]} is not part of scale {self.scale}"
+            )
+        paired, p = tasks.paired(*names), tasks.adjusted(self.paper, *names)
+        decision = decide(paired.difference, p, None, None, 0.0)
+        what = f"{labels[0]} - {labels[1]}, mean of {len(tasks.outline.contests())} tasks"
+        compared = _Compared(what, paired, p, decision, tasks.trouble(*names), "", UNIT)
+        part = _difference(criterion, compared)
+        if not paired.n:
+            part.scale = NOT_RUN
+        elif self.scale == "smoke":
+            part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
         return part
 
     def _label(self, arm: str) -> str | None:

@@ -24,6 +24,7 @@ from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Run
 from headtohead.study.store import RunDirectory, Store
+from headtohead.study.verdict import METRIC, metric_words
 from headtohead.study.work import Job, work
 
 _DEADLY = 2
@@ -313,9 +314,10 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     """Count and show what an executor tells of a run."""
     kind = event["kind"]
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
-    name = f"{run.arm.label}, {branch}seed {run.seed}"
+    task = f"{run.contest.corpus_label}, " if run.ground and run.ground.task else ""
+    name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
     if kind == "started":
-        steps = run.training.steps(run.size.context)
+        steps = run.steps
         display.started(run.id, name, steps, float(run.tokens))
     elif kind == "step":
         display.stepped(run.id, event["step"], event["nats"], event["rate"])
@@ -341,7 +343,8 @@ def _outcome(folder: RunDirectory) -> str:
     if result.get("status") == "done":
         speed = folder.costs().get("tokens_per_second")
         rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
-        return f"{result['test']['bits_per_byte']:.4f} bits per byte{rate}"
+        metric = result["test"].get("metric", METRIC)
+        return f"{result['test'][metric]:.4f} {metric_words(metric)}{rate}"
     if result.get("status") == "diverged":
         return f"diverged at step {result.get('diverged_at')}; recorded as a result"
     return f"{result.get('status', 'unknown')}: {result.get('error', '')}"

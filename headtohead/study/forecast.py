@@ -13,6 +13,8 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
+from headtohead.study.grounds import Ground
+from headtohead.study.outline import METRIC
 from headtohead.study.pace import same_speed, trial
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import Plan, Run
@@ -79,7 +81,7 @@ class Forecast:
     """Checkpoints of the runs at work, on top."""
     arms: list[ArmForecast]
     spread: float | None
-    """Standard deviation over seeds of the paired difference, in bits per byte; None: not known."""
+    """Standard deviation over seeds of the paired difference, in the metric; None: not known."""
     spread_source: str
     seeds: int
     """Planned for every arm."""
@@ -88,9 +90,11 @@ class Forecast:
     compared: int
     """Arms compared with the baseline."""
     detectable: list[Detectable]
-    """In bits per byte; in spreads where the spread is not known."""
+    """In the metric; in spreads where the spread is not known."""
     seeds_for_margin: int | None
     """Seeds that would find a difference as large as the margin; None where that is not known or over a thousand."""
+    metric: str = METRIC
+    """What spread, margin and differences are of: that of the first contest."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forecast, JSON-ready."""
@@ -98,9 +102,12 @@ class Forecast:
 
 
 def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
-    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs."""
+    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs.
+
+    Tasks that are judged by another metric than the first are left out.
+    """
     weights, total = 0, 0.0
-    for row in verdicts:
+    for row in [row for row in verdicts if row.metric == verdicts[0].metric]:
         differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
         # Arms that share the baseline's runs differ by nothing, and say nothing of the spread.
         if len(differences) > 1 and any(differences):
@@ -155,6 +162,8 @@ def forecast_plan(
     weights = [4 * run.parameters for run in runs]
     compared = len(plan.spec.arms) - 1
     counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
+    measure = plan.measure(runs[0].contest)
+    margin = plan.spec.margin if measure.margin is None else measure.margin
     unit = spread if spread is not None else 1.0
     return Forecast(
         runs=len(runs),
@@ -176,7 +185,7 @@ def forecast_plan(
         spread_source=spread_source,
         seeds=len(plan.spec.seeds),
         power=POWER,
-        margin=plan.spec.margin,
+        margin=margin,
         compared=compared,
         detectable=[
             Detectable(
@@ -186,7 +195,8 @@ def forecast_plan(
             )
             for count in counts
         ],
-        seeds_for_margin=_seeds_for(plan.spec.margin, spread),
+        seeds_for_margin=_seeds_for(margin, spread),
+        metric=measure.name,
     )
 
 
@@ -212,8 +222,11 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 def _scored_tokens(run: Run, plan: Plan) -> int:
     """Return the tokens of valid and test, on which a run is scored at its end."""
-    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
-    return sum(len(corpus.splits[split].tokens) for split in ("valid", "test"))
+    return _ground(run, plan).scored_tokens()
+
+
+def _ground(run: Run, plan: Plan) -> Ground:
+    return run.ground or next(g for g in plan.grounds.values() if g.content == run.corpus["content"])
 
 
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
@@ -233,10 +246,10 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
 
 def _measure(run: Run, plan: Plan, device: torch.device) -> float:
     """Return tokens per second of a few training steps of a run, on this device, in this process."""
-    corpus = next(c for c in plan.corpora.values() if c.content == run.corpus["content"])
-    trainer = trial(run, corpus, Conditions(device=str(device)))
+    trainer = trial(run, _ground(run, plan), Conditions(device=str(device)))
     times: list[float] = []
     while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
         times.append(trainer.timed_step())
     # The first step pays for what is set up once.
-    return (len(times) - 1) * run.training.batch / max(1e-9, sum(times[1:]))
+    tokens = trainer.feed.tokens(len(times)) - trainer.feed.tokens(1)
+    return tokens / max(1e-9, sum(times[1:]))

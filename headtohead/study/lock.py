@@ -71,7 +71,9 @@ def _measured(row: Any) -> bool:
 
 def _comparison(plan: Plan) -> list[Any]:
     """What the study compares, seeds aside."""
-    distinct = {(run.layers, run.size, run.training, run.corpus["content"]): run for run in plan.runs}
+    distinct = {
+        (run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs
+    }
     # The name of a branch's parent depends on the seed; its step does not.
     return sorted(
         {
@@ -95,7 +97,7 @@ def _solved(plan: Plan) -> list[dict[str, Any]]:
             "parameters": run.parameters,
             "cache_bytes_per_token": run.cache,
             "tokens": run.training.tokens,
-            "steps": run.training.steps(run.size.context),
+            "steps": run.steps,
         }
         for run in plan.runs
         if run.seed == plan.spec.seeds[0]

@@ -13,7 +13,7 @@ length = tokens      every arm sees the same tokens
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -27,12 +27,20 @@ from headtohead.training.settings import TrainSettings
 TOLERANCE = 0.005
 
 
-def match_params(size: Size, layers: Sequence[Composed], target: int) -> Size:
-    """Return the size with the feed-forward width at which the arm's parameters are nearest to `target`."""
-    here = Decoder.outline(size, layers).parameter_count()
+def match_params(
+    size: Size,
+    layers: Sequence[Composed],
+    target: int,
+    outline: Callable[[Size, Sequence[Composed]], Decoder] = Decoder.outline,
+) -> Size:
+    """Return the size with the feed-forward width at which the arm's parameters are nearest to `target`.
+
+    `outline` gives the model without values: a task's has a head of its own.
+    """
+    here = outline(size, layers).parameter_count()
     if here == target:
         return size
-    step = Decoder.outline(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
+    step = outline(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
     if step == 0:
         raise UserError(
             "shape=params cannot be met: the arm has no feed-forward part whose width could be solved"
@@ -44,7 +52,7 @@ def match_params(size: Size, layers: Sequence[Composed], target: int) -> Size:
             f"parameters, the baseline {target:,}"
         )
     solved = dataclasses.replace(size, ffn=width)
-    count = Decoder.outline(solved, layers).parameter_count()
+    count = outline(solved, layers).parameter_count()
     if abs(count - target) > TOLERANCE * target:
         raise UserError(f"shape=params cannot be met within 0.5 %: {count:,} parameters against {target:,}")
     return solved

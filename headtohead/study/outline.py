@@ -13,10 +13,23 @@ from headtohead.common.errors import DamagedFile
 from headtohead.common.files import read_json
 from headtohead.common.numbers import is_number
 
+METRIC = "bits_per_byte"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is compared: its name, which way is better, and the margin within which a difference counts as none."""
+
+    name: str = METRIC
+    better: str = "lower"
+    """lower or higher."""
+    margin: float | None = None
+    """None: the study's."""
+
 
 @dataclass(frozen=True)
 class Contest:
-    """One corpus, size, shape rule and length rule, one context and branch: what a verdict is given for."""
+    """One corpus or task, size, shape rule and length rule, one context and branch: what a verdict is given for."""
 
     corpus: str
     corpus_label: str
@@ -69,14 +82,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rate:
-    """What an arm scored on valid at one learning rate of its tuning."""
+    """What an arm scored on valid at one learning rate of its tuning, in the contest's metric."""
 
     corpus: str
     size: str
     shape: str
     label: str
     lr: float
-    bits_per_byte: float | None
+    score: float | None
     chosen: bool
     edge: bool
     """Whether the arm's best rate lies at the edge of the grid."""
@@ -120,7 +133,7 @@ class Outline:
     seeds: tuple[int, ...]
     entries: tuple[Entry, ...]
     references: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Bits per byte of the reference lines, by corpus label."""
+    """What one gets without a model, by corpus label: bits per byte, or a task's metric."""
     tuning: tuple[Rate, ...] = ()
     """Every learning rate that was tried, where rates were tuned."""
     solved: tuple[Solved, ...] = ()
@@ -131,6 +144,14 @@ class Outline:
     """The runs that branches start from; their contests are the branches' with no branch named."""
     statistics: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """What each corpus is like, by its label, where there are several."""
+    measures: dict[str, Measure] = field(default_factory=dict)
+    """What tasks are judged by, by their label; corpora by bits per byte."""
+    notes: tuple[str, ...] = ()
+    """What was counted while tasks were made: examples left out, and why."""
+
+    def measure(self, contest: Contest) -> Measure:
+        """Return what a contest is judged by."""
+        return self.measures.get(contest.corpus_label, Measure())
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -167,6 +188,12 @@ class Outline:
             "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
             "probes": list(self.probes),
             "statistics": self.statistics,
+            **(
+                {"measures": {label: vars(row) for label, row in self.measures.items()}}
+                if self.measures
+                else {}
+            ),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 
@@ -215,20 +242,31 @@ def outline_from(record: dict[str, Any]) -> Outline:
             }
             for label, row in record.get("statistics", {}).items()
         },
+        notes=tuple(_text(words) for words in record.get("notes", ())),
+        measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if outline.baseline not in {label for _, label in arms}:
         raise ValueError(f"the baseline {outline.baseline!r} is no arm")
     return outline
 
 
+def _measure(row: dict[str, Any]) -> Measure:
+    margin = None if row["margin"] is None else _number(row["margin"])
+    if row["better"] not in ("lower", "higher"):
+        raise ValueError(f"{row['better']!r} is neither lower nor higher")
+    return Measure(_text(row["name"]), row["better"], margin)
+
+
 def _rate(row: dict[str, Any]) -> Rate:
+    # Studies of before have corpora alone.
+    score = row["score"] if "score" in row else row["bits_per_byte"]
     return Rate(
         corpus=_text(row["corpus"]),
         size=_text(row["size"]),
         shape=_text(row["shape"]),
         label=_text(row["label"]),
         lr=_number(row["lr"]),
-        bits_per_byte=None if row["bits_per_byte"] is None else _number(row["bits_per_byte"]),
+        score=None if score is None else _number(score),
         chosen=bool(row["chosen"]),
         edge=bool(row["edge"]),
         context=_text(row.get("context", "")),

@@ -20,12 +20,10 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest, write_json
-from headtohead.data.shards import Prepared
-from headtohead.data.windows import Windows
 from headtohead.kernels import plain
-from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
+from headtohead.study.grounds import Ground
 from headtohead.study.holds import Holds
 from headtohead.study.lock import NAME, frozen_seconds, read_lock
 from headtohead.study.perform import Conditions, micro_batch
@@ -53,21 +51,21 @@ class LockedPace:
     ) -> None:
         self.folder, self.conditions, self.progress, self.clock = folder, conditions, progress, clock
 
-    def __call__(self, runs: list[Run], corpus: Prepared, path: str) -> list[Speed]:
+    def __call__(self, runs: list[Run], ground: Ground, path: str) -> list[Speed]:
         """Return the speed of each run; what is measured is in the lock before it is used."""
         keys = [_key(run, path) for run in runs]
         if any(key not in frozen_seconds(self.folder) for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
             holds = Holds()
             # Two executors that start at once would disturb each other's clocks and plan different runs.
-            while not self._measured_alone(holds, keys, runs, corpus, path):
+            while not self._measured_alone(holds, keys, runs, ground, path):
                 self.progress("waiting for another process that times the arms", 0.0)
                 time.sleep(_LOOK_AGAIN_SECONDS)
         known = frozen_seconds(self.folder)
         return [Speed(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
 
     def _measured_alone(
-        self, holds: Holds, keys: list[str], runs: list[Run], corpus: Prepared, path: str
+        self, holds: Holds, keys: list[str], runs: list[Run], ground: Ground, path: str
     ) -> bool:
         with holds.hold(self.folder) as hold:
             if hold is None:
@@ -76,7 +74,7 @@ class LockedPace:
             by_key = dict(zip(keys, runs, strict=True))
             missing = [key for key in by_key if key not in known]
             if missing:
-                self._freeze(known, by_key, missing, corpus, path)
+                self._freeze(known, by_key, missing, ground, path)
         return True
 
     def _freeze(
@@ -84,7 +82,7 @@ class LockedPace:
         known: dict[str, dict[str, Any]],
         runs: dict[str, Run],
         missing: list[str],
-        corpus: Prepared,
+        ground: Ground,
         path: str,
     ) -> None:
         where = self._where(path, next(iter(runs.values())).size)
@@ -96,7 +94,7 @@ class LockedPace:
                     f"them: go on there, or remove {self.folder / NAME} to measure and plan anew"
                 )
         names = [*beside, *missing]
-        samples = self._measure([runs[key] for key in names], corpus, path)
+        samples = self._measure([runs[key] for key in names], ground, path)
         # What was measured before keeps its number; the others are measured by it.
         whole = known[beside[0]]["seconds"] if beside else float(np.median(samples[0]))
         lock_path = self.folder / NAME
@@ -123,10 +121,10 @@ class LockedPace:
         compiled = ", compiled" if compiles(self.conditions.compile, size, device) else ""
         return f"{device_name(device)}{threads}, {path} path{compiled}"
 
-    def _measure(self, runs: list[Run], corpus: Prepared, path: str) -> np.ndarray[Any, Any]:
+    def _measure(self, runs: list[Run], ground: Ground, path: str) -> np.ndarray[Any, Any]:
         """Return the seconds of each run's counted steps (runs, steps)."""
         device = torch.device(self.conditions.device)
-        steps = max(run.training.steps(run.size.context) for run in runs)
+        steps = max(run.steps for run in runs)
         rounds = _WARM + min(_MOST, max(_FEWEST, steps // 20))
         threads = torch.get_num_threads()
         if device.type == "cpu":
@@ -138,7 +136,7 @@ class LockedPace:
                 trainers = []
                 for run in runs:
                     arm = run.arm.text
-                    trainers.append(trial(run, corpus, self.conditions))
+                    trainers.append(trial(run, ground, self.conditions))
                 for turn in range(rounds):
                     self.progress(f"timing {len(runs)} arms, step {turn + 1} of {rounds}", turn / rounds)
                     for place, trainer in enumerate(trainers):
@@ -162,24 +160,26 @@ class LockedPace:
         return taken
 
 
-def trial(run: Run, corpus: Prepared, conditions: Conditions) -> Trainer:
+def trial(run: Run, ground: Ground, conditions: Conditions) -> Trainer:
     """Return the trainer of a run, for a few steps by the clock: nothing it does is kept."""
-    device, train = torch.device(conditions.device), corpus.splits["train"]
+    device = torch.device(conditions.device)
     torch.manual_seed(run.seed)
-    model = Decoder(run.size, list(run.layers), run.seed, companion=train.tokens).to(device)
+    feed = ground.feed(run.size, run.training, run.seed)
     return Trainer(
-        model,
-        Windows(train, run.size.context, run.seed),
+        ground.model(run.size, list(run.layers), run.seed).to(device),
+        feed,
         run.training,
-        micro=conditions.micro or micro_batch(run.size, run.training, device),
-        compile=compiles(conditions.compile, run.size, device),
+        micro=conditions.micro or micro_batch(run.size, feed.sequences, device),
+        compile=not ground.task and compiles(conditions.compile, run.size, device),
     )
 
 
 def same_speed(identity: Mapping[str, Any]) -> list[Any]:
     """Return what runs of the same speed have in common: the model and its step, and neither seed nor length."""
     step = {key: identity["training"][key] for key in ("batch", "precision")}
-    return [identity["layers"], identity["size"], step]
+    # Examples of one task are shorter than those of another; windows of corpora are all as long as the context.
+    task = [[identity["task"], identity["corpus"]]] if "task" in identity else []
+    return [identity["layers"], identity["size"], step, *task]
 
 
 def _key(run: Run, path: str) -> str:

@@ -11,7 +11,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,20 +21,24 @@ from safetensors.torch import save
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
-from headtohead.data.shards import Prepared, prepare
-from headtohead.data.windows import Windows
-from headtohead.measure.loss import score_split
+from headtohead.data.shards import prepare
+from headtohead.data.tasks.base import Task
+from headtohead.data.tasks.find import prepare_task
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
+from headtohead.study.grounds import CorpusGround, Ground, TaskGround
+from headtohead.study.outline import METRIC
 from headtohead.study.probes import Subject, read_probe, take
 from headtohead.study.records import size_of, training_of
+from headtohead.study.start import take_weights
 from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
 from headtohead.training.compiling import compiles
+from headtohead.training.feeds import Feed
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
@@ -127,37 +133,33 @@ def _train_and_score(
     stop: Callable[[], bool],
     tell: Event,
 ) -> tuple[Decoder, str]:
-    corpus = _corpus(record, conditions)
+    ground = _ground(record, conditions)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
     # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
-    model = Decoder(
-        size,
-        layers,
-        int(record["seed"]),
-        companion=corpus.splits["train"].tokens,
-    ).to(device)
+    model = ground.model(size, layers, int(record["seed"])).to(device)
+    if "start" in record:
+        _start(model, record)
     branching = _branching(run, record)
     changes = _note_environment(run, environment(device, size, training.precision), branching)
-    windows = Windows(corpus.splits["train"], size.context, int(record["seed"]))
-    steps = training.steps(size.context)
-    lengths = corpus.tokenizer.token_bytes()
+    feed = ground.feed(size, training, int(record["seed"]))
 
     def progress(step: int, nats: float, rate: float) -> None:
-        tell({"kind": "step", "run": run.id, "step": step, "steps": steps, "nats": nats, "rate": rate})
+        tell({"kind": "step", "run": run.id, "step": step, "steps": feed.steps, "nats": nats, "rate": rate})
 
     def valid() -> dict[str, Any]:
-        score = score_split(model, corpus.splits["valid"], lengths, precision=training.precision)
-        return {"nats": score.nats, "bits_per_byte": score.bits_per_byte}
+        score = ground.score(model, "valid", training.precision)
+        return {"nats": score["nats"], (name := score.get("metric", METRIC)): score[name]}
 
     trainer = Trainer(
         model,
-        windows,
+        feed,
         training,
-        micro=conditions.micro or micro_batch(size, training, device),
+        micro=conditions.micro or micro_batch(size, feed.sequences, device),
         folder=run.checkpoints,
         save_every=conditions.save_every,
-        compile=compiles(conditions.compile, size, device),
+        # A task's batches are of many lengths, and each would be compiled anew.
+        compile=not ground.task and compiles(conditions.compile, size, device),
         name=run.id,
         branching=branching,
         hooks=Hooks(
@@ -177,14 +179,14 @@ def _train_and_score(
     result = _result(
         outcome,
         model,
-        corpus,
+        ground,
         training,
-        windows,
+        feed,
         lambda share: tell({"kind": "scoring", "run": run.id, "share": round(share, 3)}),
     )
     if changes:
         result["environment_changed"] = changes
-    tokens = outcome.step * training.batch
+    tokens = feed.tokens(outcome.step)
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_bytes()
     cost: dict[str, Any] = {
         "train_seconds": round(trainer.seconds, 3),
@@ -197,7 +199,8 @@ def _train_and_score(
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
     write_json(run.path / "cost.json", cost)
-    run.keep_tokenizer(corpus.tokenizer)
+    if ground.tokenizer is not None:
+        run.keep_tokenizer(ground.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
     return model, str(result["status"])
 
@@ -233,7 +236,9 @@ def _take_probes(
     """Measure what was asked for on a trained run; a run in the middle of its probes stops between two of them."""
     if not probes:
         return
-    corpus = _corpus(record, conditions)
+    ground = _ground(record, conditions)
+    assert isinstance(ground, CorpusGround)
+    corpus = ground.corpus
     for place, name in enumerate(probes):
         if stop():
             return
@@ -264,52 +269,72 @@ def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:
     return Branching(start=start, trunk=parent.run)
 
 
-def _corpus(record: dict[str, Any], conditions: Conditions) -> Prepared:
-    facts = record["corpus"]
+def _ground(record: dict[str, Any], conditions: Conditions) -> Ground:
     try:
-        corpus = prepare(facts["name"], facts["tokenizer"], data_dir=conditions.data_dir or None)
+        return ground_of(record, conditions.data_dir)
     except UserError as error:
         raise Obstacle(str(error)) from None
-    if corpus.content != facts["content"]:
-        raise Obstacle(
-            f"corpus {facts['name']} has changed since this run was planned: put the old text back, "
-            "or start the study again to plan new runs"
+
+
+def ground_of(record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
+    """Return what a run is trained and scored on; one that has changed since is refused."""
+    facts, task = record["corpus"], record.get("task")
+    ground: Ground
+    if task is None:
+        ground = CorpusGround(prepare(facts["name"], facts["tokenizer"], data_dir=data_dir or None))
+    else:
+        place = (facts["name"], facts["tokenizer"], size_of(record).context, str(data_dir or ""))
+        answer = "point" if task["model"] == "pointer" else "write"
+        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
+    if ground.content != facts["content"]:
+        raise UserError(
+            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
+            "back, or start the study again to plan new runs"
         )
-    return corpus
+    return ground
+
+
+@lru_cache(maxsize=2)
+def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
+    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
+    return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
+
+
+def _start(model: Decoder, record: dict[str, Any]) -> None:
+    try:
+        take_weights(model, record["start_path"], record["start"])
+    except UserError as error:
+        raise Obstacle(str(error)) from None
 
 
 def _result(
     outcome: Outcome,
     model: Decoder,
-    corpus: Prepared,
+    ground: Ground,
     training: TrainSettings,
-    windows: Windows,
+    feed: Feed,
     progress: Callable[[float], None],
 ) -> dict[str, Any]:
-    tokens = outcome.step * training.batch
     result: dict[str, Any] = {
         "status": outcome.status,
         "step": outcome.step,
-        "tokens": tokens,
+        "tokens": feed.tokens(outcome.step),
         "parameters": model.parameter_count(),
         "train_nats": outcome.train_nats,
-        "unique_tokens": min(tokens, windows.count * windows.context),
-        "epochs": windows.epochs(tokens),
+        "unique_tokens": feed.unique_tokens(outcome.step),
+        "epochs": feed.epochs(outcome.step),
     }
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
-    lengths = corpus.tokenizer.token_bytes()
     for place, split in enumerate(("valid", "test")):
 
         def shown(share: float, place: int = place) -> None:
             progress((place + share) / 2)
 
-        score = score_split(
-            model, corpus.splits[split], lengths, precision=training.precision, progress=shown
-        )
-        if not math.isfinite(score.nats):
+        score = ground.score(model, split, training.precision, shown)
+        if not math.isfinite(score["nats"]):
             return result | {"status": "diverged", "diverged_at": outcome.step}
-        result[split] = score.as_dict() if split == "test" else {**score.as_dict(), "blocks": []}
+        result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
     return result
 
 
@@ -350,13 +375,12 @@ def _note_environment(run: RunDirectory, now: dict[str, Any], branching: Branchi
     return [words for before, after in pairwise(stretches) for words in differences(before, after)]
 
 
-def micro_batch(size: Size, training: TrainSettings, device: torch.device) -> int:
+def micro_batch(size: Size, sequences: int, device: torch.device) -> int:
     """Return how many sequences go through the model at once, by the memory their activations take.
 
     The estimate holds some 14 states and 4 hidden rows per token and layer in float32, and errs high. On CPU the
     limit is one gigabyte on every machine, so that the order of additions, and with it the result, is the same.
     """
-    sequences = training.batch // size.context
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
     room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
     return max(1, min(sequences, room // per_sequence))

@@ -16,20 +16,21 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.common.numbers import exact_count
-from headtohead.data.coherence import refuse_long_pieces
-from headtohead.data.corpora import lasting_name
-from headtohead.data.shards import Prepared, prepare
+from headtohead.data.shards import prepare
+from headtohead.data.tasks.base import OWN_TOKENS
+from headtohead.data.tasks.find import prepare_task
 from headtohead.measure.corpus import Statistics, corpus_statistics
-from headtohead.measure.references import reference_lines
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, grow
+from headtohead.study.grounds import CorpusGround, Ground, TaskGround
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.outline import Contest, Entry, Outline, Solved
+from headtohead.study.outline import Contest, Entry, Measure, Outline, Solved
 from headtohead.study.probes import refuse_unready
 from headtohead.study.spec import Arm, StudySpec
+from headtohead.study.start import Start, find_start, refuse_unfit
 from headtohead.training.rules import assign
 from headtohead.training.settings import TrainSettings
 
@@ -53,7 +54,7 @@ def _plain_layers(layers: tuple[Composed, ...]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm, seed, corpus, size, shape rule and length rule, every number resolved."""
+    """One arm, seed, corpus or task, size, shape rule and length rule, every number resolved."""
 
     arm: Arm
     layers: tuple[Composed, ...]
@@ -71,6 +72,10 @@ class Run:
     """What a branch starts from."""
     branches: tuple[int, ...] = ()
     """The steps at which a trunk's branches start."""
+    ground: Ground | None = field(default=None, repr=False, compare=False)
+    """What it is trained on; None where only its name matters."""
+    start: Start | None = field(default=None, repr=False, compare=False)
+    """The run whose weights it starts from."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -86,7 +91,18 @@ class Run:
             "training": _plain_training(self.training),
             "seed": self.seed,
             "stacked": False,
-        } | ({"parent": vars(self.parent)} if self.parent else {})
+            **self._further,
+        }
+
+    @property
+    def _further(self) -> dict[str, Any]:
+        """What only some runs have; the others look as they did before there was any of it."""
+        task = self.ground.task if self.ground else None
+        return {
+            **({"parent": vars(self.parent)} if self.parent else {}),
+            **({"task": task} if task else {}),
+            **({"start": self.start.run} if self.start else {}),
+        }
 
     @cached_property
     def id(self) -> str:
@@ -110,16 +126,26 @@ class Run:
             "flops_per_token": self.flops,
             "cache_bytes_per_token": self.cache,
             "identity": self.identity,
-            # Runs that are neither look as they did before there were branches.
-            **({"parent": vars(self.parent)} if self.parent else {}),
+            **self._further,
             **({"branches": list(self.branches)} if self.branches else {}),
+            **({"steps": self.steps} if self.ground and self.ground.task else {}),
+            **({"start_path": str(self.start.folder.path.resolve())} if self.start else {}),
         }
+
+    @property
+    def steps(self) -> int:
+        """All steps, a trunk's before a branch counted."""
+        return (
+            self.ground.steps(self.size, self.training)
+            if self.ground
+            else self.training.steps(self.size.context)
+        )
 
     @property
     def tokens(self) -> int:
         """The tokens of the steps it does itself: a branch's are those of its decay."""
-        before = self.parent.step if self.parent else 0
-        return (self.training.steps(self.size.context) - before) * self.training.batch
+        own = self.steps - (self.parent.step if self.parent else 0)
+        return self.ground.trained(self.training, own) if self.ground else own * self.training.batch
 
 
 @dataclass(frozen=True)
@@ -138,8 +164,8 @@ class Speed:
         return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
 
 
-Pace = Callable[[list[Run], Prepared, str], list[Speed]]
-"""From runs, their corpus and the path (fused or plain) to the speed of each."""
+Pace = Callable[[list[Run], Ground, str], list[Speed]]
+"""From runs, what they are trained on and the path (fused or plain) to the speed of each."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +174,8 @@ class Plan:
 
     spec: StudySpec
     runs: tuple[Run, ...]
-    corpora: dict[str, Prepared]
+    grounds: dict[str, Ground]
+    """Corpora or tasks, by name, tokenizer and, for tasks, context."""
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
     trunks: tuple[Run, ...] = ()
@@ -159,20 +186,35 @@ class Plan:
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
         primary = self.spec.primary_arm
+        grounds = list(self.grounds.values())
+        found = {ground.label: ground.measure(self.spec.given_margin) for ground in grounds}
+        measures = {label: measure for label, measure in found.items() if measure is not None}
+        margin = next((row.margin for row in measures.values() if row.margin is not None), self.spec.margin)
         return Outline(
             name=self.spec.name,
             arms=tuple((arm.text, arm.label) for arm in self.spec.arms),
             baseline=self.spec.baseline_arm.label,
             primary=primary.label if primary else None,
-            margin=self.spec.margin,
+            margin=margin,
             seeds=self.spec.seeds,
             entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
-            references={corpus.label: reference_lines(corpus) for corpus in self.corpora.values()},
+            references={ground.label: ground.references() for ground in grounds},
             solved=self.solved,
             probes=self.spec.probes,
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
             statistics=self.statistics,
+            measures=measures,
+            notes=tuple(
+                f"task {ground.label}: {words}: {count:,}"
+                for ground in grounds
+                for words, count in ground.notes.items()
+            ),
         )
+
+    def measure(self, contest: Contest) -> Measure:
+        """Return what a contest is judged by."""
+        labels = (ground for ground in self.grounds.values() if ground.label == contest.corpus_label)
+        return next(labels).measure(self.spec.given_margin) or Measure()
 
     def distinct(self) -> list[Run]:
         """Return each run once, seed by seed, so that a study stopped early is balanced; trunks before branches."""
@@ -202,31 +244,61 @@ def plan_study(
     `pace` gives seconds per step where a length rule holds time equal.
     """
     refuse_unready(spec.probes, data_dir)
-    corpora: dict[str, Prepared] = {}
+    grounds: dict[str, Ground] = {}
+    starts = _starts(spec)
     runs: list[Run] = []
     trunks: list[Run] = []
     solved: list[Solved] = []
     labels: dict[str, str] = {}
-    for corpus in spec.corpora:
+    for name in spec.corpora or spec.tasks:
         for size in spec.sizes:
-            tokenizer = spec.tokenizer_for(spec.size(size, spec.baseline_arm))
-            key = f"{corpus}/{tokenizer}"
-            if key not in corpora:
-                corpora[key] = prepare(corpus, tokenizer, data_dir=data_dir, progress=progress)
-                _refuse_second(labels.setdefault(corpora[key].label, corpus), corpus, corpora[key].label)
-            several = len(spec.contexts) > 1
-            places = product(spec.contexts or (0,), spec.shapes, spec.lengths)
-            for context, shape, length in places:
-                words = str(context) if several else ""
-                contest = Contest(corpus, corpora[key].label, size, shape, length, words)
-                found = _contest_runs(
-                    spec, corpus, corpora[key], tokenizer, contest, context, pace, rates or {}
-                )
-                runs += found[0]
-                trunks += found[1]
-                solved += found[2]
-    statistics = _statistics(spec, runs, corpora, progress)
-    return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks), statistics)
+            for context in spec.contexts or (0,):
+                shown = spec.size(size, spec.baseline_arm, context)
+                tokenizer = _tokenizer(spec, shown, starts)
+                key = f"{name}/{tokenizer}" + (f"/{shown.context}" if spec.tasks else "")
+                if key not in grounds:
+                    grounds[key] = _ground(spec, name, tokenizer, shown.context, data_dir, progress)
+                    label = grounds[key].label
+                    _refuse_second(labels.setdefault(label, name), name, label)
+                words = str(context) if len(spec.contexts) > 1 else ""
+                for shape, length in product(spec.shapes, spec.lengths):
+                    contest = Contest(name, grounds[key].label, size, shape, length, words)
+                    found = _contest_runs(
+                        spec, name, grounds[key], tokenizer, contest, context, pace, rates or {}, starts
+                    )
+                    runs += found[0]
+                    trunks += found[1]
+                    solved += found[2]
+    statistics = _statistics(spec, runs, grounds, progress)
+    return Plan(spec, tuple(runs), grounds, tuple(solved), tuple(trunks), statistics)
+
+
+def _starts(spec: StudySpec) -> dict[str, Start]:
+    """Return the runs that arms start from, by the arm's label."""
+    found = {arm.label: arm.start or spec.start for arm in spec.arms}
+    known = {given: find_start(given) for given in set(found.values()) if given}
+    return {label: known[given] for label, given in found.items() if given}
+
+
+def _tokenizer(spec: StudySpec, size: Size, starts: dict[str, Start]) -> str:
+    """Return the tokenizer of a contest: the study's, that of the runs it starts from, or the size's."""
+    if starts and not spec.tokenizer:
+        return next(iter(starts.values())).tokenizer_name
+    return spec.tokenizer_for(size)
+
+
+def _ground(
+    spec: StudySpec,
+    name: str,
+    tokenizer: str,
+    context: int,
+    data_dir: str | Path | None,
+    progress: Callable[[str, float], None],
+) -> Ground:
+    if not spec.tasks:
+        return CorpusGround(prepare(name, tokenizer, data_dir=data_dir, progress=progress))
+    task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
+    return TaskGround(task, causal=spec.causal, answer=spec.answer, metric=spec.metric)
 
 
 def _refuse_second(first: str, corpus: str, label: str) -> None:
@@ -239,38 +311,44 @@ def _refuse_second(first: str, corpus: str, label: str) -> None:
 
 
 def _statistics(
-    spec: StudySpec, runs: list[Run], corpora: dict[str, Prepared], progress: Callable[[str, float], None]
+    spec: StudySpec, runs: list[Run], grounds: dict[str, Ground], progress: Callable[[str, float], None]
 ) -> dict[str, Statistics]:
     """Return the statistics of several corpora, for windows as long as the first run's."""
     if len(spec.corpora) < 2:
         return {}
     found = {}
-    for corpus in corpora.values():
-        window = round(runs[0].size.context * _bytes_per_token(corpus))
-        found[corpus.label] = corpus_statistics(corpus, max(16, window), progress)
+    for ground in grounds.values():
+        assert isinstance(ground, CorpusGround)
+        window = round(runs[0].size.context * ground.bytes_per_token)
+        found[ground.label] = corpus_statistics(ground.corpus, max(16, window), progress)
     return found
 
 
 def _contest_runs(
     spec: StudySpec,
-    corpus: str,
-    prepared: Prepared,
+    name: str,
+    ground: Ground,
     tokenizer: str,
     contest: Contest,
     context: int,
     pace: Pace | None,
     rates: Rates,
+    starts: dict[str, Start],
 ) -> tuple[list[Run], list[Run], list[Solved]]:
     """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
     facts = {
-        "name": lasting_name(corpus),
-        "label": prepared.label,
-        "tokenizer": tokenizer,
-        "content": prepared.content,
+        "name": ground.name(name),
+        "label": ground.label,
+        "tokenizer": OWN_TOKENS if ground.tokenizer is None else tokenizer,
+        "content": ground.content,
     }
-    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), prepared)
-    base = Decoder.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
-    found = [_shaped(spec, arm, base, prepared, contest, context, facts, rates) for arm in spec.arms]
+    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), ground)
+    with _naming(spec.baseline_arm if ground.task else None):
+        base = ground.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
+    found = [
+        _shaped(spec, arm, base, ground, contest, context, facts, rates, starts.get(arm.label))
+        for arm in spec.arms
+    ]
     shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
     solved: list[Solved] = []
     lengths: list[list[Run]] = []
@@ -282,7 +360,7 @@ def _contest_runs(
             firsts = [_of_length(run, here, tokens) for run in shaped]
         solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
         if contest.length != "tokens":
-            firsts, rows = _lengthened(spec, firsts, prepared, here, pace)
+            firsts, rows = _lengthened(spec, firsts, ground, here, pace)
             solved += rows
         lengths.append(firsts)
     if not spec.branches:
@@ -324,36 +402,43 @@ def _shaped(
     spec: StudySpec,
     arm: Arm,
     base: Decoder,
-    prepared: Prepared,
+    ground: Ground,
     contest: Contest,
     context: int,
     facts: dict[str, str],
     rates: Rates,
+    start: Start | None,
 ) -> tuple[Run, list[Solved]]:
     """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
-    given = _with_vocabulary(spec.size(contest.size, arm, context), prepared)
+    given = _with_vocabulary(spec.size(contest.size, arm, context), ground)
     layers = tuple(arm.layout.layers(given.layers))
-    _refuse_short(prepared, given)
     size, solved = given, []
     if contest.shape != "as_is":
         with _naming(arm):
             if contest.shape == "params":
-                size = match_params(given, layers, base.parameter_count())
+                size = match_params(given, layers, base.parameter_count(), ground.outline)
             else:
                 size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
-    model = Decoder.outline(size, layers)
-    training = spec.train_settings(arm, _bytes_per_token(prepared))
+    with _naming(arm if ground.task else None):
+        model = ground.outline(size, layers)
+        ground.refuse(size, model)
+        if start is not None:
+            refuse_unfit(start, ground, size, layers, model)
+    training = spec.train_settings(arm, ground.bytes_per_token)
     circuits = model.circuits()  # refuses a parameter that no optimiser would move
     with _naming(arm):
         assign(training.circuit_lr, circuits, size.layers)
-    _refuse_short_companion(prepared, model)
     if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
-        solved.append(_solved_bytes(spec, arm, contest, training, prepared))
+        solved.append(_solved_bytes(spec, arm, contest, training, ground))
     place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
     if (tuned := rates.get(place)) is not None:
         training = dataclasses.replace(training, lr=tuned)
-    training.steps(size.context)
-    costs = (model.parameter_count(), _flops(model, training), model.cache_bytes_per_token(torch.bfloat16))
+    ground.steps(size, training)
+    costs = (
+        model.parameter_count(),
+        ground.flops(model, training),
+        model.cache_bytes_per_token(torch.bfloat16),
+    )
     if contest.shape != "as_is" and arm is not spec.baseline_arm:
         held = (
             ("parameters", model.parameter_count(), base.parameter_count())
@@ -362,7 +447,8 @@ def _shaped(
         )
         what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
         solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
-    return Run(arm, layers, contest, size, training, spec.seeds[0], facts, *costs), solved
+    run = Run(arm, layers, contest, size, training, spec.seeds[0], facts, *costs, ground=ground, start=start)
+    return run, solved
 
 
 def _solved_shape(
@@ -378,7 +464,7 @@ def _solved_shape(
 
 
 def _lengthened(
-    spec: StudySpec, firsts: list[Run], prepared: Prepared, contest: Contest, pace: Pace | None
+    spec: StudySpec, firsts: list[Run], ground: Ground, contest: Contest, pace: Pace | None
 ) -> tuple[list[Run], list[Solved]]:
     """Return the runs with the tokens that the contest's length rule gives them."""
     base = next(run for run in firsts if run.arm is spec.baseline_arm)
@@ -389,7 +475,7 @@ def _lengthened(
             raise UserError(
                 f"length={contest.length} needs seconds per step, which are measured when the study runs"
             )
-        speeds = pace(firsts, prepared, "plain" if contest.length == "time_plain" else "fused")
+        speeds = pace(firsts, ground, "plain" if contest.length == "time_plain" else "fused")
         amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
     else:
         # Forward and backward: three times the forward.
@@ -436,53 +522,25 @@ def _trained(training: TrainSettings) -> int:
 
 
 @contextmanager
-def _naming(arm: Arm) -> Iterator[None]:
-    """Let a refusal name the arm."""
+def _naming(arm: Arm | None) -> Iterator[None]:
+    """Let a refusal name the arm, where it is the arm's."""
     try:
         yield
     except UserError as error:
+        if arm is None:
+            raise
         raise UserError(f"arm '{arm.text}': {error}") from None
 
 
-def _bytes_per_token(prepared: Prepared) -> float:
-    train = prepared.splits["train"]
-    return train.bytes / max(1, len(train.tokens))
-
-
 def _solved_bytes(
-    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, prepared: Prepared
+    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, ground: Ground
 ) -> Solved:
     """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
-    each = _bytes_per_token(prepared)
+    each = ground.bytes_per_token
     note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
     numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
     return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
 
 
-def _with_vocabulary(size: Size, prepared: Prepared) -> Size:
-    return dataclasses.replace(size, vocabulary=prepared.tokenizer.vocabulary)
-
-
-def _refuse_short(prepared: Prepared, size: Size) -> None:
-    for split in ("train", "test", "valid"):
-        tokens = len(prepared.splits[split].tokens)
-        if tokens <= size.context:
-            raise UserError(
-                f"corpus {prepared.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
-            )
-    refuse_long_pieces(prepared.label, prepared.notes, size.context * _bytes_per_token(prepared))
-
-
-def _refuse_short_companion(prepared: Prepared, model: Decoder) -> None:
-    needed, tokens = model.companion_spec, len(prepared.splits["train"].tokens)
-    if needed and needed.start == "tokens" and tokens < needed.offset + needed.length:
-        raise UserError(
-            f"corpus {prepared.label}: the train split holds {tokens:,} tokens; the companion takes {needed.length:,} "
-            f"from token {needed.offset:,} on"
-        )
-
-
-def _flops(model: Decoder, training: TrainSettings) -> float:
-    """Return forward FLOPs per token of a training step, keys seen counted."""
-    context = model.size.context
-    return model.flops(context, max(1, training.batch // context)).causal
+def _with_vocabulary(size: Size, ground: Ground) -> Size:
+    return dataclasses.replace(size, vocabulary=ground.vocabulary)

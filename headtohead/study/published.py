@@ -57,6 +57,8 @@ KINDS: dict[str, set[str]] = {
     | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
+    # the arm's mean share of wrong answers over the paper's study of tasks is better or worse than another's
+    "tasks": {"kind", "arm", "against", "expect", "effect", "at_least", "at_most"},
     # a quantity of the toy's runs rises from each to the next by more than a margin, at each of some losses
     "toy": {"kind", "quantity", "order", "losses", "margins"},
     # tables and theory of the toy are reproduced
@@ -75,6 +77,7 @@ _NEEDED: dict[str, set[str]] = {
     "interaction": {"arm", "control", "expect"},
     "probe": {"arm", "probe", "path"},
     "cost": {"arm", "size", "quantity", "ratio"},
+    "tasks": {"arm", "expect"},
     "toy": {"quantity", "order", "losses"},
     "toy_check": {"checks"},
     "open": {"reason"},
@@ -87,7 +90,7 @@ _EXPECTED = {
     "probe": ("lower", "higher"),
     "trend": ("lower", "higher", *_WITHIN),
 }
-TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
+TRAINED = frozenset(KINDS) - {"cost", "tasks", "toy", "toy_check", "open"}
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class Paper:
     claims: tuple[Claim, ...]
     toy: dict[str, ToyPlan] = field(default_factory=dict)
     """What of the toy is done at each scale."""
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The settings of the paper's study of tasks, at the scales that have one."""
 
     def settings(self, scale: str) -> dict[str, Any]:
         """Return the study's settings at a scale."""
@@ -203,7 +208,7 @@ def read_paper(path: Path) -> Paper:
 def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] in it: h2h race runs a study without claims")
-    _known(values, {"paper", "study", "scale", "toy", "claim"}, "table")
+    _known(values, {"paper", "study", "scale", "task_study", "task_scale", "toy", "claim"}, "table")
     about = _table(values.get("paper", {}), "paper")
     _known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
     unit = _choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
@@ -229,14 +234,35 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
             raise UserError(f"scale.{scale}: {error}") from None
         scales[scale].setdefault("name", f"{name}, {scale}")
     arms = {word for spec in specs.values() for arm in spec.arms for word in (arm.text, arm.label)}
+    tasks, task_arms = _task_scales(name, values)
     claims: list[Claim] = []
     for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
-        claim = _claim(_table(entry, "claim"), factor, arms)
+        claim = _claim(_table(entry, "claim"), factor, arms, task_arms)
         if any(claim.id == other.id for other in claims):
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
     words = (_text(about.get("title", name), "title"), _text(about.get("about", ""), "about"))
-    return Paper(name, *words, unit, length, scales, tuple(claims), _toy(values.get("toy", {})))
+    return Paper(name, *words, unit, length, scales, tuple(claims), _toy(values.get("toy", {})), tasks)
+
+
+def _task_scales(name: str, values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Return the settings of the study of tasks by scale, and the words for its arms."""
+    common = _table(values.get("task_study", {}), "task_study")
+    tables = _table(values.get("task_scale", {}), "task_scale")
+    _known(tables, set(SCALES), "scale of the study of tasks")
+    scales, arms = {}, set()
+    for scale, table in tables.items():
+        scales[scale] = {"name": f"{name}, tasks, {scale}"} | changed_settings(
+            common, _table(table, f"task_scale.{scale}")
+        )
+        try:
+            spec = build_study(scales[scale])
+            if not spec.tasks:
+                raise UserError("it has no tasks")
+        except UserError as error:
+            raise UserError(f"task_scale.{scale}: {error}") from None
+        arms |= {word for arm in spec.arms for word in (arm.text, arm.label)}
+    return scales, arms
 
 
 def _toy(given: Any) -> dict[str, ToyPlan]:
@@ -260,7 +286,7 @@ def _toy(given: Any) -> dict[str, ToyPlan]:
     return plans
 
 
-def _claim(entry: Mapping[str, Any], factor: float, arms: set[str]) -> Claim:
+def _claim(entry: Mapping[str, Any], factor: float, arms: set[str], task_arms: set[str]) -> Claim:
     name = _text(entry.get("id"), "a claim's id")
     try:
         _known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
@@ -276,14 +302,14 @@ def _claim(entry: Mapping[str, Any], factor: float, arms: set[str]) -> Claim:
             raise UserError(
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
-        criteria = tuple(_criterion(_table(part, "a criterion"), factor, arms) for part in given)
+        criteria = tuple(_criterion(_table(part, "a criterion"), factor, arms, task_arms) for part in given)
         words = (_text(entry.get("statement"), "statement"), _text(entry.get("published"), "published"))
         return Claim(name, *words, criteria, places)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None
 
 
-def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criterion:
+def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms: set[str]) -> Criterion:
     kind = _choice(part.get("kind"), "kind of criterion", tuple(KINDS))
     _known(part, KINDS[kind], f"setting of a {kind} criterion")
     for key in sorted(_NEEDED[kind] - part.keys()):
@@ -292,7 +318,7 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
     if "branch" in place:
         place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
     values: dict[str, Any] = {"kind": kind, "place": place}
-    factor = 1.0 if kind == "probe" else factor
+    factor = 1.0 if kind in ("probe", "tasks") else factor
     for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
         if key in part:
             values[key] = _text(part[key], key)
@@ -344,9 +370,10 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str]) -> Criter
             raise UserError("ratios are above 0")
     criterion = Criterion(**values)
     # A cost needs no training, so its arms need not stand in the study.
-    for arm in criterion.arms if kind in TRAINED else ():
-        if arm not in arms:
-            raise unknown("arm", arm, arms)
+    known = task_arms if kind == "tasks" else arms
+    for arm in criterion.arms if kind in TRAINED | {"tasks"} else ():
+        if arm not in known:
+            raise unknown("arm", arm, known)
     return criterion
 
 

@@ -80,10 +80,15 @@ def wrong_with_spec(record: Any, run_id: str) -> str:
             identity["corpus"],
             len(identity["layers"]),
         )
-        if shown != meant or record.get("parent") != identity.get("parent"):
+        others = ("parent", "task", "start")
+        if shown != meant or any(record.get(key) != identity.get(key) for key in others):
             return "what it shows is not what its hash covers"
         if "parent" in record and not _parent(record["parent"]):
             return "its parent is not a run and a step"
+        if "task" in record and not _task(record["task"]):
+            return "its task is not a kind of model"
+        if "start" in record and not RUN_ID.fullmatch(record["start"]):
+            return "what it starts from is not a run"
         if not all(_number(step) for step in record.get("branches", ())):
             return "a step of its branches is not a number"
         size_of(record)
@@ -123,6 +128,8 @@ def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
     """Return what is wrong with the score of a split in a few words, or nothing; `arrays` as for a result."""
     if not isinstance(score, dict):
         return f"no score of {what}"
+    if "metric" in score:
+        return _wrong_with_task_score(score, what)
     if not all(_number(score.get(key)) for key in ("nats", "bits_per_byte")):
         return f"the score of {what} is not a number"
     perplexity = score.get("perplexity")
@@ -141,6 +148,30 @@ def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
     if arrays:
         score["blocks"] = blocks
     return ""
+
+
+def _wrong_with_task_score(score: dict[str, Any], what: str) -> str:
+    """Return what is wrong with the scores of a task's split in a few words, or nothing."""
+    if not isinstance(score["metric"], str) or not _number(score.get(score["metric"])):
+        return f"the score of {what} is not a number"
+    if not all(_number(value) for key, value in score.items() if key not in ("metric", "groups", "blocks")):
+        return f"the score of {what} is not a number"
+    if not all(_number(score.get(key)) and score[key] > 0 for key in ("examples", "tokens")):
+        return f"{what} has no length"
+    try:
+        parts = [*score["blocks"].values(), *([list(score["groups"].values())] if "groups" in score else [])]
+        pairs = [np.array(part, dtype=np.float64) for part in parts]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return f"the blocks of {what} are not numbers"
+    if not all(part.ndim == 2 and part.shape[1] == 2 and (abs(part) < _LARGEST).all() for part in pairs):
+        return f"the blocks of {what} are not pairs of numbers"
+    return "" if all(part[:, 1].min() > 0 for part in pairs) else f"a block of {what} has no length"
+
+
+def _task(value: Any) -> bool:
+    kinds = ("classifier", "reader", "pointer")
+    known = set(value) == {"model", "classes", "causal"} and value["model"] in kinds
+    return known and _number(value["classes"]) and isinstance(value["causal"], bool)
 
 
 def _parent(value: Any) -> bool:

@@ -11,12 +11,14 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, is_number, parse_count
+from headtohead.data.tasks.find import refuse_unknown_task
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.probes import corpora, probe_names
 from headtohead.training.settings import TrainSettings, train_settings
 
 SHAPES = ("as_is", "params", "cache")
+ANSWERS = ("write", "point")
 LENGTHS = ("tokens", "flops", "time", "time_plain")
 _TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
 _MODEL = {field.name for field in dataclasses.fields(Settings)}
@@ -31,6 +33,8 @@ class Arm:
     layout: Layout
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    start: str = ""
+    """The run whose weights it starts from; the study's when empty."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Tune:
 
 @dataclass(frozen=True)
 class StudySpec:
-    """Arms x seeds x corpora x sizes x rules, with everything that is equal for all arms."""
+    """Arms x seeds x corpora or tasks x sizes x rules, with everything that is equal for all arms."""
 
     arms: tuple[Arm, ...]
     name: str = "study"
@@ -62,8 +66,8 @@ class StudySpec:
     """Text or label of the arm the others are measured against; the first one when empty."""
     primary: str = ""
     """Text or label of the one arm whose comparison was planned; the first after the baseline when empty."""
-    margin: float = 0.005
-    """Differences within it count as none, in bits per byte."""
+    given_margin: float | None = None
+    """Differences within it count as none; None: 0.005 bits per byte, or what goes with a task's metric."""
     tokenizer: str = ""
     """bytes, bpe:N or file:PATH; what the size's vocabulary implies when empty."""
     contexts: tuple[int, ...] = ()
@@ -78,6 +82,21 @@ class StudySpec:
     """Bytes of text each run is trained on, where length is given so and not in tokens."""
     probes: tuple[str, ...] = ()
     """What is measured on every trained run besides its loss."""
+    tasks: tuple[str, ...] = ()
+    """What models are trained to do, a contest for each, in place of corpora."""
+    causal: bool = True
+    """Whether a task's models look back alone, or both ways."""
+    answer: str = "write"
+    """How a task's answer in the text is given: written out, or pointed at."""
+    metric: str = ""
+    """What tasks are judged by; each by its own when empty."""
+    start: str = ""
+    """The run whose weights a task's models start from."""
+
+    @property
+    def margin(self) -> float:
+        """The margin that is given, or that of bits per byte."""
+        return _MARGIN if self.given_margin is None else self.given_margin
 
     @property
     def baseline_arm(self) -> Arm:
@@ -122,6 +141,8 @@ class StudySpec:
 def build_study(given: Mapping[str, Any]) -> StudySpec:
     """Return the study of plain values: a TOML file's content, or keyword arguments of `Study`."""
     values = dict(given)
+    if "from_" in values:  # `from` is a word of Python's own
+        values["from"] = values.pop("from_")
     known = {
         "arms",
         "name",
@@ -135,25 +156,26 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "branches", "model", "tune", "bytes", "probes"} | _TRAINING
+    known |= {"context", "branches", "model", "tune", "bytes", "probes"} | _TRAINING | {"tasks", *_OF_TASKS}
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
     arms = _arms(values.pop("arms", None))
     model = _table(values.pop("model", {}), "model", _MODEL)
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
+    tasks = _tasks(values, arms)
     branches = _branches(values.get("branches"), training, arms)
     spec = StudySpec(
         arms=arms,
         name=_word(values.get("name", "study"), "name"),
-        corpora=_words(values.get("corpus", "stdlib"), "corpus"),
+        corpora=() if tasks else _words(values.get("corpus", "stdlib"), "corpus"),
         sizes=_words(values.get("size", "nano"), "size"),
         seeds=_seeds(values.get("seeds", 5)),
         shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
         lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
         baseline=_word(values.get("baseline", ""), "baseline"),
         primary=_word(values.get("primary", ""), "primary"),
-        margin=_margin(values.get("margin", 0.005)),
+        given_margin=_margin(values["margin"]) if "margin" in values else None,
         tokenizer=_word(values.get("tokenizer", ""), "tokenizer"),
         contexts=_contexts(values.get("context", 0)),
         branches=branches,
@@ -161,7 +183,12 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         training=training,
         tune=_tune(values.get("tune"), training, "bytes" in values),
         bytes=parse_count(values.get("bytes", 0), "bytes"),
-        probes=_probes(values),
+        probes=() if tasks else _probes(values),
+        tasks=tasks,
+        causal=_causal(values.get("causal", True)),
+        answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
+        metric=_word(values.get("metric", ""), "metric"),
+        start=_word(values.get("from", ""), "from"),
     )
     if "bytes" in values and not spec.bytes:
         raise UserError(
@@ -176,6 +203,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
             arm.layout.layers(spec.size(name, arm).layers)
             for context in spec.contexts or (0,):
                 settings, window = spec.train_settings(arm), spec.size(name, arm, context).context
+                if tasks:  # a step of a task holds whole examples
+                    continue
                 settings.steps(window)
                 if spec.tune:
                     _refuse_short_tries(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
@@ -184,6 +213,37 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
             f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
         )
     return spec
+
+
+_MARGIN = 0.005
+_OF_TASKS = ("causal", "answer", "metric", "from")
+_OF_CORPORA = ("corpus", "bytes", "branches", "probes")
+
+
+def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
+    """Return the tasks; what belongs to corpora alone, or to tasks alone, is refused with the other."""
+    tasks = _words(values["tasks"], "tasks") if "tasks" in values else ()
+    for key in values:
+        if tasks and key in _OF_CORPORA:
+            raise UserError(
+                f"{key} is of studies of corpora; a study of tasks cannot have it (tasks = {list(tasks)})"
+            )
+        if not tasks and key in _OF_TASKS:
+            raise UserError(
+                f"{key} is of studies of tasks; give tasks too, such as tasks = ['recall', 'induction']"
+            )
+    for arm in arms:
+        if arm.start and not tasks:
+            raise UserError(f"arm '{arm.label}': from is of studies of tasks; give tasks too")
+    for name in tasks:
+        refuse_unknown_task(name)
+    return tasks
+
+
+def _causal(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"causal takes true or false, got {value!r}")
+    return value
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -225,12 +285,14 @@ def _arm(entry: Any) -> Arm:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("arm"), str | type):
         raise UserError(f"an arm is a text, or a table with 'arm' and settings of its own; got {entry!r}")
     layout = parse_layout(entry["arm"])
-    rest = {key: value for key, value in entry.items() if key not in ("arm", "name", "model")}
+    own = ("arm", "name", "model", "from")
+    rest = {key: value for key, value in entry.items() if key not in own}
     for key in rest:
         if key not in _TRAINING:
-            raise unknown(f"setting of arm '{layout.text}'", key, {"arm", "name", "model"} | _TRAINING)
+            raise unknown(f"setting of arm '{layout.text}'", key, {*own} | _TRAINING)
     label = _word(entry.get("name", layout.label), "name")
-    return Arm(layout.text, label, layout, rest, _table(entry.get("model", {}), "model", _MODEL))
+    model = _table(entry.get("model", {}), "model", _MODEL)
+    return Arm(layout.text, label, layout, rest, model, _word(entry.get("from", ""), "from"))
 
 
 def _contexts(value: Any) -> tuple[int, ...]:
@@ -282,7 +344,7 @@ def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> d
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
         joined[key] = {**joined[key], **value} if both else value
-    for group in (("lr", "tune"), ("tokens", "bytes", "branches")):
+    for group in (("lr", "tune"), ("tokens", "bytes", "branches"), ("corpus", "tasks")):
         if any(key in changes for key in group):
             for other in group:
                 if other not in changes:
@@ -374,5 +436,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
 
 def _margin(value: Any) -> float:
     if not is_number(value) or not 0 <= value < 1e6:
-        raise UserError(f"margin takes a number of bits per byte, 0 or more, got {value!r}")
+        raise UserError(
+            f"margin takes a number of bits per byte, or of a task's metric, 0 or more, got {value!r}"
+        )
     return float(value)

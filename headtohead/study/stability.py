@@ -146,10 +146,10 @@ def rate_rise(outline: Outline, contest: Contest, label: str) -> float | None:
         key=lambda row: row.lr,
     )
     at = next((index for index, row in enumerate(tried) if row.chosen), None)
-    if at is None or (best := tried[at].bits_per_byte) is None:
+    if at is None or (best := tried[at].score) is None:
         return None
-    near = [tried[index].bits_per_byte for index in (at - 1, at + 1) if 0 <= index < len(tried)]
-    return max((score - best for score in near if score is not None), default=None)
+    near = [tried[index].score for index in (at - 1, at + 1) if 0 <= index < len(tried)]
+    return max((abs(score - best) for score in near if score is not None), default=None)
 
 
 def share_interval(count: int, total: int) -> tuple[float | None, float | None]:

@@ -163,11 +163,14 @@ def two_groups(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def document_interval(
-    arm: Sequence[Sequence[Sequence[float]]], baseline: Sequence[Sequence[Sequence[float]]]
+    arm: Sequence[Sequence[Sequence[float]]],
+    baseline: Sequence[Sequence[Sequence[float]]],
+    unit: float = math.log(2),
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference over documents, in bits per byte.
 
-    Each argument holds, per seed, [nats, bytes] of every block of the test set. The seeds are averaged, the blocks
+    Each argument holds, per seed, [nats, bytes] of every block of the test set; of a task [sum of the metric, count],
+    and `unit` is what sums are divided by. The seeds are averaged, the blocks
     are what varies: a ratio estimate with its linearised error.
     """
     if not arm or len(arm) != len(baseline):
@@ -178,7 +181,7 @@ def document_interval(
     from scipy import special
 
     ours, theirs = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
-    bits = (ours[..., 0] - theirs[..., 0]).mean(0) / math.log(2)
+    bits = (ours[..., 0] - theirs[..., 0]).mean(0) / unit
     size = ours[0, :, 1]
     count = len(size)
     ratio = bits.sum() / size.sum()

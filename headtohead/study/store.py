@@ -21,6 +21,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UserError
 from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
+from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.holds import Owner, owner_of
 from headtohead.study.records import RUN_ID, sealed, unsealed, wrong_with_result, wrong_with_spec
@@ -125,6 +126,10 @@ class RunDirectory:
         name = str(self.spec()["corpus"]["tokenizer"])
         if name == "bytes":
             return Bytes()
+        if name == OWN_TOKENS:
+            raise UserError(
+                f"run {self.id} was trained on a task that draws tokens of its own: it has no text"
+            )
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"run {self.id} was trained with {name}, and {path} is missing")

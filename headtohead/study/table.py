@@ -12,17 +12,24 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import digest
+from headtohead.measure.tasks import MARGINS
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.records import STATUSES
 from headtohead.study.store import Store
 from headtohead.study.verdict import METRIC, Measure, Verdict, study_verdicts
 
 _SCORES = ("nats", "perplexity", "bits_per_byte")
+_BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
+_AFTER = ("train_seconds", "tokens_per_second")
+
+
+def _split_columns(scores: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{split}_{name}" for split in ("valid", "test") for name in scores)
+
+
 COLUMNS = (
-    *("run", "arm", "label", "seed", "added_later", "corpus", "size", "shape", "length", "status"),
-    *("parameters", "flops_per_token", "cache_bytes_per_token", "tokens"),
-    *(f"{split}_{name}" for split in ("valid", "test") for name in _SCORES),
-    *("train_seconds", "tokens_per_second"),
+    *("run", "arm", "label", "seed", "added_later", "corpus", "size", "shape", "length"),
+    *(*_BEFORE, *_split_columns(_SCORES), *_AFTER),
 )
 _SOME_COLUMNS = ("context", "branch")
 """Behind the length, in studies that have several."""
@@ -41,7 +48,8 @@ def runs_csv(
     writer = csv.writer(stream, lineterminator="\n")
     extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in outline.contests())]
     behind = COLUMNS.index("length") + 1
-    columns = (*COLUMNS[:behind], *extra, *COLUMNS[behind:])
+    scores = _scores(outline, results)
+    columns = (*COLUMNS[:behind], *extra, *_BEFORE, *_split_columns(scores), *_AFTER)
     writer.writerow(columns)
     texts = {label: text for text, label in outline.arms}
     for contest in outline.contests():
@@ -66,9 +74,17 @@ def runs_csv(
                 } | facts
                 for split in ("valid", "test"):
                     score = result.get(split) or {}
-                    row |= {f"{split}_{name}": score.get(name) for name in _SCORES}
+                    row |= {f"{split}_{name}": score.get(name) for name in scores}
                 writer.writerow([_cell(row.get(column)) for column in columns])
     return stream.getvalue()
+
+
+def _scores(outline: Outline, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Return the scores that a study's runs have: of tasks every metric that one of them is scored by."""
+    if not outline.measures:
+        return _SCORES
+    tests = [result["test"] for result in results.values() if result.get("status") == "done"]
+    return ("nats", *(name for name in MARGINS if any(name in test for test in tests)))
 
 
 def _facts(store: Store, run_id: str) -> dict[str, Any]:

@@ -197,7 +197,9 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
 
 
 def study_trends(outline: Outline, results: Mapping[str, Result], verdicts: Sequence[Verdict]) -> list[Trend]:
-    """Return a trend for each arm over all that its study has two or more values of."""
+    """Return a trend for each arm over all that its study has two or more values of; of corpora, in bits per byte."""
+    if outline.measures:
+        return []
     contests = outline.contests()
     values = axis_values(outline, results)
     found = []

@@ -57,7 +57,11 @@ def tune_study(
 ) -> Tuning | None:
     """Return the tuned rates, running what is missing; None when `run` was stopped before it was done."""
     assert spec.tune is not None
-    key = digest(canonical_json(_identity(plan(grid_spec(spec, spec.tune.lr[:1])))))[:16]
+    key = digest(
+        canonical_json(
+            _identity(plan(grid_spec(spec, spec.tune.lr[:1]))) + [spec.metric][: bool(spec.metric)]
+        )
+    )[:16]
     path = store.path / NAME
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     if known := lock.get("tuning", {}).get(key):
@@ -131,18 +135,25 @@ def _identity(plan: Plan) -> list[Any]:
 def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[Rate]:
     results = store.results(sorted({run.id for run in plan.runs}))
     scores: dict[tuple[str, str, str, str, str], dict[float, float | None]] = {}
+    signs: dict[str, int] = {}
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
     for run in plan.runs:
         label, lr = names[run.arm.label]
         result = results.get(run.id, {})
-        value = result["valid"]["bits_per_byte"] if result.get("status") == "done" else None
+        measure = plan.measure(run.contest)
+        value = result["valid"][measure.name] if result.get("status") == "done" else None
+        signs[run.contest.corpus] = 1 if measure.better == "lower" else -1
         contest = run.contest
         place = (contest.corpus, contest.size, contest.context, contest.shape, label)
         scores.setdefault(place, {})[lr] = value
     rows = []
     for place, values in scores.items():
         corpus, size, context, shape, label = place
-        best = min(values, key=lambda lr: math.inf if values[lr] is None else float(values[lr] or 0.0))
+        sign = signs[corpus]
+        # Of rates that score alike, as where a task is done without a fault, the middle one is taken.
+        ranked = sorted((math.inf if score is None else sign * score, lr) for lr, score in values.items())
+        ties = [lr for value, lr in ranked if value == ranked[0][0]]
+        best = ties[len(ties) // 2]
         if values[best] is None:
             raise UserError(f"{place[4]}: no learning rate of {', '.join(f'{lr:g}' for lr in grid)} trained")
         rows += [
@@ -159,6 +170,7 @@ def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[
 
 def _row(row: Any, path: Any) -> Rate:
     try:
-        return Rate(**row)
+        # Locks of before call it by its one unit.
+        return Rate(**{"score" if key == "bits_per_byte" else key: value for key, value in row.items()})
     except TypeError as error:
         raise DamagedFile(f"damaged file {path}: tuning: {error}") from None

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headtohead.study.outline import Contest, Outline
+from headtohead.study.outline import METRIC, Contest, Measure, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 
-METRIC = "bits_per_byte"
-_WORDS = ("better", "worse", "equivalent", "undecided")
+__all__ = [
+    "METRIC",
+    "Measure",
+    "Result",
+    "Verdict",
+    "headlines",
+    "metric_words",
+    "sentence",
+    "study_verdicts",
+]
+_VERDICTS = ("better", "worse", "equivalent", "undecided")
 MOST_TOLD = 4
 """Contests that a headline tells one by one; of more it gives the first and counts."""
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What is compared: its name, where runs trained elsewhere use one of their own, and which way is better."""
-
-    name: str = METRIC
-    better: str = "lower"
-    """lower or higher."""
+_WORDS = {
+    METRIC: "bits per byte",
+    "macro_f1": "macro-F1",
+    "f1": "F1",
+    "exact_match": "exact match",
+    "matthews": "Matthews correlation",
+}
 
 
 @dataclass
@@ -65,7 +73,7 @@ class Verdict:
     missing: int = 0
     added_seeds: list[int] = field(default_factory=list)
     unlearnt: int = 0
-    """Runs of the arm that predict no better than the frequencies of tokens."""
+    """Runs of the arm that predict no better than the frequencies of tokens, or do a task no better than one answer."""
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
@@ -88,13 +96,16 @@ def study_verdicts(
     outline: Outline,
     results: dict[str, Result],
     added_seeds: frozenset[int] = frozenset(),
-    measure: Measure = Measure(),  # noqa: B008  a frozen value
+    measure: Measure | None = None,
 ) -> list[Verdict]:
-    """Return one verdict per contest and arm but the baseline, from the results at hand by run id."""
+    """Return one verdict per contest and arm but the baseline, from the results at hand by run id.
+
+    A contest is judged by its own measure where none is given.
+    """
     verdicts = []
     for contest in outline.contests():
         rows = [
-            _compare(outline, contest, text, label, results, added_seeds, measure)
+            _compare(outline, contest, text, label, results, added_seeds, measure or outline.measure(contest))
             for text, label in outline.arms
             if label != outline.baseline
         ]
@@ -137,7 +148,8 @@ def _compare(
     seeds = [seed for seed, _, _ in pairs]
     mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
     paired = compare_paired(mine, base_values)
-    documents = document_interval(_blocks(ours, seeds), _blocks(theirs, seeds))
+    mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
+    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
     status = [str((result or {}).get("status", "missing")) for result in ours.values()]
     return Verdict(
         arm=text,
@@ -157,7 +169,7 @@ def _compare(
         ci_high=paired.ci_high,
         p=paired.p,
         p_holm=None,
-        margin=outline.margin,
+        margin=outline.margin if measure.margin is None else measure.margin,
         detectable=paired.detectable,
         primary=False,
         verdict="undecided",
@@ -175,15 +187,18 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(added_seeds.intersection(seeds)),
-        unlearnt=sum(value > 0.99 * _unigram(outline, contest) for value in mine),
+        unlearnt=sum(_unlearnt(value, outline, contest) for value in mine),
         moved=_moved(ours) + _moved(theirs),
         better=measure.better,
     )
 
 
-def _unigram(outline: Outline, contest: Contest) -> float:
-    """Return what token frequencies alone score on the test split, in bits per byte."""
-    return outline.references.get(contest.corpus_label, {}).get("unigram", float("inf"))
+def _unlearnt(value: float, outline: Outline, contest: Contest) -> bool:
+    """Return whether token frequencies, or always the same answer, score as well on the test split."""
+    lines = outline.references.get(contest.corpus_label, {})
+    if "majority class" in lines:
+        return value <= max(lines.values())
+    return value > 0.99 * lines.get("unigram", float("inf"))
 
 
 def _moved(results: dict[int, Result | None]) -> int:
@@ -191,8 +206,17 @@ def _moved(results: dict[int, Result | None]) -> int:
     return sum(bool(result and result.get("environment_changed")) for result in results.values())
 
 
-def _blocks(results: dict[int, Result | None], seeds: list[int]) -> list[list[list[float]]]:
-    return [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
+_UNITS = {METRIC: math.log(2)}
+"""What the sums of blocks are divided by to be in the metric: those of a loss are in nats."""
+
+
+def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) -> list[list[list[float]]]:
+    """Return the blocks of each seed; a task has some for each metric that is a mean over examples."""
+    found = [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
+    return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
+
+
+_NOTHING = {True: "predict no better than token frequencies", False: "do no better than chance or one answer"}
 
 
 def _judge(row: Verdict) -> None:
@@ -220,9 +244,7 @@ def _judge(row: Verdict) -> None:
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
     if row.unlearnt:
-        row.notes.append(
-            f"{row.unlearnt} of its runs learnt nothing: they predict no better than token frequencies"
-        )
+        row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {_NOTHING[row.metric == METRIC]}")
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:
@@ -230,14 +252,15 @@ def _judge(row: Verdict) -> None:
     low, high = row.documents_low, row.documents_high
     if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
         row.scope = "this test set"
-        row.notes.append("on this test set: over its documents the difference could be none")
+        parts = "documents" if row.metric == METRIC else "examples"
+        row.notes.append(f"on this test set: over its {parts} the difference could be none")
     if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
 
 
 def metric_words(metric: str) -> str:
     """Return a metric's name for people; a column of somebody's table keeps its own."""
-    return "bits per byte" if metric == METRIC else metric
+    return _WORDS.get(metric, metric)
 
 
 def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
@@ -272,7 +295,7 @@ def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
 def _counted(rows: Sequence[Verdict]) -> str:
     """Return how many contests of an arm got each verdict."""
     judged = [row for row in rows if row.difference is not None]
-    counts = {word: sum(row.verdict == word for row in judged) for word in _WORDS}
+    counts = {word: sum(row.verdict == word for row in judged) for word in _VERDICTS}
     words = [f"{word} in {number}" for word, number in counts.items() if number]
     if len(judged) < len(rows):
         words.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headtohead.toy.task import CLASSES, FIRST_QUERY, VOCABULARY
+from headtohead.data.tasks.toy import CLASSES, FIRST_QUERY, VOCABULARY
 
 SCALE = 1 / math.sqrt(VOCABULARY)
 TINY = 1e-6

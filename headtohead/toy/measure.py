@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headtohead.data.tasks.toy import COMMON
 from headtohead.toy.forms import ATTENTION, OUTPUT, SCALE, State
 from headtohead.toy.runs import ToyRun
-from headtohead.toy.task import COMMON, TEST_SEED, draw_chunk
+from headtohead.toy.task import TEST_SEED, draw_chunk
 
 EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MORE = 0.005

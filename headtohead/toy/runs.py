@@ -8,8 +8,8 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest
+from headtohead.data.tasks.toy import Source
 from headtohead.toy.forms import ATTENTION, OUTPUT
-from headtohead.toy.task import Source
 
 RATE = 0.01
 LOSSES = (1.0, 0.1, 0.01, 0.001)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headtohead.data.tasks.toy import CLASSES, VOCABULARY, Source
 from headtohead.toy.forms import ATTENTION, OUTPUT, State, default, tiny
 from headtohead.toy.measure import Mark, imposed_mass, measure_gain, measure_mark, relevant_mass
 from headtohead.toy.runs import LOSSES, RATE, ToyRun
-from headtohead.toy.task import CHUNK, CLASSES, VOCABULARY, Source, draw_chunk, held_out
+from headtohead.toy.task import CHUNK, draw_chunk, held_out
 
 _POINTS = 60
 """How many points of a run's path are kept, about."""

@@ -23,6 +23,7 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from headtohead.training.feeds import Feed, WindowFeed
 from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser, set_rates
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
@@ -77,12 +78,12 @@ class Branching:
 
 
 class Trainer:
-    """Trains one model on one order of windows."""
+    """Trains one model on one order of windows, or on what another feed gives."""
 
     def __init__(
         self,
         model: Decoder,
-        windows: Windows,
+        windows: Windows | Feed,
         settings: TrainSettings,
         *,
         micro: int = 0,
@@ -93,10 +94,11 @@ class Trainer:
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
     ) -> None:
-        self.model, self.windows, self.settings, self.hooks = model, windows, settings, hooks
-        self.context = model.size.context
-        self.steps = settings.steps(self.context)
-        self.sequences = settings.batch // self.context
+        self.model, self.settings, self.hooks = model, settings, hooks
+        self.feed: Feed = (
+            WindowFeed(windows, settings, model.size.vocabulary) if isinstance(windows, Windows) else windows
+        )
+        self.steps, self.sequences = self.feed.steps, self.feed.sequences
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
@@ -127,7 +129,8 @@ class Trainer:
             self.seconds = base + now - began
             if self.step % self.log_every == 0 or self.step == self.steps:
                 diverged = self._log()
-                rate = (self.step - shown_step) * self.settings.batch / max(1e-9, now - shown_time)
+                trained = self.feed.tokens(self.step) - self.feed.tokens(shown_step)
+                rate = trained / max(1e-9, now - shown_time)
                 shown_step, shown_time = self.step, now
                 self.hooks.progress(self.step, self.train_nats, rate)
                 if diverged is not None:
@@ -280,14 +283,13 @@ class Trainer:
         return norm
 
     def _backward(self) -> Tensor:
-        first, total = self.step * self.sequences, None
-        for start in range(0, self.sequences, self.micro):
-            size = min(self.micro, self.sequences - start)
-            tokens, targets = self.windows.batch(first + start, size)
-            tokens, targets = self._moved(tokens), self._moved(targets)
+        total = None
+        for part in self.feed.parts(self.step, self.micro):
+            given = (self._moved(part.tokens), self._moved(part.targets), self.settings.smoothing)
+            padding = () if part.padding is None else (self._moved(part.padding),)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
-                objective, nats, _ = self.model(tokens, targets, self.settings.smoothing)
-            share = size / self.sequences
+                objective, nats, _ = self.model(*given, *padding)
+            share = part.share
             (objective * share if share != 1 else objective).backward()
             part = nats.detach() * share
             total = part if total is None else total + part
@@ -315,7 +317,7 @@ class Trainer:
         self.hooks.log(
             {
                 "step": self.step,
-                "tokens": self.step * self.settings.batch,
+                "tokens": self.feed.tokens(self.step),
                 "nats": self.train_nats,
                 "lr": learning_rate(self.settings, self.step - 1, self.steps),
                 "grad_norm": float(norms.mean()),
@@ -323,11 +325,7 @@ class Trainer:
                 "seconds": round(self.seconds, 3),
             }
         )
-        lost = (
-            ~torch.isfinite(nats)
-            | (nats > _LOST * math.log(self.model.size.vocabulary) + 1)
-            | ~torch.isfinite(norms)
-        )
+        lost = ~torch.isfinite(nats) | (nats > _LOST * self.feed.guess + 1) | ~torch.isfinite(norms)
         if not lost.any():
             return None
         return self.step - len(nats) + int(lost.int().argmax())

@@ -33,7 +33,7 @@ def test_a_long_run_gives_signs_of_life(
         clock[0] += 10.0
         display.stepped("a", step, 0.6931471805599453, 100.0)
     out = capsys.readouterr().out
-    assert "step 2/100, 1.000 bits per token, 100 tokens/s" in out
+    assert "step 2/100, loss 1.000 bits, 100 tokens/s" in out
     assert "left" in out
 
 

@@ -18,7 +18,8 @@ def arm(label: str, **changes: Any) -> ArmFacts:
 def verdict(words: str, **changes: Any) -> Verdict:
     numbers = {"difference": 0.05, "ci_low": 0.02, "ci_high": 0.08, "detectable": 0.03, "primary": True}
     given: dict[str, Any] = {
-        **dict.fromkeys(("arm", "baseline", "corpus", "size", "shape", "length", "metric"), "x"),
+        **dict.fromkeys(("arm", "baseline", "corpus", "size", "shape", "length"), "x"),
+        "metric": "bits_per_byte",
         "n": 5,
         "mean": 2.0,
         "baseline_mean": 2.0,

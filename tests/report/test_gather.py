@@ -113,14 +113,14 @@ def test_every_seed_is_shown_and_averages_are_means() -> None:
     arms = [facts("a", {1: 1.0, 2: 2.0})]
     assert [(row["seed"], row["value"]) for row in seed_rows(arms)] == [(1, 1.0), (2, 2.0)]
     row = arm_rows(arms)[0]
-    assert row["bits_per_byte"] == 1.5
+    assert row["score"] == 1.5
     assert row["runs"] == "2/2"
     assert row["rate"] == "100k"
 
 
 def test_an_arm_without_runs_is_a_row_of_dashes() -> None:
     row = arm_rows([ArmFacts("a", "a", {}, 0, {}, [], {})])[0]
-    assert row["bits_per_byte"] is None
+    assert row["score"] is None
     assert row["parameters"] is None
 
 

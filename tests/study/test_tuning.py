@@ -30,7 +30,7 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert {row.label for row in rows} == {"standard", "diagonal"}
     chosen = {row.label: row for row in rows if row.chosen}
     for label, row in chosen.items():
-        tried = {other.lr: other.bits_per_byte for other in rows if other.label == label}
+        tried = {other.lr: other.score for other in rows if other.label == label}
         known = {lr: score for lr, score in tried.items() if score is not None}
         assert known[row.lr] == min(known.values())
         assert len({other.lr for other in rows}) == len(tried), "one grid for all arms"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headtohead.toy.task import CHUNK, Source, count_tokens, draw_chunk, draw_tokens, held_out, log_counts
+from headtohead.data.tasks.toy import Source, draw_tokens
+from headtohead.toy.task import CHUNK, count_tokens, draw_chunk, held_out, log_counts
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from headtohead import UserError
+from headtohead.data.tasks.toy import Source, draw_tokens
 from headtohead.toy.forms import ATTENTION
 from headtohead.toy.measure import balance, imposed_mass
 from headtohead.toy.runs import RATE, RUNS, SEEDS, ToyRun, choose_runs
-from headtohead.toy.task import Source, count_tokens, draw_tokens
+from headtohead.toy.task import count_tokens
 from headtohead.toy.train import Batch, ToyResult, sgd_step, start_state, train
 from tests.references import toy as reference
 

@@ -16,6 +16,8 @@ from headtohead.data.tokenizers import Tokenizer
 
 Array = np.ndarray[Any, Any]
 Spans = tuple[tuple[int, int], ...]
+OWN_TOKENS = "own"
+"""The tokenizer's name where a task draws its own tokens."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Task:
     """The digest of everything that decides the examples."""
     tokenizer: Tokenizer | None = None
     """None where the task draws its own tokens."""
+    metric: str = "accuracy"
+    """What it is judged by when nothing else is said."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:

@@ -97,10 +97,22 @@ class Batches:
 
     def batch(self, number: int) -> Batch:
         """Return the batch of that number, counted from 0 through all epochs."""
+        return collated(self.examples, self.places(number))
+
+    def places(self, number: int) -> list[int]:
+        """Return which examples stand in the batch of that number."""
         epoch, place = divmod(number, self.per_epoch)
+        return [int(example) for example in self._order(epoch)[place]]
+
+    def before(self, number: int) -> list[int]:
+        """Return which examples of its epoch stand before the batch of that number."""
+        epoch, place = divmod(number, self.per_epoch)
+        return [int(example) for batch in self._order(epoch)[:place] for example in batch]
+
+    def _order(self, epoch: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
         if epoch != self._known[0]:
             self._known = (epoch, self._epoch(epoch))
-        return collated(self.examples, self._known[1][place].tolist())
+        return self._known[1]
 
     def _epoch(self, epoch: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
         count = len(self.examples)

@@ -20,7 +20,7 @@ from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
 from headtohead.data.tokenizers import make_tokenizer, parse_tokenizer
 from headtohead.mechanisms.options import build_options, options_as_dict
 
-RULE = 1
+RULE = 2
 """Bumped when the same files or options give other examples."""
 
 
@@ -33,13 +33,19 @@ class Kind:
     rows: Reader
     read: Callable[[Places], Material]
     classes: tuple[str, ...] = ()
+    metric: str = "accuracy"
 
 
 def _glue(name: str, rows: Reader, texts: tuple[str, ...], label: str, *classes: tuple[str, str]) -> Kind:
     files = {key: f"glue/{name}.{key}.tsv.xz" for key in ("train", "dev")}
     read = glue.reader(texts, label, tuple(value for value, _ in classes))
     return Kind(
-        f"{_GLUE[name]} (GLUE); test is the published dev", files, rows, read, tuple(w for _, w in classes)
+        f"{_GLUE[name]} (GLUE); test is the published dev",
+        files,
+        rows,
+        read,
+        tuple(w for _, w in classes),
+        metric="matthews" if name == "CoLA" else "accuracy",
     )
 
 
@@ -93,12 +99,14 @@ KINDS: dict[str, Kind] = {
         _SQUAD,
         squad_rows,
         squad.reader(squad.AROUND),
+        metric="f1",
     ),
     "squad-whole": Kind(
         "SQuAD v1.1: write the answer, the whole paragraph given; train is a part",
         _SQUAD,
         squad_rows,
         squad.reader(None),
+        metric="f1",
     ),
     "glue-cola": _glue(
         "CoLA",
@@ -128,6 +136,15 @@ def task_names() -> dict[str, str]:
     return {name: kind.about for name, kind in KINDS.items()} | {
         name: kind.about for name, kind in SYNTHETIC.items()
     }
+
+
+def refuse_unknown_task(name: str) -> None:
+    """Refuse a name that is no task, and options that a synthetic one does not have."""
+    word, _, given = name.partition(":")
+    if word in SYNTHETIC:
+        _options(word, given)
+    elif name not in KINDS:
+        raise unknown("task", name, task_names())
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> dict[str, Path]:
@@ -212,7 +229,16 @@ def _drawn(name: str, options: Synthetic, context: int, progress: Progress) -> T
                 progress(f"drawing {word}", done / total)
     content = digest(canonical_json([RULE, word, options_as_dict(options)]))
     ordered = {split: splits[split] for split in SPLITS}
-    return Task(name, type(options).about, options.classes, options.vocabulary, ordered, {}, content)
+    return Task(
+        name,
+        type(options).about,
+        options.classes,
+        options.vocabulary,
+        ordered,
+        {},
+        content,
+        metric=type(options).metric,
+    )
 
 
 def _read(
@@ -245,4 +271,4 @@ def _read(
     )
     splits, notes = encoded(material, found, context, progress)
     content = digest(f"{fingerprint}/{found.digest}/{context}")
-    return Task(name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found)
+    return Task(name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found, kind.metric)

@@ -6,8 +6,10 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from headtohead.common.errors import UserError
+from headtohead.data.tasks import toy
 from headtohead.data.tasks.base import Array, Example
 from headtohead.mechanisms.options import Options, option
 
@@ -17,6 +19,8 @@ class Synthetic(Options):
     """A task that draws its own tokens."""
 
     about: ClassVar[str] = ""
+    metric: ClassVar[str] = "accuracy"
+    """What it is judged by; a list must be right as a whole."""
     train: int = option(20_000, "examples of the train split; valid and test hold a tenth each", low=30)
     seed: int = option(0, "which examples are drawn; the same for every run", low=0)
 
@@ -51,6 +55,8 @@ def asked(tokens: Array, targets: dict[int, int], relevant: list[list[int]], gro
 @dataclasses.dataclass(frozen=True)
 class _Lists(Synthetic):
     """A list of symbols, and another made of it; written behind it, or read off at its own places."""
+
+    metric: ClassVar[str] = "exact_match"
 
     length: int = option(16, "symbols in the list", low=2)
     symbols: int = option(10, "how many different ones there are", low=2)
@@ -248,17 +254,16 @@ class Toy(Synthetic):
     @property
     def vocabulary(self) -> int:
         """Ten common tokens, ten of each class."""
-        return 50
+        return toy.VOCABULARY
 
     def draw(self, random: np.random.Generator) -> Example:
         """Context tokens above 9 are of the class, and relevant."""
-        kind = int(random.integers(4))
-        weights = np.concatenate([np.ones(10), np.arange(1, 11) / 10]) / 15.5
-        context = random.choice(20, size=self.length - 2, p=weights)
-        context = np.where(context > 9, context + 10 * kind, context)
-        tokens = np.append(context, 5 + kind)
-        relevant = [np.flatnonzero(tokens > 9).tolist()]
-        return asked(tokens, {len(tokens) - 1: 1 + kind}, relevant, f"class {kind}")
+        source = toy.Source(seed=0, length=self.length)
+        generator = torch.Generator().manual_seed(int(random.integers(2**62)))
+        drawn, classes = toy.draw_tokens(source, 1, generator)
+        tokens, kind = drawn[0].numpy(), int(classes[0])
+        relevant = [np.flatnonzero(tokens >= toy.COMMON).tolist()]
+        return asked(tokens, {len(tokens) - 1: source.target + kind}, relevant, f"class {kind}")
 
 
 # --- an agreement grammar --------------------------------------------------------------------------------------------

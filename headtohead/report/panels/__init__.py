@@ -26,6 +26,7 @@ from headtohead.report.panels import (
     stability,
     tasks,
     trends,
+    wins,
 )
 from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.study.trends import OVER
@@ -48,6 +49,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
 STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
     "claims": claims.figure,
     **{f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER},
+    "wins": wins.figure,
     "matrix": matrix.figure,
     "corpora": corpora.figure,
 }
@@ -76,4 +78,5 @@ __all__ = [
     "stability",
     "tasks",
     "trends",
+    "wins",
 ]

@@ -10,8 +10,8 @@ import altair as alt
 
 from headtohead.report.charts import Chart, colours
 from headtohead.report.gather import ArmFacts
-from headtohead.study.outline import Contest, Outline
-from headtohead.study.verdict import Verdict
+from headtohead.study.outline import Contest, Measure, Outline
+from headtohead.study.verdict import Verdict, metric_words
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,23 @@ class View:
         return colours(self.labels, self.outline.baseline)
 
     @property
+    def measure(self) -> Measure:
+        """What the contest is judged by."""
+        return self.outline.measure(self.contest)
+
+    @property
+    def unit(self) -> str:
+        """The same in words."""
+        return metric_words(self.measure.name)
+
+    @property
+    def side(self) -> str:
+        """Where the better scores stand on an axis."""
+        return "left" if self.measure.better == "lower" else "right"
+
+    @property
     def references(self) -> dict[str, float]:
-        """Bits per byte that one gets without a model, by name."""
+        """What one gets without a model, by name: bits per byte, or a task's metric."""
         return self.outline.references.get(self.contest.corpus_label, {})
 
 

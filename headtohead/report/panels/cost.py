@@ -10,30 +10,38 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Row, at_axis_rows, switched
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.outline import Measure
 from headtohead.study.probes.decode import HEADLINE
 
 
 def figure(view: View) -> Figure | None:
     """Return quality against cost."""
-    means, seeds = cost_rows(view.arms)
+    means, seeds = cost_rows(view.arms, view.measure)
     if not means:
         return None
     words = (
-        "Large dots are means, small ones single seeds; low and cheap is good. No arm beats those on the dashed line in "
+        f"Large dots are means, small ones single seeds; {_GOOD[view.measure.better]} and cheap is good. No arm beats those on the dashed line in "
         "both; it is drawn through means, so see the verdict before believing a step of it. An arm without a cache is left "
         "out where cache is the cost, one whose decoding was not timed where that is."
     )
-    return Figure("What the quality costs.", words, quality_against_cost(means, seeds, view.scale))
+    return Figure("What the quality costs.", words, quality_against_cost(means, seeds, view.scale, view.unit))
 
 
-def cost_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row]]:
+_GOOD = {"lower": "low", "higher": "high"}
+
+
+def cost_rows(
+    arms: list[ArmFacts],
+    measure: Measure = Measure(),  # noqa: B008  a frozen value
+) -> tuple[list[Row], list[Row]]:
     """Return score and costs of every arm with a finished run, and of every finished run, for one chart.
 
     `front NAME` says whether no other arm is as good and as cheap by that cost, and better in one of the two.
     """
     means, seeds = [], []
+    worth = 1 if measure.better == "lower" else -1
     for arm in arms:
-        scores = {seed: result["test"]["bits_per_byte"] for seed, result in arm.finished().items()}
+        scores = {seed: result["test"][measure.name] for seed, result in arm.finished().items()}
         if not scores or not arm.record:
             continue
         costs = {
@@ -47,12 +55,12 @@ def cost_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row]]:
         seeds += [{"arm": arm.label, "seed": seed, "value": value, **costs} for seed, value in scores.items()]
     for name in COST_AXES:
         sign = -1 if name in _FAST else 1
-        points = [(sign * row[name], row["value"]) for row in means if row[name] is not None]
+        points = [(sign * row[name], worth * row["value"]) for row in means if row[name] is not None]
         for row in means:
             row[f"front {name}"] = row[name] is not None and not any(
                 cost <= sign * row[name]
-                and value <= row["value"]
-                and (cost, value) != (sign * row[name], row["value"])
+                and value <= worth * row["value"]
+                and (cost, value) != (sign * row[name], worth * row["value"])
                 for cost, value in points
             )
     return means, seeds
@@ -75,7 +83,9 @@ def _decode_rate(arm: ArmFacts) -> float | None:
     return statistics.fmean(rates) if rates else None
 
 
-def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) -> Chart:
+def quality_against_cost(
+    rows: list[Row], seeds: list[Row], scale: alt.Scale, unit: str = "bits per byte"
+) -> Chart:
     """Return each arm's score against what it costs, every seed, and the front of arms that none beats in both.
 
     The cost is parameters, FLOPs or cache bytes per token, training or decoding speed: the parameter `axis` says which.
@@ -96,7 +106,7 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], scale: alt.Scale) ->
         scale=alt.Scale(domain=[low, high], nice=False, zero=False),
         axis=alt.Axis(format="~s", grid=False, labelOverlap=True, tickCount=6),
     )
-    y = alt.Y("value:Q", title="bits per byte on test", scale=alt.Scale(zero=False, nice=True, padding=14))
+    y = alt.Y("value:Q", title=f"{unit} on test", scale=alt.Scale(zero=False, nice=True, padding=14))
     colour = alt.Color("arm:N", scale=scale, legend=None)
     means, dots = at_axis_rows("means"), at_axis_rows("seeds")
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("value:Q", format=".4f")]

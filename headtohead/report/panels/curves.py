@@ -10,17 +10,19 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Row, at_axis_rows, legend, switched
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.outline import METRIC
 
 
 def figure(view: View) -> Figure | None:
     """Return the learning curves."""
     if not (rows := curve_rows(view.arms)):
         return None
-    words = (
-        "Training loss, mean over seeds; the band spans all seeds. Dotted: what one gets without a model (uniform guess, "
-        "byte frequencies, pairs, xz)."
-    )
-    chart = learning_curves(rows, view.references, view.scale)
+    words = "Training loss, mean over seeds; the band spans all seeds."
+    if view.measure.name == METRIC:
+        words += " Dotted: what one gets without a model (uniform guess, byte frequencies, pairs, xz)."
+        chart = learning_curves(rows, view.references, view.scale)
+    else:
+        chart = learning_curves(rows, {}, view.scale, "bits per target")
     return Figure(
         "Learning curves.", words, chart, "Click names to choose arms, double-click for all of them."
     )
@@ -66,6 +68,7 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
 
 
 _CURVE_POINTS = 80
+_LEAST = 1e-4
 
 
 _BACKWARD = 3
@@ -75,6 +78,8 @@ _BACKWARD = 3
 def _tokens_per_byte(arm: ArmFacts) -> float:
     """Return tokens over bytes on the test split: what turns bits per token into bits per byte."""
     for result in arm.finished().values():
+        if "bytes" not in result["test"]:  # a task is trained on targets, not on text
+            return 1.0
         return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
     return 1.0
 
@@ -86,7 +91,9 @@ CURVE_AXES = {
 }
 
 
-def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Scale) -> Chart:
+def learning_curves(
+    rows: list[Row], references: dict[str, float], scale: alt.Scale, unit: str = "bits per byte"
+) -> Chart:
     """Return training loss: the mean over seeds, the band of all seeds, and the reference lines.
 
     The x axis is tokens, FLOPs or seconds: the parameter `axis` says which.
@@ -97,15 +104,17 @@ def learning_curves(rows: list[Row], references: dict[str, float], scale: alt.Sc
     near = alt.selection_point(name="near", nearest=True, on="pointermove", clear="pointerout", empty=False)
     data = at_axis_rows("points")
     x = alt.X("x:Q", title=None, axis=alt.Axis(format="~s", grid=False, labelOverlap=True))
+    # A task can be learnt until nothing is left of the loss, which has no place on a logarithmic axis.
+    rows = [row | {name: max(row[name], _LEAST) for name in ("mean", "low", "high")} for row in rows]
     top = max([row["high"] for row in rows] + list(references.values()), default=8.0)
     floor = min([row["low"] for row in rows] + list(references.values()), default=1.0)
     y_scale = alt.Scale(type="log", domain=[floor * 0.97, top * 1.02], nice=False)
     ticks = [
         tick
-        for tick in (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12)
+        for tick in (1e-4, 1e-3, 0.01, 0.1, 0.3, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12)
         if floor * 0.97 <= tick <= top * 1.02
     ]
-    y = alt.Y("mean:Q", title="bits per byte", scale=y_scale, axis=alt.Axis(values=ticks, format="~g"))
+    y = alt.Y("mean:Q", title=unit, scale=y_scale, axis=alt.Axis(values=ticks, format="~g"))
     colour = alt.Color("arm:N", scale=scale, legend=legend())
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("tokens:Q", format=","), alt.Tooltip("flops:Q", format=".3s")]
     tips += [alt.Tooltip("seconds:Q", format=".1f")]

@@ -16,7 +16,7 @@ def figure(view: View) -> Figure | None:
     if all(row.difference is None for row in view.verdicts):
         return None
     words = "Bars are 95 % intervals over paired seeds, ticks are single seeds"
-    if margin := view.outline.margin:
+    if margin := view.verdicts[0].margin:
         words += f", the blue band is the margin within which a difference counts as none ({margin})"
     words += "."
     return Figure("Who is ahead, and how sure that is.", words, forest(view.verdicts))

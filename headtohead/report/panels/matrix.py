@@ -15,6 +15,8 @@ from headtohead.study.matrix import Cell, corpus_matrix, places, short_labels
 _FAINT = 0.2
 _LONG = 24
 """Cells above which their table is folded away."""
+_MANY = 6
+"""Columns whose names no longer stand side by side."""
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -80,17 +82,26 @@ def _order(cells: Sequence[Cell], cell: Cell) -> tuple[int, int]:
     return labels.index(cell.verdict.label), cells.index(cell)
 
 
-def heat_map(rows: list[Row]) -> Chart:
-    """Return the cells as a map: rows are arm and training corpus, columns evaluation corpora."""
+def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = ()) -> Chart:
+    """Return the cells as a map: rows are arm and training corpus, columns evaluation corpora.
+
+    `seeds` are dots at the foot of a cell, `place` from -1 to 1 across it.
+    """
     order = list(dict.fromkeys(row["arm"] for row in rows))
     columns = list(dict.fromkeys(row["evaluated"] for row in rows))
     data = alt.Chart(alt.Data(values=rows))
     x = alt.X(
         "evaluated:N",
         sort=columns,
-        title="tested on",
+        title=title,
         scale=alt.Scale(paddingInner=0.02),
-        axis=alt.Axis(orient="top", labelAngle=0, labelLimit=160, domain=False, ticks=False),
+        axis=alt.Axis(
+            orient="top",
+            labelAngle=0 if len(columns) < _MANY else -25,
+            labelLimit=200,
+            domain=False,
+            ticks=False,
+        ),
     )
     names = arm_axis()
     names.labelExpr = "split(datum.label, ' ← ')"  # two lines: the arm, and what it was trained on
@@ -102,7 +113,7 @@ def heat_map(rows: list[Row]) -> Chart:
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
         legend=alt.Legend(title=None, orient="bottom", columns=alt.ExprRef(f"{NARROW} ? 2 : 4")),
     )
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("evaluated:N", title="tested on"), alt.Tooltip("verdict:N")]
+    tips = [alt.Tooltip("arm:N"), alt.Tooltip("evaluated:N", title=title), alt.Tooltip("verdict:N")]
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
     strength = alt.Opacity("strength:Q", scale=None)
     layers = [
@@ -110,7 +121,14 @@ def heat_map(rows: list[Row]) -> Chart:
         data.mark_text(dy=-6, fontSize=13).encode(x=x, y=y, text="words:N"),
         data.mark_text(dy=9, fontSize=alt.ExprRef(f"{NARROW} ? 8 : 10")).encode(x=x, y=y, text="interval:N"),
     ]
-    return alt.layer(*layers).properties(width="container", height=44 * len(order))
+    if seeds:
+        across = alt.ExprRef(f"datum.place * 0.4 * width / {len(columns)}")
+        dots = alt.Chart(alt.Data(values=list(seeds))).mark_circle(
+            size=22, opacity=0.6, color="#555", xOffset=across, yOffset=21
+        )
+        about = ["arm:N", "seed:O", alt.Tooltip("difference:Q", format="+.4f")]
+        layers.append(dots.encode(x=x, y=y, tooltip=about))
+    return alt.layer(*layers).properties(width="container", height=(62 if seeds else 44) * len(order))
 
 
 def _table(cells: Sequence[Cell]) -> Table:

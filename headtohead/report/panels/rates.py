@@ -14,24 +14,24 @@ def figure(view: View) -> Figure | None:
     if not (rows := rate_rows(view.outline, view.contest)):
         return None
     words = "One grid for all arms, one seed, scored on valid; each arm is then trained at its filled point."
-    return Figure("How the learning rates were tuned.", words, learning_rates(rows, view.scale))
+    return Figure("How the learning rates were tuned.", words, learning_rates(rows, view.scale, view.unit))
 
 
 def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
     """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
     place = (contest.corpus, contest.size, contest.context, contest.shape)
     return [
-        {"arm": row.label, "lr": row.lr, "value": row.bits_per_byte, "chosen": row.chosen}
+        {"arm": row.label, "lr": row.lr, "value": row.score, "chosen": row.chosen}
         for row in outline.tuning
-        if (row.corpus, row.size, row.context, row.shape) == place and row.bits_per_byte is not None
+        if (row.corpus, row.size, row.context, row.shape) == place and row.score is not None
     ]
 
 
-def learning_rates(rows: list[Row], scale: alt.Scale) -> Chart:
+def learning_rates(rows: list[Row], scale: alt.Scale, unit: str = "bits per byte") -> Chart:
     """Return what each arm scored on valid at every learning rate of its tuning; the chosen one is filled."""
     data = alt.Chart(alt.Data(values=rows))
     x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20))
-    y = alt.Y("value:Q", title="bits per byte on valid", scale=alt.Scale(zero=False, nice=True))
+    y = alt.Y("value:Q", title=f"{unit} on valid", scale=alt.Scale(zero=False, nice=True))
     colour = alt.Color("arm:N", scale=scale, legend=alt.Legend(title=None, orient="top", columns=3))
     tips = [
         alt.Tooltip("arm:N"),

@@ -1,0 +1,138 @@
+"""Scores on tasks against counts made by hand, and what one gets without a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import Material, Task, Text, encoded
+from headtohead.data.tasks.find import prepare_task
+from headtohead.data.tokenizers import Bytes
+from headtohead.measure.tasks import (
+    answer_f1,
+    chosen_metric,
+    macro_f1,
+    matthews,
+    plain_answer,
+    refuse_unpointed,
+    score_task,
+    task_references,
+)
+from headtohead.model.classifier import Classifier, Pointer, Reader
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+
+TABLE = np.array([[5.0, 1.0, 0.0], [2.0, 3.0, 1.0], [0.0, 0.0, 4.0]])
+
+
+def size(task: Task) -> Size:
+    return Size("t", 32, 2, 2, 64, task.vocabulary, 64).with_settings(init_std=0.3)
+
+
+def layers() -> list[object]:
+    return parse_layout("standard").layers(2)  # type: ignore[return-value]
+
+
+def test_macro_f1_and_matthews_of_a_table() -> None:
+    f1 = [2 * 5 / (6 + 7), 2 * 3 / (6 + 4), 2 * 4 / (4 + 5)]
+    assert macro_f1(TABLE) == pytest.approx(sum(f1) / 3)
+    # The correlation of the class indicators, pooled over classes (Gorodkin).
+    true = np.repeat(np.arange(3), 3)[np.repeat(np.arange(9), TABLE.ravel().astype(int))]
+    guess = np.tile(np.arange(3), 3)[np.repeat(np.arange(9), TABLE.ravel().astype(int))]
+    x, y = np.eye(3)[true], np.eye(3)[guess]
+    covariance = ((x - x.mean(0)) * (y - y.mean(0))).sum()
+    norms = ((x - x.mean(0)) ** 2).sum() * ((y - y.mean(0)) ** 2).sum()
+    assert matthews(TABLE) == pytest.approx(covariance / np.sqrt(norms))
+    assert matthews(np.array([[0.0, 3.0], [0.0, 5.0]])) == 0.0
+
+
+def test_answers_are_compared_as_squad_does() -> None:
+    assert plain_answer("The  Old, man!") == "old man"
+    assert answer_f1("an old man", "the old King") == pytest.approx(0.5)
+    assert answer_f1("", "") == 1.0
+    assert answer_f1("the", "cat") == 0.0
+
+
+def test_a_classifier_is_scored_by_its_own_guesses() -> None:
+    task = prepare_task("grammar:train=300", context=48)
+    model = Classifier(size(task), layers(), 2, seed=1).eval()  # type: ignore[arg-type]
+    score = score_task(model, task, "test")
+    right, labels = [], []
+    for example in task.splits["test"]:
+        scores = model.scores(torch.tensor(example.tokens)[None], torch.tensor([len(example.tokens) - 1]))
+        right.append(int(scores.argmax()) == example.label)
+        labels.append(example.label)
+    assert score["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert score["examples"] == len(right)
+    assert score["tokens"] == sum(len(example.tokens) for example in task.splits["test"])
+    blocks = np.array(score["blocks"]["accuracy"])
+    assert blocks.sum(0) == pytest.approx([sum(right), len(right)])
+    assert sum(count for _, count in score["groups"].values()) == len(right)
+
+
+@pytest.mark.parametrize("name", ["copy:train=60,length=4", "reverse:train=60,length=4,form=place"])
+def test_exact_match_asks_for_every_target(name: str) -> None:
+    task = prepare_task(name, context=48)
+    causal = "place" not in name
+    model = Reader(size(task), layers(), seed=2, causal=causal).eval()  # type: ignore[arg-type]
+    score = score_task(model, task, "train")
+    every, right = [], 0
+    for example in task.splits["train"]:
+        guess = model.logits(torch.tensor(example.tokens)[None])[0].argmax(-1).numpy()
+        asked = example.targets >= 0  # type: ignore[operator]
+        hits = guess[asked] == example.targets[asked]  # type: ignore[index]
+        every.append(hits.all())
+        right += hits.sum()
+    assert score["metric"] == "exact_match"
+    assert score["exact_match"] == pytest.approx(np.mean(every))
+    assert score["accuracy"] == pytest.approx(right / (4 * len(every)))
+
+
+def reading() -> Task:
+    """A task of the form of SQuAD: a name is asked for, and stands in the text."""
+    material = Material()
+    for split, names in (("train", "abcdefgh"), ("valid", "ij"), ("test", "klm")):
+        for name in names:
+            text, answer = f"who? {name * 3} did it.", name * 3
+            material.splits[split].append(
+                Text(text, answers=(answer, f"the {answer}"), relevant=(((5, 8),),))
+            )
+    splits, _ = encoded(material, Bytes(), 64, lambda words, share: None)
+    return Task("reading", "", (), 256, splits, {}, "x", Bytes(), "f1")
+
+
+def test_what_is_written_or_pointed_at_is_compared_in_words() -> None:
+    task = reading()
+    writer = Reader(size(task), layers(), seed=1).eval()  # type: ignore[arg-type]
+    score = score_task(writer, task, "test")
+    assert 0 <= score["exact_match"] <= score["f1"] <= 1
+    pointer = Pointer(size(task), layers(), seed=1, causal=False).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        pointer.spans = lambda tokens, padding=None, most=30: torch.tensor([[5, 7]]).repeat(len(tokens), 1)  # type: ignore[method-assign]
+        assert score_task(pointer, task, "test")["exact_match"] == 1.0
+        pointer.spans = lambda tokens, padding=None, most=30: torch.tensor([[5, 11]]).repeat(len(tokens), 1)  # type: ignore[method-assign]
+        found = score_task(pointer, task, "test")
+    assert found["exact_match"] == 0.0
+    assert found["f1"] == pytest.approx(2 / 3)
+
+
+def test_chance_and_the_majority_class() -> None:
+    task = prepare_task("grammar:train=300", context=48)
+    labels = [example.label for example in task.splits["train"]]
+    usual = max(set(labels), key=labels.count)
+    share = np.mean([example.label == usual for example in task.splits["test"]])
+    assert task_references(task) == {"chance": 0.5, "majority class": pytest.approx(share)}
+    assert task_references(task, "matthews") == {"chance": 0.0, "majority class": 0.0}
+    lists = prepare_task("copy:train=60,length=4,symbols=3", context=48)
+    assert task_references(lists)["chance"] == pytest.approx(3**-4)
+
+
+def test_metrics_a_task_does_not_have_are_refused() -> None:
+    task = prepare_task("recall:train=30", context=48)
+    assert chosen_metric(task) == "accuracy"
+    with pytest.raises(UserError, match="unknown metric of task 'recall:train=30' 'f1'"):
+        chosen_metric(task, "f1")
+    with pytest.raises(UserError, match="no answer to point at"):
+        refuse_unpointed(task)
