@@ -92,7 +92,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
         )
 
     if mask is not None and is_stacking():
-        mask = mask.expand(len(q), q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:])
+        mask = mask.expand(
+            len(q), q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]
+        )
     with _backends(q):
         mixed = folded(library, q, k, v, mask)
     return mixed[..., :width]

@@ -128,9 +128,7 @@ turn.register_autograd(_turn_backward, setup_context=_turn_setup)
 
 
 @turn.register_vmap
-def _(
-    info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool
-) -> tuple[Tensor, int]:
+def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool) -> tuple[Tensor, int]:
     """Fold what is stacked into the batch; the table is the same for all."""
     if in_dims[1] is not None:
         raise ValueError("turn takes one table for everything stacked")

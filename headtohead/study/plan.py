@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -71,6 +71,8 @@ class Run:
     """What a branch starts from."""
     branches: tuple[int, ...] = ()
     """The steps at which a trunk's branches start."""
+    stacked: bool = False
+    """Whether it is trained in one pass with other seeds."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class Run:
             "corpus": self.corpus["content"],
             "training": _plain_training(self.training),
             "seed": self.seed,
-            "stacked": False,
+            "stacked": self.stacked,
         } | ({"parent": vars(self.parent)} if self.parent else {})
 
     @cached_property
@@ -196,10 +198,12 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
     pace: Pace | None = None,
+    stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
 ) -> Plan:
     """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
 
-    `pace` gives seconds per step where a length rule holds time equal.
+    `pace` gives seconds per step where a length rule holds time equal; `stack` says whether seeds are stacked, which
+    holds for all runs of a study or for none.
     """
     refuse_unready(spec.probes, data_dir)
     corpora: dict[str, Prepared] = {}
@@ -223,6 +227,8 @@ def plan_study(
                 runs += found[0]
                 trunks += found[1]
                 solved += found[2]
+    if stack(runs):
+        runs = [dataclasses.replace(run, stacked=True) for run in runs]
     statistics = _statistics(spec, runs, corpora, progress)
     return Plan(spec, tuple(runs), corpora, tuple(solved), tuple(trunks), statistics)
 

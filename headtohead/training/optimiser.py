@@ -49,7 +49,7 @@ def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool)
         rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=recordable
     )
     # The first steps of a graph run outside it, and no one needs to hear of that.
-    optimiser._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+    optimiser._warned_capturable_if_run_uncaptured = True
     return optimiser
 
 

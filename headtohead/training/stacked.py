@@ -120,7 +120,9 @@ class StackedTrainer:
         while len(steps := {0 if checkpoint is None else checkpoint.step for checkpoint in found}) > 1:
             newest = min(steps) + 1
             found = [
-                member.checkpoint(newest) if checkpoint is not None and checkpoint.step >= newest else checkpoint
+                member.checkpoint(newest)
+                if checkpoint is not None and checkpoint.step >= newest
+                else checkpoint
                 for member, checkpoint in zip(self.members, found, strict=True)
             ]
         for member, checkpoint in zip(self.members, found, strict=True):
@@ -168,9 +170,7 @@ class StackedTrainer:
             nats = nats + found.detach() * share
         return nats, dict(zip(names, total, strict=True))
 
-    def _forward(
-        self, weights: dict[str, Tensor], tokens: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _forward(self, weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         model, smoothing = self.first.model, self.settings.smoothing
 
         def one(
@@ -219,7 +219,10 @@ class StackedTrainer:
                 shape = self.first.model.get_parameter(name).shape
                 places.append(_Place(name, places[-1].next if places else 0, shape))
             models = [member.model for member in self.members]
-            parts = [torch.stack([model.get_parameter(place.name).detach() for model in models]) for place in places]
+            parts = [
+                torch.stack([model.get_parameter(place.name).detach() for model in models])
+                for place in places
+            ]
             flat = self._joined(parts, places).requires_grad_()
             for row, model in zip(flat.detach(), models, strict=True):
                 for place in places:
@@ -282,11 +285,14 @@ class StackedTrainer:
         self._stack_buffers()
         for flat, places in zip(self.flats, self.places, strict=True):
             states = [
-                [member.optimiser.state.get(member.model.get_parameter(place.name)) for place in places]
+                [
+                    dict(member.optimiser.state.get(member.model.get_parameter(place.name), {}))
+                    for place in places
+                ]
                 for member in self.members
             ]
             if not all(state for row in states for state in row):
-                continue
+                continue  # they start
             self.optimiser.state[flat] = {"step": states[0][0]["step"].clone()} | {
                 key: self._joined(
                     [torch.stack([row[index][key] for row in states]) for index in range(len(places))], places

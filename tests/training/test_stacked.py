@@ -98,7 +98,9 @@ def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
 
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
 def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
-    assert_same(StackedTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS])
+    assert_same(
+        StackedTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS]
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,9 @@ def test_settings_mean_the_same_for_stacked_seeds(changes: dict[str, Any]) -> No
     separate = [trainer(seed, settings=settings) for seed in SEEDS]
     stack = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
     if settings.precision == "bf16":
-        torch.testing.assert_close(curves(stack), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01)
+        torch.testing.assert_close(
+            curves(stack), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01
+        )
     else:
         assert_same(stack, separate)
 
@@ -142,9 +146,7 @@ def test_the_models_themselves_move() -> None:
 
 def test_each_seed_logs_its_own_rows() -> None:
     rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
-    members = [
-        trainer(seed, hooks=Hooks(log=found.append)) for seed, found in zip(SEEDS, rows, strict=True)
-    ]
+    members = [trainer(seed, hooks=Hooks(log=found.append)) for seed, found in zip(SEEDS, rows, strict=True)]
     outcomes = StackedTrainer(members).run()
     alone: list[dict[str, Any]] = []
     trainer(5, hooks=Hooks(log=alone.append)).run()
@@ -171,7 +173,9 @@ def test_a_seed_that_diverges_harms_no_other(broken: float) -> None:
     alone.run()
     for place, member in ((0, alone.members[0]), (2, alone.members[1])):
         for name, parameter in member.model.named_parameters():
-            torch.testing.assert_close(members[place].model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                members[place].model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6
+            )
 
 
 def stopping(step: int) -> Any:
