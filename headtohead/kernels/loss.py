@@ -38,10 +38,11 @@ def linear_cross_entropy_plain(
 ) -> tuple[Tensor, Tensor]:
     """The definition."""
     scores = torch.log_softmax(F.linear(x, weight, bias).to(_wide(x)), -1)
-    objective = F.nll_loss(scores, targets, ignore_index=IGNORED)
+    counted = (targets != IGNORED).to(scores.dtype)
+    chosen = scores.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
+    objective = -(chosen * counted).sum() / counted.sum()
     nats = objective.detach()
     if smoothing:
-        counted = (targets != IGNORED).to(scores.dtype)
         spread = -(scores.mean(-1) * counted).sum() / counted.sum()
         objective = (1 - smoothing) * objective + smoothing * spread
     return objective, nats

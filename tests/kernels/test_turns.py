@@ -55,8 +55,28 @@ for rows, hidden in ((1, 1), (7, 13), (9, 600)):
 torch.library.opcheck(gate, (joined,))
 """
 
+STACKED = """
+import torch
+from headtohead.kernels.rotary import rotary_table
+from headtohead.kernels.turns import gate, turn
 
-@pytest.mark.parametrize("script", [TURN, GATE], ids=["turn", "gate"])
+draw = torch.Generator().manual_seed(0)
+table = rotary_table(torch.arange(5), 6, 10_000.0, torch.float32)
+x = torch.randn(3, 2, 5, 2, 6, generator=draw).transpose(2, 3).requires_grad_()
+joined = torch.randn(3, 7, 26, generator=draw).requires_grad_()
+for function, given in ((lambda x: turn(x, table, False), x), (gate, joined)):
+    together, apart = torch.vmap(function)(given), torch.stack([function(part) for part in given])
+    assert torch.equal(together, apart)
+    weights = torch.linspace(-1, 1, apart.numel()).view(apart.shape)
+    for place in (0, 1):
+        moved = torch.vmap(function, in_dims=place)(given.movedim(0, place))
+        assert torch.equal(moved, apart)
+    grads = [torch.autograd.grad((out * weights).sum(), given)[0] for out in (together, apart)]
+    assert torch.equal(*grads)
+"""
+
+
+@pytest.mark.parametrize("script", [TURN, GATE, STACKED], ids=["turn", "gate", "stacked"])
 def test_the_kernel_is_its_plain_twin(script: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", script],

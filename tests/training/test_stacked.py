@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headtohead.common.errors import UserError
 from headtohead.data.shards import Split
@@ -16,6 +17,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
+from headtohead.training.optimiser import decay_is_constant, make_optimiser, set_rates
 from headtohead.training.settings import TrainSettings
 from headtohead.training.stacked import StackedTrainer, stacks
 from headtohead.training.trainer import Hooks, Trainer
@@ -253,3 +255,36 @@ def test_what_vmap_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(model.layers[0].mechanism, "forward", looking)
     assert "torch.vmap cannot stack it" in stacks(model)
+
+
+class NoHost(TorchDispatchMode):
+    """Refuses every number that would be brought to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "_local_scalar_dense" not in str(func), "a number was asked for"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arm", ["standard", "coupled", "kuramoto", "gated_linear", "fixed_seq_qk"])
+def test_a_step_asks_the_device_for_nothing(arm: str) -> None:
+    stack = StackedTrainer([trainer(seed, arm) for seed in SEEDS])
+    stack.one_step()
+    batches = [member.windows.batch(0, 4) for member in stack.members]
+    tokens, targets = (torch.stack([batch[part] for batch in batches]) for part in (0, 1))
+    with NoHost():
+        stack._whole_step(tokens, targets)
+
+
+def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
+    settings = dataclasses.replace(SETTINGS, circuit_lr={"qk": "3x"})
+    one = trainer(1, settings=settings)
+    plain, recordable = (make_optimiser(one.model, settings, kind) for kind in (False, True))
+    for step in (0, 7):
+        for optimiser in (plain, recordable):
+            set_rates(optimiser, settings, step, 20)
+        for group, other in zip(plain.param_groups, recordable.param_groups, strict=True):
+            assert isinstance(other["lr"], Tensor)
+            assert group["lr"] == pytest.approx(other["lr"].item())
+    assert len({group["lr"].data_ptr() for group in recordable.param_groups}) == len(recordable.param_groups)
+    assert decay_is_constant(settings)
+    assert not decay_is_constant(dataclasses.replace(SETTINGS, circuit_lr={"qk": "1x..3x"}))
