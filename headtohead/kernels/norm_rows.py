@@ -82,9 +82,7 @@ def norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     stack, rows, width = x.shape
     out = torch.empty_like(x)
     wide, block = _block(width)
-    _forward[(triton.cdiv(rows, block), stack)](
-        x, gain, out, rows, eps, width=width, wide=wide, block=block
-    )
+    _forward[(triton.cdiv(rows, block), stack)](x, gain, out, rows, eps, width=width, wide=wide, block=block)
     return out
 
 
