@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headtohead import Study
+from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.holds import Holds
@@ -112,6 +112,12 @@ def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Pa
     assert again.summary.done == 0
     assert results(finished) == before
     assert json.loads((finished / "study.lock.json").read_text())["stacked"] is True
+
+
+def test_a_forecast_counts_what_a_stacked_study_has_done(story: Path, finished: Path) -> None:
+    chosen = study(story, evaluations=2, probes=["positions"])
+    assert forecast(chosen, out=finished, device="cpu", quiet=True).done == 6
+    assert forecast(chosen, device="cpu", quiet=True).done == 0
 
 
 def test_a_study_begun_without_stays_without(story: Path, tmp_path: Path) -> None:
