@@ -190,8 +190,6 @@ def begin(
         return {"nats": score.nats, "bits_per_byte": score.bits_per_byte}
 
     compiled = not stacked and compiles(conditions.compile, size, device)
-    # Under length = time the seconds per step were measured without a graph.
-    recorded = not stacked and not str(record["length"]).startswith("time")
     trainer = Trainer(
         model,
         windows,
@@ -200,7 +198,9 @@ def begin(
         folder=run.checkpoints,
         save_every=conditions.save_every,
         compile=compiled,
-        record=recorded and records(conditions.record, size, device, compiled),
+        record=not stacked
+        and may_record(record, layers)
+        and records(conditions.record, size, device, compiled),
         name=run.id,
         branching=branching,
         hooks=Hooks(
@@ -214,6 +214,16 @@ def begin(
         ),
     )
     return Begun(run, trainer, corpus, changes, stacked)
+
+
+def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
+    """Return whether the steps of a run may be recorded as a graph.
+
+    A user's mechanism may do in Python what changes from step to step, and a graph would not see it. Under length = time
+    the seconds per step were measured without one.
+    """
+    timed = str(record["length"]).startswith("time")
+    return not timed and all(not (term.path or term.source) for composed in layers for term in composed.terms)
 
 
 def conclude(

@@ -23,6 +23,7 @@ from headtohead.study.perform import (
     conclude,
     guarded,
     layers_of,
+    may_record,
     missing_probes,
     most_stacked,
     take_probes,
@@ -184,7 +185,8 @@ def _one_pass(
 
         stack = StackedTrainer(
             [member.trainer for member in members],
-            record=records(conditions.record, size_of(first), device, compiled=False),
+            record=may_record(first, chosen)
+            and records(conditions.record, size_of(first), device, compiled=False),
             save_every=conditions.save_every,
             stop=held,
         )

@@ -19,7 +19,7 @@ from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.holds import Holds
-from headtohead.study.perform import Conditions
+from headtohead.study.perform import Conditions, may_record
 from headtohead.study.plan import Run, plan_study
 from headtohead.study.stacks import MOST, Stacking, stacked_together
 from headtohead.study.store import Store
@@ -321,6 +321,16 @@ def test_a_stack_holds_seeds_of_one_arm(story: Path) -> None:
     assert max(map(len, stacks)) <= MOST
     assert all(len({arms[name][0] for name in stack}) == 1 for stack in stacks)
     assert sorted(name for stack in stacks for name in stack) == sorted(arms)
+
+
+def test_only_our_own_mechanisms_are_recorded_and_never_against_the_clock(
+    story: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    plain, mine = runs_of(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
+    assert may_record(plain.record(), plain.layers)
+    assert not may_record(mine.record(), mine.layers)
+    assert not may_record(plain.record() | {"length": "time"}, plain.layers)
 
 
 def test_a_runs_name_says_whether_it_was_stacked(story: Path) -> None:
