@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headtohead.api import ToyPlan as ToyPlan
     from headtohead.api import bench_decode as bench_decode
     from headtohead.api import bench_kernels as bench_kernels
+    from headtohead.api import bench_stack as bench_stack
     from headtohead.api import bench_train as bench_train
     from headtohead.api import check as check
     from headtohead.api import corpus_stats as corpus_stats
@@ -64,6 +65,7 @@ _HOME = {
             "ToyPlan",
             "bench_decode",
             "bench_kernels",
+            "bench_stack",
             "bench_train",
             "check",
             "corpus_stats",

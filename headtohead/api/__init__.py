@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtohead.api.bench import bench_decode, bench_kernels, bench_train
+from headtohead.api.bench import bench_decode, bench_kernels, bench_stack, bench_train
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
@@ -19,6 +19,7 @@ __all__ = [
     "ToyPlan",
     "bench_decode",
     "bench_kernels",
+    "bench_stack",
     "bench_train",
     "check",
     "check_settings",

@@ -20,9 +20,12 @@ from headtohead.common.progress import piece_of_work
 from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.environment import choose_device
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
+from headtohead.study.lock import frozen_stacking
+from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
 from headtohead.study.probes import read_probe
 from headtohead.study.published import find_paper, read_paper
+from headtohead.study.stacks import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
 from headtohead.study.task_claims import TaskStudy
@@ -124,7 +127,9 @@ def forecast(
         spread = seen_spread(open_study(folder).verdicts)
         source = f"seen in {folder}" if spread is not None else ""
     with piece_of_work("forecasting", quiet) as progress:
-        plan = plan_study(study.spec, data_dir=data_dir, progress=progress)
+        begun = frozen_stacking(folder) if folder is not None else None
+        stacking = Stacking(None, Conditions(device=str(chosen)), begun)
+        plan = plan_study(study.spec, data_dir=data_dir, progress=progress, stack=stacking)
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)
             tuning = plan_study(tried, data_dir=data_dir, progress=progress)

@@ -25,7 +25,7 @@ from headtohead.study import doctor
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
-from headtohead.study.lock import frozen_seconds, planned_seeds
+from headtohead.study.lock import frozen_seconds, frozen_stacking, planned_seeds
 from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.pace import LockedPace
@@ -34,6 +34,7 @@ from headtohead.study.plan import Plan, Rates, plan_study
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results, unprobed_note
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.stability import Stability, study_stability
+from headtohead.study.stacks import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import runs_csv
 from headtohead.study.trends import Trend, study_trends
@@ -74,6 +75,7 @@ class Study:
         keep_weights: bool = True,
         save_every: float = 60.0,
         compile: bool | None = None,
+        stack: bool | None = None,
         quiet: bool = False,
         track: str | Sink | Sequence[str | Sink] = (),
     ) -> StudyResult:
@@ -81,6 +83,8 @@ class Study:
 
         `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
         `compile` None compiles models where it pays: on a GPU, at 5m and above.
+        `stack` trains the seeds of an arm in one pass; None does where it pays: on a GPU, below 5m, and a study that was
+        begun one way goes on that way.
         `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
         """
         sinks = find_sinks(track)
@@ -96,13 +100,16 @@ class Study:
             keep_weights=keep_weights,
             compile=compile,
         )
+        stacking = Stacking(stack, conditions, frozen_stacking(store.path))
         count = processes(chosen, workers)
         end = time.monotonic() + limit
 
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
             with piece_of_work("preparing", quiet) as progress:
                 pace = LockedPace(store.path, conditions, progress=progress)
-                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace)
+                # Tuning runs have a learning rate each, and are not stacked.
+                how = {"stack": stacking} if spec is self.spec else {}
+                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
 
         def found(plan: Plan) -> dict[str, dict[str, Any]]:
             ids = [run.id for run in plan.distinct()]

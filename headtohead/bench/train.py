@@ -69,7 +69,7 @@ def bench_train(
         raise UserError(f"rounds={rounds} and batch={batch} must be at least 1")
     if not arms:
         raise UserError("arms: at least one is needed, such as standard")
-    shapes = [_shape(name) for name in sizes]
+    shapes = [find_shape(name) for name in sizes]
     where = choose_device(device)
     compiled = where.type == "cuda" if compile is None else compile
     lacking = {name: words for name in peers if (words := missing(name))}
@@ -99,11 +99,19 @@ def bench_train(
     return rows.document()
 
 
-def _shape(name: str) -> Size:
+def find_shape(name: str) -> Size:
+    """Return the size of that name, one of the benchmark's own or of the models'."""
     known = SHAPES | SIZES
     if name not in known:
         raise unknown("size", name, known)
     return known[name]
+
+
+def random_windows(size: Size, count: int, seed: int) -> Windows:
+    """Return windows over random tokens, the same ones for every seed in an order of its own."""
+    tokens = np.random.default_rng(0).integers(0, size.vocabulary, (count + 1) * size.context)
+    tokens = tokens.astype(np.uint16 if size.vocabulary <= 2**16 else np.uint32)
+    return Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed)
 
 
 class _Row:
@@ -212,10 +220,8 @@ class _Row:
         size, sequences = self.size, self.batch // self.size.context
         if not ours:
             return peer_step(name, size, sequences, self.device, self.precision == "bf16", self.compiled)
-        tokens = np.random.default_rng(0).integers(0, size.vocabulary, (8 * sequences + 1) * size.context)
-        tokens = tokens.astype(np.uint16 if size.vocabulary <= 2**16 else np.uint32)
-        windows = Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed=0)
-        model = Decoder(size, self._layers(name), seed=0, companion=tokens).to(self.device)
+        windows = random_windows(size, 8 * sequences, seed=0)
+        model = Decoder(size, self._layers(name), seed=0, companion=windows.tokens).to(self.device)
         settings = TrainSettings(tokens=10**12, batch=self.batch, precision=self.precision)  # type: ignore[arg-type]
         trainer = Trainer(model, windows, settings, compile=self.compiled)
         model.train()

@@ -151,6 +151,75 @@ def train(
     return 0
 
 
+def stack(
+    seeds: Annotated[tuple[int, ...], tyro.conf.Positional, flag("COUNT")] = (5, 16),
+    /,
+    *,
+    size: Annotated[str, flag("SIZE")] = "1m",
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
+    batch: Annotated[str, flag("COUNT")] = "8192",
+    rounds: Annotated[int, flag("COUNT")] = 6,
+    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    no_processes: OneWay = False,
+    out: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Measure seeds trained in one pass beside one run by itself and beside as many separate processes.
+
+    Args:
+        seeds: how many seeds; each count makes a row.
+        size: a model shape (h2h list).
+        arms: whose seeds; each makes a row.
+        batch: tokens per step of each seed.
+        rounds: turns of each contender; medians are shown.
+        precision: arithmetic; bf16 keeps float32 weights.
+        device: where.
+        no_processes: leave the separate processes out.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        quiet: show no progress.
+    """
+    with piece_of_work("bench stack", quiet) as progress:
+        document = api.bench_stack(
+            seeds,
+            size=size,
+            arms=arms,
+            batch=parse_count(batch, "--batch"),
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            processes=not no_processes,
+            out=out,
+            progress=progress,
+        )
+    columns = (
+        *("arm", "seeds", "stacked tokens/s", "single run", "stacked over it", "separate processes"),
+        *("stacked over them", "off separate by"),
+    )
+    rows = [
+        (
+            row["arm"],
+            row["seeds"],
+            short_count(row["stacked_tokens_per_second"]),
+            short_count(row["single_tokens_per_second"]),
+            f"{row['over_single']:.2f}x",
+            "–"
+            if row["separate_tokens_per_second"] is None
+            else short_count(row["separate_tokens_per_second"]),
+            "–" if row["over_separate"] is None else f"{row['over_separate']:.2f}x",
+            f"{row['disagreement']:.1e}",
+        )
+        for row in document["rows"]
+    ]
+    if document["rows"]:
+        last = document["rows"][-1]
+        how = "steps recorded as CUDA graphs" if last["recorded"] else "steps one by one"
+        title = f"{last['size']} ({last['dims']}), {last['tokens_per_step']:,} tokens per step and seed, {last['precision']}, {how}, {last['device']}"
+        print_table(title, columns, rows, right=columns[1:])
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
 def _show(row: dict[str, Any]) -> None:
     columns = ("contender", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory", "start s")
     table = [

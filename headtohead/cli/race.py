@@ -52,6 +52,8 @@ def race(
     retry: Annotated[Literal["none", "failed"], flag()] = "none",
     compile: OneWay = False,
     no_compile: OneWay = False,
+    stack: OneWay = False,
+    no_stack: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
     track: Annotated[tuple[str, ...], flag("tensorboard|wandb")] = (),
@@ -91,6 +93,8 @@ def race(
         retry: failed: do runs again that failed before.
         compile: compile the model with torch.compile; when nothing is said, on a GPU at 5m and above.
         no_compile: do not.
+        stack: train the seeds of an arm in one pass; when nothing is said, on a GPU below 5m where memory allows.
+        no_stack: do not.
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
         track: trackers to send every run's rows to; no run fails because of one.
@@ -128,6 +132,7 @@ def race(
         retry_failed=retry == "failed",
         keep_weights=keep_weights,
         compile=yes_or_no("compile", compile, no_compile),
+        stack=yes_or_no("stack", stack, no_stack),
         quiet=quiet,
         track=track,
     )

@@ -28,6 +28,8 @@ def reproduce(
     retry: Annotated[Literal["none", "failed"], flag()] = "none",
     compile: OneWay = False,
     no_compile: OneWay = False,
+    stack: OneWay = False,
+    no_stack: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
 ) -> int:
@@ -49,6 +51,8 @@ def reproduce(
         retry: failed: do runs again that failed before.
         compile: compile the model with torch.compile; when nothing is said, on a GPU at 5m and above.
         no_compile: do not.
+        stack: train the seeds of an arm in one pass; when nothing is said, on a GPU below 5m where memory allows.
+        no_stack: do not.
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
     """
@@ -63,6 +67,7 @@ def reproduce(
         seconds=math.inf if for_ is None else parse_duration(for_),
         retry_failed=retry == "failed",
         compile=yes_or_no("compile", compile, no_compile),
+        stack=yes_or_no("stack", stack, no_stack),
         keep_weights=keep_weights,
         quiet=quiet,
     )

@@ -7,7 +7,7 @@ from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
-from headtohead.kernels.path import path_name, plain
+from headtohead.kernels.path import path_name, plain, stacking
 from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project
 from headtohead.kernels.recurrence import decayed_scores, gated_scan
@@ -33,6 +33,7 @@ __all__ = [
     "rms_norm",
     "rotary_table",
     "rotate",
+    "stacking",
     "swiglu",
     "taylor_attend",
     "token_nats",

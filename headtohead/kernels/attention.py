@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from headtohead.kernels.path import is_plain
+from headtohead.kernels.path import is_plain, is_stacking
+from headtohead.kernels.stacking import folded
 
 # Stated, not left to the library: measured on an H200, cuDNN runs forward + backward in 0.6x Flash's time.
 BACKENDS = [
@@ -84,10 +85,18 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
     if width != q.shape[-1]:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         q, k, v = _fitted(q, k, v)
-    with _backends(q):
-        mixed = F.scaled_dot_product_attention(
+
+    def library(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+    if mask is not None and is_stacking():
+        mask = mask.expand(
+            len(q), q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]
+        )
+    with _backends(q):
+        mixed = folded(library, q, k, v, mask)
     return mixed[..., :width]
 
 

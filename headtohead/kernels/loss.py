@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headtohead.kernels.loss_rows import cross_entropy_rows
-from headtohead.kernels.path import is_plain, triton_serves
+from headtohead.kernels.path import is_plain, is_stacking, triton_serves
 
 IGNORED = -1  # a target that is not scored: padding is never counted
 # Logits held at once on a GPU: a gigabyte in bf16.
@@ -26,7 +26,8 @@ def linear_cross_entropy(
 
     x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 count nowhere.
     """
-    if is_plain() or torch.compiler.is_compiling():
+    # Stacked models are small, and so are all their logits.
+    if is_plain() or is_stacking() or torch.compiler.is_compiling():
         return linear_cross_entropy_plain(x, weight, targets, smoothing, bias)
     objective, nats = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
     return objective, nats
@@ -37,10 +38,12 @@ def linear_cross_entropy_plain(
 ) -> tuple[Tensor, Tensor]:
     """The definition."""
     scores = torch.log_softmax(F.linear(x, weight, bias).to(_wide(x)), -1)
-    objective = F.nll_loss(scores, targets, ignore_index=IGNORED)
+    counted = (targets != IGNORED).to(scores.dtype)
+    chosen = scores.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
+    objective = -(chosen * counted).sum() / counted.sum()
     nats = objective.detach()
     if smoothing:
-        spread = -scores.mean(-1)[targets != IGNORED].mean()
+        spread = -(scores.mean(-1) * counted).sum() / counted.sum()
         objective = (1 - smoothing) * objective + smoothing * spread
     return objective, nats
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headtohead.kernels.path import eager_cpu, is_plain
+from headtohead.kernels.norm_rows import norm_rows
+from headtohead.kernels.path import eager_cpu, is_plain, is_stacking, triton_serves
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -17,7 +18,9 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     if eager_cpu(x):
         result: Tensor = _RmsNorm.apply(x, gain, eps)
         return result
-    if is_plain():
+    if is_stacking() and gain.ndim == 1 and triton_serves(x):
+        return norm_rows(x.flatten(0, -2).unsqueeze(0), gain.unsqueeze(0), eps).view(x.shape)
+    if is_plain() or is_stacking():
         return rms_norm_plain(x, gain, eps)
     return F.rms_norm(x, gain.shape, gain.to(x.dtype), eps)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _plain = False
+_stacking = False
 # Looked for, not imported: a command that runs on CPU does not wait for it. Both are read once: inside a compiled graph
 # the environment is out of reach.
 _TRITON = find_spec("triton") is not None
@@ -33,6 +34,22 @@ def is_plain() -> bool:
     return _plain
 
 
+@contextmanager
+def stacking() -> Iterator[None]:
+    """Inside, `torch.vmap` stacks seeds: what it cannot look into is left to the plain twins, or folded into the batch."""
+    global _stacking
+    before, _stacking = _stacking, True
+    try:
+        yield
+    finally:
+        _stacking = before
+
+
+def is_stacking() -> bool:
+    """Return whether seeds are being stacked."""
+    return _stacking
+
+
 def eager_cpu(x: Tensor) -> bool:
     """Return whether the hand-written CPU path may serve `x`: eager, one full precision, no autocast.
 
@@ -40,6 +57,7 @@ def eager_cpu(x: Tensor) -> bool:
     """
     return (
         not _plain
+        and not _stacking
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()

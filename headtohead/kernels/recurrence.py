@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from headtohead.kernels.path import is_plain
+from headtohead.kernels.path import is_plain, is_stacking
 
 # Tokens per chunk: decays between all pairs of a chunk are formed, CHUNK x key width numbers a token.
 CHUNK = 16
@@ -93,7 +93,7 @@ def _states(decay: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Ten
 
 def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
     """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim)."""
-    if is_plain() or torch.compiler.is_compiling():
+    if is_plain() or is_stacking() or torch.compiler.is_compiling():
         return decayed_scores_plain(q, k, since)
     result: Tensor = _DecayedScores.apply(q, k, since)
     return result

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from headtohead.kernels.attention import per_query_head, view_mask
-from headtohead.kernels.path import eager_cpu, is_plain
+from headtohead.kernels.path import eager_cpu, is_plain, is_stacking
 
 _compiled_flex: Any = None
 _causal_blocks: dict[tuple[int, str], BlockMask] = {}
@@ -50,7 +50,7 @@ def taylor_score(score: Tensor, *place: Tensor) -> Tensor:
 def _fused(q: Tensor, k: Tensor, causal: bool, padding: Tensor | None) -> bool:
     """Return whether FlexAttention serves: it has no backward on CPU, and a decoding step needs no fusing."""
     whole = causal and padding is None and q.shape[-2] == k.shape[-2] > 1
-    return q.is_cuda and whole and q.dtype != torch.float64 and not is_plain()
+    return q.is_cuda and whole and q.dtype != torch.float64 and not (is_plain() or is_stacking())
 
 
 def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headtohead.kernels.stacking import fold
+
 try:
     import triton
     import triton.language as tl
@@ -125,6 +127,15 @@ def _turn_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 turn.register_autograd(_turn_backward, setup_context=_turn_setup)
 
 
+@turn.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool) -> tuple[Tensor, int]:
+    """Fold what is stacked into the batch; the table is the same for all."""
+    if in_dims[1] is not None:
+        raise ValueError("turn takes one table for everything stacked")
+    out: Tensor = torch.ops.headtohead.turn(fold(x, in_dims[0], info.batch_size), table, inverse)
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
 @torch.library.custom_op("headtohead::gate", mutates_args=())
 def gate(joined: Tensor) -> Tensor:
     """Return silu(a) * b (rows, hidden) of [a, b] joined (rows, 2 hidden)."""
@@ -162,6 +173,17 @@ def _gate_grad(ctx: Any, grad: Tensor) -> Tensor:
 
 
 gate.register_autograd(_gate_grad, setup_context=_gate_setup)
+
+
+def _stacked_rows(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Tensor) -> tuple[Tensor, int]:
+    """Fold what is stacked into the rows."""
+    size = info.batch_size
+    rows = [fold(tensor, place, size) for tensor, place in zip(given, in_dims, strict=True)]
+    return operator(*rows).unflatten(0, (size, -1)), 0
+
+
+gate.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate, *given))
+gate_backward.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate_backward, *given))
 
 
 def _launch(joined: Tensor, grad: Tensor, out: Tensor, back: bool) -> None:

@@ -28,6 +28,8 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
         entry["added"] += new
     else:
         entry["seeds"] += new
+    if "stacked" in lock or any(run.stacked for run in plan.runs):
+        lock["stacked"] = any(run.stacked for run in plan.runs)
     write_json(path, lock)
     return frozenset(entry["added"])
 
@@ -53,6 +55,13 @@ def frozen_seconds(folder: Path) -> dict[str, Any]:
     """Return the seconds per step that the lock of a study holds."""
     path = folder / NAME
     return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
+
+
+def frozen_stacking(folder: Path) -> bool | None:
+    """Return whether the seeds of a study that was planned before are stacked, None where none was."""
+    path = folder / NAME
+    lock = read_lock(path) if path.is_file() else {}
+    return bool(lock.get("stacked", False)) if lock.get("plans") else None
 
 
 def sound_seconds(given: Any) -> dict[str, Any]:

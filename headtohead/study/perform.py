@@ -37,7 +37,7 @@ from headtohead.study.records import size_of, training_of
 from headtohead.study.start import take_weights
 from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
-from headtohead.training.compiling import compiles
+from headtohead.training.compiling import compiles, records
 from headtohead.training.feeds import Feed
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
@@ -58,6 +58,8 @@ class Conditions:
     """Whether models are compiled; None: where it pays."""
     micro: int = 0
     """Sequences per pass; 0 chooses by memory."""
+    record: bool | None = None
+    """Whether steps are recorded as a CUDA graph; None: where it pays."""
 
 
 def layers_of(record: dict[str, Any]) -> list[Composed]:
@@ -90,6 +92,25 @@ def perform(
     if device.type == "cpu":
         torch.set_num_threads(conditions.threads)
 
+    held = unless_lost(run, lost, stop)
+    chosen = layers if layers is not None else layers_of(record)
+
+    def whole() -> str:
+        if run.finished():  # only its probes are missing
+            model, status = _restored(run, record, chosen).to(device), "done"
+        else:
+            begun = begin(run, record, conditions, device, chosen, held, tell)
+            model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+        if status == "done":
+            take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
+        return status
+
+    return guarded(run, tell, whole)
+
+
+def unless_lost(run: RunDirectory, lost: Callable[[], bool], stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Return `stop`, asked only while nobody else has taken the run over."""
+
     def held() -> bool:
         if lost():
             raise Obstacle(
@@ -97,15 +118,13 @@ def perform(
             )
         return stop()
 
-    chosen = layers if layers is not None else layers_of(record)
+    return held
+
+
+def guarded(run: RunDirectory, tell: Event, work: Callable[[], str]) -> str:
+    """Return how the work on a run ended; what goes wrong is recorded or told, as `perform` says."""
     try:
-        if run.finished():  # only its probes are missing
-            model, status = _restored(run, record, chosen).to(device), "done"
-        else:
-            model, status = _train_and_score(run, record, conditions, device, chosen, held, tell)
-        if status == "done":
-            _take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
-        return status
+        return work()
     except Obstacle as obstacle:
         tell({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
         return "hindered"
@@ -124,7 +143,25 @@ def perform(
     return "blocked"
 
 
-def _train_and_score(
+@dataclass(frozen=True)
+class Begun:
+    """A run that is ready to train."""
+
+    run: RunDirectory
+    trainer: Trainer
+    ground: Ground
+    changes: list[str]
+    """What differs from the environment of the stretch before."""
+    stacked: int = 0
+    """How many seeds share the pass; 0: it is trained by itself."""
+
+    @property
+    def model(self) -> Decoder:
+        """The model that is trained."""
+        return self.trainer.model
+
+
+def begin(
     run: RunDirectory,
     record: dict[str, Any],
     conditions: Conditions,
@@ -132,7 +169,9 @@ def _train_and_score(
     layers: list[Composed],
     stop: Callable[[], bool],
     tell: Event,
-) -> tuple[Decoder, str]:
+    stacked: int = 0,
+) -> Begun:
+    """Return a run ready to train, by itself or as one of several stacked seeds."""
     ground = _ground(record, conditions)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
@@ -151,15 +190,18 @@ def _train_and_score(
         score = ground.score(model, "valid", training.precision)
         return {"nats": score["nats"], (name := score.get("metric", METRIC)): score[name]}
 
+    # A task's batches are of many lengths: each would be compiled, or recorded, anew.
+    alone = not stacked and not ground.task
+    compiled = alone and compiles(conditions.compile, size, device)
     trainer = Trainer(
         model,
         feed,
         training,
-        micro=conditions.micro or micro_batch(size, feed.sequences, device),
+        micro=conditions.micro or micro_batch(size, feed.sequences, device, stacked),
         folder=run.checkpoints,
         save_every=conditions.save_every,
-        # A task's batches are of many lengths, and each would be compiled anew.
-        compile=not ground.task and compiles(conditions.compile, size, device),
+        compile=compiled,
+        record=alone and may_record(record, layers) and records(conditions.record, size, device, compiled),
         name=run.id,
         branching=branching,
         hooks=Hooks(
@@ -172,28 +214,49 @@ def _train_and_score(
             warn=lambda words: tell({"kind": "warning", "run": run.id, "words": words}),
         ),
     )
-    outcome = trainer.run()
+    return Begun(run, trainer, ground, changes, stacked)
+
+
+def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
+    """Return whether the steps of a run may be recorded as a graph.
+
+    A user's mechanism may do in Python what changes from step to step, and a graph would not see it. Under length = time
+    the seconds per step were measured without one.
+    """
+    timed = str(record["length"]).startswith("time")
+    return not timed and all(not (term.path or term.source) for composed in layers for term in composed.terms)
+
+
+def conclude(
+    begun: Begun, outcome: Outcome, conditions: Conditions, stop: Callable[[], bool], tell: Event
+) -> str:
+    """Score a run that was trained, and write what it cost and its result; return how it ended."""
+    run, trainer, ground = begun.run, begun.trainer, begun.ground
+    model, training = trainer.model, trainer.settings
     if outcome.status == "stopped":
-        return model, "stopped"
+        return "stopped"
     began = time.monotonic()
     result = _result(
         outcome,
         model,
         ground,
         training,
-        feed,
+        trainer.feed,
         lambda share: tell({"kind": "scoring", "run": run.id, "share": round(share, 3)}),
     )
-    if changes:
-        result["environment_changed"] = changes
-    tokens = feed.tokens(outcome.step)
-    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _peak_bytes()
+    if begun.changes:
+        result["environment_changed"] = begun.changes
+    tokens = trainer.feed.tokens(outcome.step)
+    on_gpu = trainer.device.type == "cuda"
+    # The time of stacked seeds is shared by them.
+    seconds = trainer.seconds / (begun.stacked or 1)
     cost: dict[str, Any] = {
-        "train_seconds": round(trainer.seconds, 3),
+        "train_seconds": round(seconds, 3),
         "score_seconds": round(time.monotonic() - began, 3),
-        "tokens_per_second": round(tokens / max(1e-9, trainer.seconds), 1),
-        "peak_bytes": memory,
+        "tokens_per_second": round(tokens / max(1e-9, seconds), 1),
+        "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
         "micro_batch": trainer.micro,
+        **({"stacked": begun.stacked} if begun.stacked else {}),
     }
     stop()  # the last moment to notice that another process has the run
     if (run.path / "metrics.jsonl").is_file():
@@ -202,7 +265,7 @@ def _train_and_score(
     if ground.tokenizer is not None:
         run.keep_tokenizer(ground.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
-    return model, str(result["status"])
+    return str(result["status"])
 
 
 def _restored(run: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
@@ -224,7 +287,7 @@ def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
     return found
 
 
-def _take_probes(
+def take_probes(
     run: RunDirectory,
     record: dict[str, Any],
     model: Decoder,
@@ -375,15 +438,25 @@ def _note_environment(run: RunDirectory, now: dict[str, Any], branching: Branchi
     return [words for before, after in pairwise(stretches) for words in differences(before, after)]
 
 
-def micro_batch(size: Size, sequences: int, device: torch.device) -> int:
-    """Return how many sequences go through the model at once, by the memory their activations take.
+def micro_batch(size: Size, sequences: int, device: torch.device, stacked: int = 0) -> int:
+    """Return how many sequences of each seed go through the model at once, by the memory their activations take.
 
     The estimate holds some 14 states and 4 hidden rows per token and layer in float32, and errs high. On CPU the
     limit is one gigabyte on every machine, so that the order of additions, and with it the result, is the same.
     """
+    return max(1, min(sequences, _sequences(size, device) // (stacked or 1)))
+
+
+def most_stacked(size: Size, training: TrainSettings, device: torch.device) -> int:
+    """Return how many seeds of a whole batch each the memory holds at once."""
+    return _sequences(size, device) // (training.batch // size.context)
+
+
+def _sequences(size: Size, device: torch.device) -> int:
+    # Stacked seeds form their logits whole; a vocabulary of a small model is small.
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
     room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
-    return max(1, min(sequences, room // per_sequence))
+    return room // per_sequence
 
 
 def _peak_bytes() -> int:

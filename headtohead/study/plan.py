@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -76,6 +76,8 @@ class Run:
     """What it is trained on; None where only its name matters."""
     start: Start | None = field(default=None, repr=False, compare=False)
     """The run whose weights it starts from."""
+    stacked: bool = False
+    """Whether it is trained in one pass with other seeds."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Run:
             "corpus": self.corpus["content"],
             "training": _plain_training(self.training),
             "seed": self.seed,
-            "stacked": False,
+            "stacked": self.stacked,
             **self._further,
         }
 
@@ -238,10 +240,12 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
     pace: Pace | None = None,
+    stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
 ) -> Plan:
     """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
 
-    `pace` gives seconds per step where a length rule holds time equal.
+    `pace` gives seconds per step where a length rule holds time equal; `stack` says whether seeds are stacked, which
+    holds for all runs of a study or for none.
     """
     refuse_unready(spec.probes, data_dir)
     grounds: dict[str, Ground] = {}
@@ -269,6 +273,8 @@ def plan_study(
                     runs += found[0]
                     trunks += found[1]
                     solved += found[2]
+    if stack(runs):
+        runs = [dataclasses.replace(run, stacked=True) for run in runs]
     statistics = _statistics(spec, runs, grounds, progress)
     return Plan(spec, tuple(runs), grounds, tuple(solved), tuple(trunks), statistics)
 

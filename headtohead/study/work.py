@@ -4,6 +4,8 @@ Several executors, on one host or on many, may work on one study at the same tim
 whoever holds a run first does it. At the end an executor stays while others hold runs, and takes them over when
 their owner dies: a study is finished when any of its executors says so.
 
+Stacked seeds are held together: an executor has the locks of all of them, or of none.
+
 A branch waits until its trunk has kept the checkpoint it starts from, or has ended without one. Whoever finishes the
 last branch of a trunk drops what the trunk kept.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,7 @@ from headtohead.mechanisms.terms import Composed
 from headtohead.study.branches import Parent, drop_checkpoints, kept_checkpoint
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions, Event, missing_probes, perform
+from headtohead.study.stacks import is_stacked, perform_stack, stacked_together
 from headtohead.study.store import RunDirectory, Store
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -59,6 +63,9 @@ def work(
     """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
     holds = Holds()
     awaited: set[str] = set()
+    if not _work_on_stacks(store, jobs, holds, awaited, conditions, stop, tell):
+        return
+    jobs = [job for job in jobs if not is_stacked(job.record)]
     branches = [(job.id, parent) for job in jobs if (parent := job.parent)]
     abandoned: set[str] = set()
     while jobs and not stop():
@@ -90,6 +97,100 @@ def work(
             _tell_of_owner(store, held, awaited, tell)
             time.sleep(_LOOK_AGAIN_SECONDS)
         jobs = held
+
+
+def _work_on_stacks(
+    store: Store,
+    jobs: list[Job],
+    holds: Holds,
+    awaited: set[str],
+    conditions: Conditions,
+    stop: Callable[[], bool],
+    tell: Event,
+) -> bool:
+    """Do the jobs whose seeds are stacked; return whether there is anything left to go on with."""
+    by_id = {job.id: job for job in jobs if is_stacked(job.record)}
+    groups = stacked_together([job.record for job in by_id.values()], conditions)
+    stacks = [[by_id[name] for name in names] for names in groups]
+    while stacks and not stop():
+        held = []
+        for stack in stacks:
+            if stop():
+                return False
+            state = _attempt_stack(store, stack, holds, conditions, stop, tell)
+            if state == "held":
+                held.append(stack)
+            elif state == "blocked":
+                return False
+        if len(held) == len(stacks):
+            _tell_of_owner(store, [job for stack in held for job in stack], awaited, tell)
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        stacks = held
+    return not stop()
+
+
+def _attempt_stack(
+    store: Store,
+    stack: list[Job],
+    holds: Holds,
+    conditions: Conditions,
+    stop: Callable[[], bool],
+    tell: Event,
+) -> str:
+    """Do the jobs of one stack unless they are done or one of them is held; return how that ended."""
+    states = []
+    for job in stack:
+        if store.run(job.id).finished():  # only its probes may be missing
+            states.append(_attempt(store, job, holds, conditions, stop, tell))
+    jobs = [job for job in stack if not store.run(job.id).finished()]
+    if jobs:
+        states.append(_attempt_pass(store, jobs, holds, conditions, stop, tell))
+    return next((state for state in ("blocked", "held") if state in states), "done")
+
+
+def _attempt_pass(
+    store: Store,
+    jobs: list[Job],
+    holds: Holds,
+    conditions: Conditions,
+    stop: Callable[[], bool],
+    tell: Event,
+) -> str:
+    runs = [store.run(job.id) for job in jobs]
+    try:
+        for run, job in zip(runs, jobs, strict=True):
+            run.open(job.record)
+        with ExitStack() as stack:
+            owned = []
+            for run in runs:
+                if (hold := stack.enter_context(holds.hold(run.path))) is None:
+                    return "held"
+                owned.append(hold)
+            if any(run.finished() for run in runs):
+                return "held"  # another executor was quicker; the next look finds what is left
+            for run in runs:
+                tell({"kind": "started", "run": run.id})
+            states = perform_stack(
+                runs,
+                [job.record for job in jobs],
+                conditions,
+                layers=None if jobs[0].layers is None else list(jobs[0].layers),
+                probes=jobs[0].wanted,
+                stop=stop,
+                lost=lambda: any(hold.lost() for hold in owned),
+                tell=tell,
+            )
+    except (OSError, UserError) as error:
+        words = (
+            f"cannot write to {error.filename or runs[0].path}: {error.strerror}"
+            if isinstance(error, OSError)
+            else str(error)
+        )
+        tell({"kind": "obstacle", "run": runs[0].id, "words": words})
+        return "blocked"
+    for run, state in zip(runs, states, strict=True):
+        tell({"kind": "ended", "run": run.id, "state": state})
+    return "blocked" if "blocked" in states else "done"
 
 
 def _ready(store: Store, parent: Parent) -> bool:

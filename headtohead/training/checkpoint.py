@@ -66,14 +66,17 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEP
 
 
 def latest_checkpoint(
-    folder: Path, misfit: Callable[[Checkpoint], str] = lambda checkpoint: ""
+    folder: Path, misfit: Callable[[Checkpoint], str] = lambda checkpoint: "", before: int | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint, or None, and a line about each that was passed over.
+    """Return the newest whole checkpoint, of a step below `before` where given, or None, and a line about each passed over.
 
     `misfit` says what keeps a whole checkpoint from being this run's, or nothing.
     """
     warnings: list[str] = []
-    for path in reversed(checkpoint_paths(folder)):
+    paths = checkpoint_paths(folder)
+    if before is not None:
+        paths = [path for path in paths if path.name < _name(before)]
+    for path in reversed(paths):
         try:
             checkpoint = read_checkpoint(path)
         except UserError as error:

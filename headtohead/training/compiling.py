@@ -1,4 +1,4 @@
-"""Whether a model is compiled where nobody said so."""
+"""Whether a model is compiled, its step recorded or its seeds stacked where nobody said so."""
 
 from __future__ import annotations
 
@@ -20,4 +20,15 @@ def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
     if wanted is not None:
         return wanted
     able = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return able and size.width * (size.vocabulary + 4 * size.width * size.layers) >= _SMALLEST
+    return able and not is_small(size)
+
+
+def is_small(size: Size) -> bool:
+    """Return whether launching a step's kernels takes longer than they do."""
+    return size.width * (size.vocabulary + 4 * size.width * size.layers) < _SMALLEST
+
+
+def records(wanted: bool | None, size: Size, device: torch.device, compiled: bool) -> bool:
+    """Return whether whole steps are recorded as a CUDA graph: on a GPU alone, and unless said otherwise where it pays."""
+    able = device.type == "cuda" and not compiled
+    return able and (is_small(size) if wanted is None else wanted)

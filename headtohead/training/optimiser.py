@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,11 @@ from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
-def make_optimiser(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW:
-    """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed."""
+def make_optimiser(model: Decoder, settings: TrainSettings, recordable: bool = False) -> torch.optim.AdamW:
+    """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed.
+
+    One that is `recordable` can stand in a CUDA graph: its rates are numbers on the device.
+    """
     parameters = dict(model.named_parameters())
     circuits = model.circuits()
     rules = assign(settings.circuit_lr, circuits, model.size.layers)
@@ -32,7 +37,25 @@ def make_optimiser(model: Decoder, settings: TrainSettings) -> torch.optim.AdamW
         }
         for (tag, follows, decay, rule), members in groups.items()
     ]
-    return torch.optim.AdamW(rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
+    return adamw(rows, settings, recordable)
+
+
+def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool) -> torch.optim.AdamW:
+    """Return the library's fused AdamW over groups of parameters."""
+    if recordable:
+        for row in rows:
+            row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
+    optimiser = torch.optim.AdamW(
+        rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=recordable
+    )
+    # The first steps of a graph run outside it, and no one needs to hear of that.
+    optimiser._warned_capturable_if_run_uncaptured = True
+    return optimiser
+
+
+def decay_is_constant(settings: TrainSettings) -> bool:
+    """Return whether no rule moves a group's decay on the way, which a recorded step could not follow."""
+    return settings.circuit_decay != "equal" or all(rule.kind == "constant" for rule in settings.circuit_lr)
 
 
 def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
@@ -41,7 +64,10 @@ def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, 
     for group in optimiser.param_groups:
         rule: Rule | None = group["rule"]
         ratio = 1.0 if rule is None else rule.ratio(step, steps)
-        group["lr"] = rate * ratio
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * ratio)
+        else:
+            group["lr"] = rate * ratio
         # A step shrinks weights by lr x decay. At ratio 0 nothing moves, and there is nothing to make equal.
         if rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
             group["weight_decay"] = settings.weight_decay / ratio

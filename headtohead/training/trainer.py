@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,15 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from headtohead.training.feeds import Feed, WindowFeed
-from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser, set_rates
+from headtohead.training.feeds import Feed, Part, WindowFeed
+from headtohead.training.optimiser import (
+    decay_is_constant,
+    make_optimiser,
+    optimiser_tensors,
+    restore_optimiser,
+    set_rates,
+)
+from headtohead.training.recorded import Recorded
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
@@ -91,6 +98,7 @@ class Trainer:
         save_every: float = 60.0,
         hooks: Hooks = Hooks(),  # noqa: B008  a frozen value
         compile: bool = False,
+        record: bool = False,
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
     ) -> None:
@@ -103,49 +111,67 @@ class Trainer:
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
         self.branching = branching
-        self.optimiser = make_optimiser(model, settings)
+        record = record and self.device.type == "cuda" and decay_is_constant(settings)
+        self.optimiser = make_optimiser(model, settings, record)
+        self._recorded = Recorded(self._step_on, self.device, hooks.warn) if record else None
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.step = 0
         self.seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
+        self._began, self._shown = 0.0, (0, 0.0)
         self.compiled = compile
         if compile:
             model.compile_hidden()
 
     def run(self) -> Outcome:
         """Train to the end, or until asked to stop or diverged; go on from a checkpoint where there is one."""
-        self._resume()
-        self.model.train()
-        began = saved = time.monotonic()
-        shown_step, shown_time = self.step, began
-        base = self.seconds
-        if self.compiled:
-            self.hooks.compiling()
+        self.resume(self.checkpoint())
+        self.begin()
+        saved = time.monotonic()
         while self.step < self.steps:
-            self._pending.append(self._one_step())
-            self.step += 1
-            now = time.monotonic()
-            self.seconds = base + now - began
-            if self.step % self.log_every == 0 or self.step == self.steps:
-                diverged = self._log()
-                trained = self.feed.tokens(self.step) - self.feed.tokens(shown_step)
-                rate = trained / max(1e-9, now - shown_time)
-                shown_step, shown_time = self.step, now
-                self.hooks.progress(self.step, self.train_nats, rate)
-                if diverged is not None:
-                    return Outcome("diverged", self.step, self.train_nats, diverged)
-            if self.step in self.branching.marks:
-                self._keep()
-            if self._evaluation_due() and self.hooks.evaluate:
-                self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
+            if ended := self.after_step(*self._one_step()):
+                return ended
             if self.step < self.steps and self.hooks.stop():
                 self.save()
-                return Outcome("stopped", self.step, self.train_nats)
-            if self.folder and self.step < self.steps and now - saved >= self.save_every:
+                return self.outcome("stopped")
+            if self.folder and self.step < self.steps and time.monotonic() - saved >= self.save_every:
                 self.save()
                 saved = time.monotonic()
-        return Outcome("done", self.step, self.train_nats)
+        return self.outcome("done")
+
+    def begin(self) -> None:
+        """Start the clock of a stretch."""
+        self.model.train()
+        self._began = time.monotonic() - self.seconds
+        self._shown = self.step, time.monotonic()
+        if self.compiled:
+            self.hooks.compiling()
+
+    def after_step(self, nats: Tensor, norm: Tensor) -> Outcome | None:
+        """Count a step with these nats and gradient norm: log, keep and evaluate what is due; say so if it was lost."""
+        self._pending.append((nats, norm))
+        self.step += 1
+        now = time.monotonic()
+        self.seconds = now - self._began
+        if self.step % self.log_every == 0 or self.step == self.steps:
+            diverged = self._log()
+            step, since = self._shown
+            trained = self.feed.tokens(self.step) - self.feed.tokens(step)
+            rate = trained / max(1e-9, now - since)
+            self._shown = self.step, now
+            self.hooks.progress(self.step, self.train_nats, rate)
+            if diverged is not None:
+                return self.outcome("diverged", diverged)
+        if self.step in self.branching.marks:
+            self._keep()
+        if self._evaluation_due() and self.hooks.evaluate:
+            self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
+        return None
+
+    def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
+        """Return how the stretch ended."""
+        return Outcome(status, self.step, self.train_nats, diverged_at)
 
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Do one step and return the seconds it took, the device's work included."""
@@ -188,13 +214,19 @@ class Trainer:
         }
         save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
 
-    def _resume(self) -> None:
-        checkpoint, warnings = latest_checkpoint(self.folder, self._misfit) if self.folder else (None, [])
+    def checkpoint(self, before: int | None = None) -> Checkpoint | None:
+        """Return where to go on from, of a step below `before` where given: this run's newest, or what its trunk kept."""
+        found = latest_checkpoint(self.folder, self._misfit, before) if self.folder else (None, [])
+        checkpoint, warnings = found
         if checkpoint is None and self.branching.start is not None:
             checkpoint, trouble = self._inherited(self.branching.start)
             warnings += [f"{trouble}; the trunk's steps are done again here"] if trouble else []
         for words in warnings:
             self.hooks.warn(words)
+        return checkpoint
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from a checkpoint, or start."""
         self.hooks.rewind(checkpoint.step if checkpoint else 0)
         if checkpoint is None:
             return
@@ -253,23 +285,46 @@ class Trainer:
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
         set_rates(self.optimiser, self.settings, self.step, self.steps)
+        if self._recorded is None:
+            return self._whole_step(lambda: self.feed.parts(self.step, self.micro))
+        (whole,) = self.feed.parts(self.step, self.sequences)
+        return self._recorded(moved(whole.tokens, self.device), moved(whole.targets, self.device))
+
+    def _step_on(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Do one step on a batch that stands on the device: what is recorded as a graph."""
+        self.optimiser.zero_grad(
+            set_to_none=True
+        )  # a recording that failed leaves gradients of nothing behind
+
+        def parts() -> Iterator[Part]:
+            for part, wanted in zip(tokens.split(self.micro), targets.split(self.micro), strict=True):
+                yield Part(part, wanted, None, len(part) / len(tokens))
+
+        return self._whole_step(parts)
+
+    def _whole_step(self, parts: Callable[[], Iterator[Part]]) -> tuple[Tensor, Tensor]:
+        """Do one step on a batch in parts; on a GPU the host waits for nothing."""
         while True:
             try:
-                nats = self._backward()
+                nats = self._backward(parts())
                 break
             except torch.OutOfMemoryError:
-                if self.micro == 1:
-                    raise
-                self.micro = (self.micro + 1) // 2
-                self.hooks.warn(
-                    f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
-                )
+                self.halve()
                 self.optimiser.zero_grad(set_to_none=True)
-                torch.cuda.empty_cache()
         norm = self._clip()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norm
+
+    def halve(self) -> None:
+        """Put half as many sequences through the model at once, after it ran out of memory."""
+        if self.micro == 1:
+            raise
+        self.micro = (self.micro + 1) // 2
+        self.hooks.warn(
+            f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
+        )
+        torch.cuda.empty_cache()
 
     def _clip(self) -> Tensor:
         """Return the gradient norm, after scaling the gradients down to the clip where it is above."""
@@ -282,25 +337,23 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norm)
         return norm
 
-    def _backward(self) -> Tensor:
+    def _backward(self, parts: Iterable[Part]) -> Tensor:
         total = None
-        for part in self.feed.parts(self.step, self.micro):
-            given = (self._moved(part.tokens), self._moved(part.targets), self.settings.smoothing)
-            padding = () if part.padding is None else (self._moved(part.padding),)
+        for part in parts:
+            given = (
+                moved(part.tokens, self.device),
+                moved(part.targets, self.device),
+                self.settings.smoothing,
+            )
+            padding = () if part.padding is None else (moved(part.padding, self.device),)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
                 objective, nats, _ = self.model(*given, *padding)
             share = part.share
             (objective * share if share != 1 else objective).backward()
-            part = nats.detach() * share
-            total = part if total is None else total + part
+            found = nats.detach() * share
+            total = found if total is None else total + found
         assert total is not None
         return total
-
-    def _moved(self, tokens: Tensor) -> Tensor:
-        """Return tokens on the device; from pinned memory the copy waits for nothing that is under way there."""
-        if self.device.type == "cuda":
-            tokens = tokens.contiguous().pin_memory()
-        return tokens.to(self.device, non_blocking=True)
 
     def _evaluation_due(self) -> bool:
         count = self.settings.evaluations
@@ -329,3 +382,10 @@ class Trainer:
         if not lost.any():
             return None
         return self.step - len(nats) + int(lost.int().argmax())
+
+
+def moved(tokens: Tensor, device: torch.device) -> Tensor:
+    """Return tokens on the device; from pinned memory the copy waits for nothing that is under way there."""
+    if device.type == "cuda" and not tokens.is_cuda:
+        tokens = tokens.contiguous().pin_memory()
+    return tokens.to(device, non_blocking=True)

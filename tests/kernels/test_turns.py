@@ -55,8 +55,53 @@ for rows, hidden in ((1, 1), (7, 13), (9, 600)):
 torch.library.opcheck(gate, (joined,))
 """
 
+STACKED = """
+import torch
+from headtohead.kernels.rotary import rotary_table
+from headtohead.kernels.turns import gate, turn
 
-@pytest.mark.parametrize("script", [TURN, GATE], ids=["turn", "gate"])
+draw = torch.Generator().manual_seed(0)
+table = rotary_table(torch.arange(5), 6, 10_000.0, torch.float32)
+x = torch.randn(3, 2, 5, 2, 6, generator=draw).transpose(2, 3).requires_grad_()
+joined = torch.randn(3, 7, 26, generator=draw).requires_grad_()
+for function, given in ((lambda x: turn(x, table, False), x), (gate, joined)):
+    together, apart = torch.vmap(function)(given), torch.stack([function(part) for part in given])
+    assert torch.equal(together, apart)
+    weights = torch.linspace(-1, 1, apart.numel()).view(apart.shape)
+    for place in (0, 1):
+        moved = torch.vmap(function, in_dims=place)(given.movedim(0, place))
+        assert torch.equal(moved, apart)
+    grads = [torch.autograd.grad((out * weights).sum(), given)[0] for out in (together, apart)]
+    assert torch.equal(*grads)
+"""
+
+NORM = """
+import torch
+from headtohead.kernels import norm_rows as kernel
+from headtohead.kernels.norm import rms_norm, rms_norm_plain
+from headtohead.kernels.path import stacking
+
+draw = torch.Generator().manual_seed(0)
+kernel._NUMBERS, kernel._PROGRAMS = 64, 2  # several blocks and programs, the last ones not full
+for seeds, batch, time, width in ((1, 1, 1, 2), (3, 2, 5, 6), (2, 3, 7, 32), (2, 2, 2, 100)):
+    x = (3 * torch.randn(seeds, batch, time, width, generator=draw)).requires_grad_()
+    gain = torch.randn(seeds, width, generator=draw).requires_grad_()
+    with torch.no_grad():
+        x[0, 0, 0] = 0.0
+        x[-1, -1, -1] *= 1e4
+    weights = torch.linspace(-1, 1, x.numel()).view(x.shape)
+    with stacking():
+        ours = torch.vmap(lambda x, gain: rms_norm(x, gain, 1e-6))(x, gain)
+    theirs = torch.stack([rms_norm_plain(one, its, 1e-6) for one, its in zip(x, gain)])
+    found = [(out, *torch.autograd.grad((out * weights).sum(), (x, gain))) for out in (ours, theirs)]
+    for one, other in zip(*found, strict=True):
+        assert torch.isfinite(one).all()
+        assert (one - other).norm() <= 2e-6 * other.norm(), (width, one, other)
+torch.library.opcheck(kernel.norm_rows, (x.detach().flatten(1, 2).requires_grad_(), gain, 1e-6))
+"""
+
+
+@pytest.mark.parametrize("script", [TURN, GATE, STACKED, NORM], ids=["turn", "gate", "stacked", "norm"])
 def test_the_kernel_is_its_plain_twin(script: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", script],
