@@ -149,7 +149,7 @@ class Pointer(Headed):
 
     def spans(self, tokens: Tensor, padding: Tensor | None = None, most: int = 30) -> Tensor:
         """Return (batch, 2): first and last token of the likeliest span of at most so many tokens."""
-        first, last = self._ends(self.hidden(tokens, padding=padding), padding).log_softmax(-1).unbind(1)
+        first, last = self.ends(tokens, padding).log_softmax(-1).unbind(1)
         time = tokens.shape[1]
         both = first[:, :, None] + last[:, None, :]
         distance = (
@@ -157,6 +157,10 @@ class Pointer(Headed):
         )
         best = both.masked_fill((distance < 0) | (distance >= most), -torch.inf).flatten(1).argmax(-1)
         return torch.stack([best // time, best % time], 1)
+
+    def ends(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Return (batch, 2, time): scores of each token as the first and as the last of the answer."""
+        return self._ends(self.hidden(tokens, padding=padding), padding)
 
     def _ends(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """Return (batch, 2, time): scores of each token as the first and as the last, none at padding."""
