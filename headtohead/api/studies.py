@@ -95,6 +95,7 @@ class Study:
             save_every=save_every,
             keep_weights=keep_weights,
             compile=compile,
+            log_circuits=self.spec.log_circuits,
         )
         count = processes(chosen, workers)
         end = time.monotonic() + limit

@@ -110,8 +110,10 @@ def explain(
 
 
 def _show(found: dict[str, Any]) -> None:
-    columns = ("explanation", "mass", "over even", "above .1", "above .33", "above .5", "comp", "suff")
-    columns += ("AOPC comp", "AOPC suff")
+    columns = (
+        *("explanation", "mass", "over even", "above .1", "above .33", "above .5"),
+        *("comp", "suff", "AOPC comp", "AOPC suff"),
+    )
     rows = []
     for name, values in found["explanations"].items():
         confidence = [_cell(values["confidence"][at], ".1f") for at in ("0.1", "0.33", "0.5")]

@@ -52,6 +52,8 @@ class Conditions:
     """Whether models are compiled; None: where it pays."""
     micro: int = 0
     """Sequences per pass; 0 chooses by memory."""
+    log_circuits: bool = False
+    """Whether every circuit's rates, gradients and product norms are logged; runs with circuit_lr always are."""
 
 
 def layers_of(record: dict[str, Any]) -> list[Composed]:
@@ -160,6 +162,7 @@ def _train_and_score(
         compile=compiles(conditions.compile, size, device),
         name=run.id,
         branching=branching,
+        log_circuits=conditions.log_circuits,
         hooks=Hooks(
             log=run.log,
             progress=progress,

@@ -78,6 +78,8 @@ class StudySpec:
     """Bytes of text each run is trained on, where length is given so and not in tokens."""
     probes: tuple[str, ...] = ()
     """What is measured on every trained run besides its loss."""
+    log_circuits: bool = False
+    """Whether every circuit's rates, gradients and product norms are logged; no part of what a run is."""
 
     @property
     def baseline_arm(self) -> Arm:
@@ -135,7 +137,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "branches", "model", "tune", "bytes", "probes"} | _TRAINING
+    known |= {"context", "branches", "model", "tune", "bytes", "probes", "log_circuits"} | _TRAINING
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
@@ -162,6 +164,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         tune=_tune(values.get("tune"), training, "bytes" in values),
         bytes=parse_count(values.get("bytes", 0), "bytes"),
         probes=_probes(values),
+        log_circuits=_yes(values.get("log_circuits", False), "log_circuits"),
     )
     own = [arm.label for arm in arms if "tokens" in arm.training]
     if spec.bytes and (own or "tokens" in training):
@@ -260,6 +263,12 @@ def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tu
             raise UserError(f"arm '{arm.label}' has tokens of its own; branches give every arm its tokens")
     training |= {"tokens": counts[-1], "schedule": "wsd"}
     return counts
+
+
+def _yes(value: Any, name: str) -> bool:
+    if value not in (True, False, "true", "false"):
+        raise UserError(f"{name} takes true or false, got {value!r}")
+    return value in (True, "true")
 
 
 def _probes(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from headtohead.training.circuits import CircuitLog
 from headtohead.training.optimiser import make_optimiser, optimiser_tensors, restore_optimiser, set_rates
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
@@ -92,6 +93,7 @@ class Trainer:
         compile: bool = False,
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
+        log_circuits: bool = False,
     ) -> None:
         self.model, self.windows, self.settings, self.hooks = model, windows, settings, hooks
         self.context = model.size.context
@@ -103,6 +105,8 @@ class Trainer:
         self.branching = branching
         self.optimiser = make_optimiser(model, settings)
         self.log_every = max(1, self.steps // LOGGED_POINTS)
+        asked = log_circuits or bool(settings.circuit_lr)
+        self.circuits = CircuitLog(model, self.optimiser, settings, self.steps) if asked else None
         self.step = 0
         self.seconds = 0.0
         self.train_nats = float("nan")
@@ -263,6 +267,8 @@ class Trainer:
                 )
                 self.optimiser.zero_grad(set_to_none=True)
                 torch.cuda.empty_cache()
+        if self.circuits and ((self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps):
+            self.circuits.note_gradients()
         norm = self._clip()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -321,6 +327,7 @@ class Trainer:
                 "grad_norm": float(norms.mean()),
                 "grad_norm_max": float(norms.max()),
                 "seconds": round(self.seconds, 3),
+                **(self.circuits.row(self.step) if self.circuits else {}),
             }
         )
         lost = (

@@ -158,14 +158,14 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(story: Path, tmp_path: 
     assert f"run {run.name}, seed" in page.read_text()
     out = tmp_path / "no.html"
     for arguments, words in (
-        (dict(runs=bare, text="a"), "has no trained weights"),
-        (dict(runs=run, text=""), "a text or a task"),
-        (dict(runs=run, text="a", task="toy"), "a text or a task"),
-        (dict(runs=[run] * 3, text="a"), "3 were given"),
-        (dict(runs=run, task="toy"), "its tokens are others"),
-        (dict(runs=run, task="toyy"), "did you mean 'toy'"),
-        (dict(runs=grammarian("standard"), task=GRAMMAR, example=99), "no example 99 in test"),
-        (dict(runs=grammarian("standard"), text="a"), "needs tokenizer="),
+        ({"runs": bare, "text": "a"}, "has no trained weights"),
+        ({"runs": run, "text": ""}, "a text or a task"),
+        ({"runs": run, "text": "a", "task": "toy"}, "a text or a task"),
+        ({"runs": [run] * 3, "text": "a"}, "3 were given"),
+        ({"runs": run, "task": "toy"}, "its tokens are others"),
+        ({"runs": run, "task": "toyy"}, "did you mean 'toy'"),
+        ({"runs": grammarian("standard"), "task": GRAMMAR, "example": 99}, "no example 99 in test"),
+        ({"runs": grammarian("standard"), "text": "a"}, "needs tokenizer="),
     ):
         with pytest.raises(UserError, match=words):
             h2h.look(**arguments, out=out, quiet=True)  # type: ignore[arg-type]

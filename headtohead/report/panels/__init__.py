@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from headtohead.report.panels import (
+    circuits,
     claims,
     corpora,
     cost,
@@ -36,6 +37,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "cost": cost.figure,
     "rates": rates.figure,
     "ratios": ratios.figure,
+    "circuits": circuits.figure,
     "seeds": seeds.figure,
     "positions": positions.figure,
     "tasks": tasks.figure,
@@ -60,6 +62,7 @@ __all__ = [
     "Figure",
     "Table",
     "View",
+    "circuits",
     "claims",
     "corpora",
     "cost",
