@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from headtohead.measure.attention import explain_model
 from headtohead.measure.looking import look_at
 from headtohead.model.classifier import Classifier
 from headtohead.model.decoder import Decoder
-from headtohead.report.look import Sight, write_look
 from headtohead.study.environment import choose_device
 from headtohead.study.intervals import over_seeds
 from headtohead.study.store import find_run
+
+if TYPE_CHECKING:
+    from headtohead.report.look import Sight
 
 _MOST_CELLS = 4_000_000
 """Weights on one page: some eleven megabytes."""
@@ -73,6 +75,8 @@ def look(
 
     A model in place of a run needs `tokenizer` to read a text. A text longer than the context is cut from the left.
     """
+    from headtohead.report.look import write_look
+
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     if not 1 <= len(given) <= 2:
         raise UserError(f"look takes one run, or two side by side; {len(given)} were given")
@@ -207,6 +211,8 @@ def _names(task: Task) -> Callable[[int], str]:
 
 
 def _sight(subject: _Subject, matter: _Matter) -> Sight:
+    from headtohead.report.look import Sight
+
     model, count = subject.model, len(matter.tokens)
     if not count:
         raise UserError("the text has no tokens; there is nothing to look at")

@@ -278,3 +278,20 @@ def test_what_does_not_fit_is_refused() -> None:
             explain_model(subject, task)
     with pytest.raises(UserError, match="no split 'tset'"):
         explain_model(model("classes", task.vocabulary), task, "tset")
+
+
+def test_seeds_of_one_arm_give_intervals() -> None:
+    import headtohead as h2h
+
+    task = prepare_task("grammar:train=30", context=48)
+    seeds = [
+        Classifier(size(task.vocabulary, 1), parse_layout("standard").layers(1), 2, seed=seed)
+        for seed in (1, 2, 3)
+    ]
+    alone = [h2h.explain(one, task, quiet=True)["explanations"]["rollout"]["mass"] for one in seeds]
+    found = h2h.explain(seeds, task, quiet=True)
+    mass = found["explanations"]["rollout"]["mass"]
+    assert mass["n"] == 3
+    assert mass["mean"] == pytest.approx(np.mean(alone))
+    assert mass["low"] < min(alone) < max(alone) < mass["high"]
+    assert found["task"] == "grammar:train=30"
