@@ -238,7 +238,7 @@ def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
 
     frame = Frame()
     with watching(model, frame, take):
-        model.hidden(batch.tokens, padding=batch.padding, frame=frame)
+        model.hidden(batch.tokens, padding=batch.padding, frame=frame, rows=batch.places)
     found: dict[str, Tensor] = {}
     if at_place:
         found["layer_mean"] = torch.stack([row.mean(1) for row in at_place.values()]).mean(0)

@@ -159,14 +159,11 @@ def _collated(reads: list[Read], device: torch.device) -> ReadBatch:
 
 def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tensor, ends: Tensor) -> Tensor:
     """Return the probability of every answer: classes, tokens, or places for the pointer's end (batch, answers)."""
-    rows = torch.arange(len(tokens), device=tokens.device)
     if isinstance(model, Pointer):
-        return model.ends(tokens, padding)[rows, ends].softmax(-1)
+        return model.ends(tokens, padding)[torch.arange(len(tokens), device=tokens.device), ends].softmax(-1)
     if isinstance(model, Classifier):
         return _softmax(model.scores(tokens, places, padding))
-    where = torch.zeros_like(tokens, dtype=torch.bool)
-    where[rows, places] = True
-    return _softmax(model.logits(tokens, padding=padding, where=where))
+    return _softmax(model.logits(tokens, padding=padding, rows=places).squeeze(1))
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -43,12 +43,13 @@ class Reader(Decoder):
         padding: Tensor | None = None,
         causal: bool | None = None,
         frame: Frame | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return the decoder's normed states (batch, time, features); looks both ways where the model does."""
         chosen = self.causal if causal is None else causal
         if caches is not None and not chosen:
             raise UserError("a model that looks both ways cannot decode from a cache")
-        return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame)
+        return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame, rows=rows)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
@@ -125,8 +126,7 @@ class Classifier(Headed):
 
     def scores(self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return (batch, classes) read at the places `ends` (batch,) of tokens (batch, time)."""
-        x = self.hidden(tokens, padding=padding)
-        return self._scores(x[torch.arange(len(x), device=x.device), ends])
+        return self._scores(self.hidden(tokens, padding=padding, rows=ends).squeeze(1))
 
 
 class Pointer(Headed):
