@@ -152,7 +152,7 @@ class Sight {
     const rows = make("div", "", "circles");
     for (const [coordinate] of this.data.phases[0].angles.entries()) for (const stage of this.data.phases) {
       const angles = stage.angles[coordinate], figure = document.createElement("figure");
-      const svg = drawn("svg", { viewBox: "-1.45 -1.45 2.9 2.9", role: "img" });
+      const svg = drawn("svg", { viewBox: "-1.75 -1.75 3.5 3.5", role: "img" });
       const x = angles.reduce((sum, angle) => sum + Math.cos(angle), 0) / angles.length;
       const y = -angles.reduce((sum, angle) => sum + Math.sin(angle), 0) / angles.length;
       svg.append(drawn("circle", { class: "ring", r: 1 }), drawn("line", { class: "hand", x1: 0, y1: 0, x2: x, y2: y }));
@@ -161,7 +161,7 @@ class Sight {
         svg.lastChild.append(drawn("title", {}));
         svg.lastChild.lastChild.textContent = this.data.tokens[index];
         if (angles.length > 24) return;
-        const far = 1.17 + 0.2 * index / angles.length, letters = drawn("text", { x: far * Math.cos(angle), y: -far * Math.sin(angle) });
+        const far = 1.2 + 0.42 * index / angles.length, letters = drawn("text", { x: far * Math.cos(angle), y: -far * Math.sin(angle) });
         letters.textContent = visible(this.data.tokens[index]).trim() || "␣";
         svg.append(letters);
       });

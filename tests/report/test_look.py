@@ -146,7 +146,9 @@ def test_a_text_longer_than_the_context_is_cut_from_the_left_and_said(tmp_path: 
     assert "".join(data(page)[0]["tokens"]) == "56789abc"
 
 
-def test_what_cannot_be_looked_at_is_refused_in_one_line(story: Path, tmp_path: Path) -> None:
+def test_a_run_is_looked_at_and_what_cannot_be_is_refused_in_one_line(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = {"tokens": 512, "batch": 256, "seeds": 1, "corpus": f"file:{story}"}
     h2h.Study(["standard"], name="kept", **settings).run(tmp_path / "kept", workers=1, quiet=True)
     h2h.Study(["standard"], name="bare", **settings).run(
@@ -156,6 +158,11 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(story: Path, tmp_path: 
     (bare,) = (tmp_path / "bare" / "runs").iterdir()
     page = h2h.look(run, "the cat", out=tmp_path / "a.html", quiet=True)
     assert f"run {run.name}, seed" in page.read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["look", str(run), str(run), "--text", "the cat", "--out", str(tmp_path / "b.html")])
+    assert ended.value.code in (0, None)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "b.html")
+    assert len(data(tmp_path / "b.html")) == 2
     out = tmp_path / "no.html"
     for arguments, words in (
         ({"runs": bare, "text": "a"}, "has no trained weights"),
@@ -174,7 +181,7 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(story: Path, tmp_path: 
     assert not out.exists()
 
 
-def test_the_command_says_where_the_page_is(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["look", "nowhere/0f", "--text", "a"])
     assert stopped.value.code == 2
