@@ -13,7 +13,7 @@ from headtohead.study.statistics import ALPHA
 def over_seeds(rows: Sequence[Any]) -> Any:
     """Return tables of one shape with every number as {mean, low, high, n}; other values as they are where all agree.
 
-    A number that some seed lacks is taken over the others; what differs and is no number becomes a list.
+    So are whole numbers, which count something. A number that some seed lacks is taken over the others; what differs and is no number becomes a list.
     """
     known = [row for row in rows if row is not None]
     if not known:
@@ -21,6 +21,8 @@ def over_seeds(rows: Sequence[Any]) -> Any:
     if all(isinstance(row, dict) for row in known):
         names = dict.fromkeys(name for row in known for name in row)
         return {name: over_seeds([row.get(name) for row in known]) for name in names}
+    if all(type(row) is int and row == known[0] for row in known):
+        return known[0]
     if all(isinstance(row, int | float) and not isinstance(row, bool) for row in known):
         return _interval([float(row) for row in known])
     lists = all(isinstance(row, list) for row in known)
