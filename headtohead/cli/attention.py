@@ -110,17 +110,18 @@ def explain(
 
 
 def _show(found: dict[str, Any]) -> None:
-    columns = (
-        *("explanation", "mass", "over even", "above .1", "above .33", "above .5"),
-        *("comp", "suff", "AOPC comp", "AOPC suff"),
-    )
-    rows = []
-    for name, values in found["explanations"].items():
-        confidence = [_cell(values["confidence"][at], ".1f") for at in ("0.1", "0.33", "0.5")]
-        rows.append(
-            (name, _cell(values["mass"]), _cell(values["over_uniform"], ".2f"), *confidence, *_lost(values))
-        )
-    rows.append(("chance", _cell(found["uniform"]), "1", "", "", "", *_lost(found["chance"])))
+    columns = ("", *found["explanations"], "chance")
+    tables = [*found["explanations"].values(), found["chance"] | {"mass": found["uniform"]}]
+    rows = [
+        ("relevant mass", *(_cell(table["mass"]) for table in tables)),
+        ("over even attention", *(_cell(table.get("over_uniform"), ".2f") for table in tables)),
+    ]
+    for at in ("0.1", "0.33", "0.5"):
+        above = (_cell(table.get("confidence", {}).get(at), ".1f") for table in tables)
+        rows.append((f"per cent above {at}", *above))
+    for name in ("comprehensiveness", "sufficiency"):
+        rows.append((name, *(_cell(table[name]) for table in tables)))
+        rows.append((f"{name}, AOPC", *(_cell(table[f"aopc_{name}"]) for table in tables)))
     title = f"{found['task']}: {_cell(found['examples'], ',.0f')} examples, {_cell(found['marked'], ',.0f')} with relevant tokens"
     print_table(title, columns, rows, right=columns[1:])
     print(f"accuracy {_cell(found['accuracy'])}; the rest with --json")
@@ -131,11 +132,6 @@ def _show(found: dict[str, Any]) -> None:
             "signed maps, taken by their absolute values: layers "
             + ", ".join(map(str, found["signed_layers"]))
         )
-
-
-def _lost(values: dict[str, Any]) -> list[str]:
-    names = ("comprehensiveness", "sufficiency", "aopc_comprehensiveness", "aopc_sufficiency")
-    return [_cell(values[name]) for name in names]
 
 
 def _cell(value: Any, form: str = ".3f") -> str:

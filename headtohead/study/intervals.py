@@ -13,7 +13,8 @@ from headtohead.study.statistics import ALPHA
 def over_seeds(rows: Sequence[Any]) -> Any:
     """Return tables of one shape with every number as {mean, low, high, n}; other values as they are where all agree.
 
-    So are whole numbers, which count something. A number that some seed lacks is taken over the others; what differs and is no number becomes a list.
+    So are whole numbers, which count something. A number that some seed lacks is taken over the others; what differs
+    and is no number becomes a list.
     """
     known = [row for row in rows if row is not None]
     if not known:
