@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from headtohead.api import evaluate as evaluate
     from headtohead.api import evaluate_task as evaluate_task
     from headtohead.api import examine_study as examine_study
+    from headtohead.api import explain as explain
     from headtohead.api import forecast as forecast
     from headtohead.api import generate_text as generate_text
     from headtohead.api import judge as judge
     from headtohead.api import load as load
+    from headtohead.api import look as look
     from headtohead.api import open_study as open_study
     from headtohead.api import reproduce as reproduce
     from headtohead.api import run_toy as run_toy
@@ -73,10 +75,12 @@ _HOME = {
             "evaluate",
             "evaluate_task",
             "examine_study",
+            "explain",
             "forecast",
             "generate_text",
             "judge",
             "load",
+            "look",
             "open_study",
             "score_task",
             "score_tasks",

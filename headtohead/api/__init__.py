@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headtohead.api.attention import explain, look
 from headtohead.api.bench import bench_decode, bench_kernels, bench_stack, bench_train
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
@@ -28,10 +29,12 @@ __all__ = [
     "evaluate",
     "evaluate_task",
     "examine_study",
+    "explain",
     "forecast",
     "generate_text",
     "judge",
     "load",
+    "look",
     "open_study",
     "reproduce",
     "run_toy",

@@ -99,6 +99,7 @@ class Study:
             save_every=save_every,
             keep_weights=keep_weights,
             compile=compile,
+            log_circuits=self.spec.log_circuits,
         )
         stacking = Stacking(stack, conditions, frozen_stacking(store.path))
         count = processes(chosen, workers)

@@ -36,6 +36,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench kernels": ("bench", "kernels", "measure the fused kernels beside their twins and the byte floor"),
     "bench decode": ("bench", "decode", "measure decoding from a K=V cache beside the library's attention"),
     "generate": ("use", "generate", "let a trained run continue a text"),
+    "look": ("attention", "look", "show on a page where a trained run looks in a text"),
+    "explain": (
+        "attention",
+        "explain",
+        "measure where trained runs look on a task, and whether that explains them",
+    ),
     "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
 }
 

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-_plain = False
-_stacking = False
+# How often each was asked for: several threads may enter and leave in any order.
+_plain = 0
+_stacking = 0
 # Looked for, not imported: a command that runs on CPU does not wait for it. Both are read once: inside a compiled graph
 # the environment is out of reach.
 _TRITON = find_spec("triton") is not None
@@ -22,32 +23,32 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def plain() -> Iterator[None]:
     """Run every operation inside by its plain twin: for counting FLOPs and for proving the fast path right."""
     global _plain
-    before, _plain = _plain, True
+    _plain += 1
     try:
         yield
     finally:
-        _plain = before
+        _plain -= 1
 
 
 def is_plain() -> bool:
     """Return whether the plain twins were asked for."""
-    return _plain
+    return _plain > 0
 
 
 @contextmanager
 def stacking() -> Iterator[None]:
     """Inside, `torch.vmap` stacks seeds: what it cannot look into is left to the plain twins, or folded into the batch."""
     global _stacking
-    before, _stacking = _stacking, True
+    _stacking += 1
     try:
         yield
     finally:
-        _stacking = before
+        _stacking -= 1
 
 
 def is_stacking() -> bool:
     """Return whether seeds are being stacked."""
-    return _stacking
+    return _stacking > 0
 
 
 def eager_cpu(x: Tensor) -> bool:

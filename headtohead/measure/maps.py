@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headtohead.mechanisms.base import Frame
+from headtohead.mechanisms.base import Frame, Mechanism
 from headtohead.model.decoder import Block, Decoder
 
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax}
@@ -46,12 +46,18 @@ class _Scores(TorchFunctionMode):
 
 
 @torch.no_grad()
-def layer_maps(model: Decoder, tokens: Tensor) -> list[LayerMap]:
+def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) -> list[LayerMap]:
     """Return the map of every layer for tokens (batch, time), as the model stands."""
-    frame = Frame()
     found: dict[int, LayerMap] = {}
-    with _looking(model, frame, found):
-        model.hidden(tokens, frame=frame)
+
+    def take(index: int, mechanism: Mechanism, x: Tensor, frame: Frame) -> None:
+        with _Scores() as scores:
+            weights = mechanism.attention_map(x, frame)
+        found[index] = LayerMap(mechanism.name, weights, bool(mechanism.signed), scores.largest)
+
+    frame = Frame()
+    with watching(model, frame, take):
+        model.hidden(tokens, padding=padding, frame=frame)
     return [found.get(index, _without(block)) for index, block in enumerate(model.layers)]
 
 
@@ -60,16 +66,15 @@ def _without(block: Block) -> LayerMap:
 
 
 @contextmanager
-def _looking(model: Decoder, mine: Frame, found: dict[int, LayerMap]) -> Iterator[None]:
-    """Ask every mechanism for its map of what it is about to mix; a companion's own pass has another frame."""
+def watching(
+    model: Decoder, mine: Frame, take: Callable[[int, Mechanism, Tensor, Frame], None]
+) -> Iterator[None]:
+    """Call `take` with layer, mechanism, x and frame before a mechanism mixes; a companion's own pass has another frame."""
 
     def hook(index: int) -> Callable[[Any, tuple[Any, ...]], None]:
         def look(mechanism: Any, given: tuple[Any, ...]) -> None:
-            x, frame = given[0], given[1]
-            if frame is mine:
-                with _Scores() as scores:
-                    weights = mechanism.attention_map(x, frame)
-                found[index] = LayerMap(mechanism.name, weights, bool(mechanism.signed), scores.largest)
+            if given[1] is mine:
+                take(index, mechanism, given[0], given[1])
 
         return look
 

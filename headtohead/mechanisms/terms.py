@@ -35,6 +35,10 @@ class Term:
         )
         return f"{name}:{changed}" if changed else name
 
+    def is_ours(self, names: frozenset[str]) -> bool:
+        """Return whether it is a built-in mechanism of one of these names."""
+        return not (self.path or self.source) and self.kind.name in names
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything of this term that can change a result."""
         record: dict[str, Any] = {"mechanism": self.kind.name, "options": options_as_dict(self.options)}

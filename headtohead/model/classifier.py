@@ -43,12 +43,13 @@ class Reader(Decoder):
         padding: Tensor | None = None,
         causal: bool | None = None,
         frame: Frame | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return the decoder's normed states (batch, time, features); looks both ways where the model does."""
         chosen = self.causal if causal is None else causal
         if caches is not None and not chosen:
             raise UserError("a model that looks both ways cannot decode from a cache")
-        return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame)
+        return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame, rows=rows)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
@@ -125,8 +126,7 @@ class Classifier(Headed):
 
     def scores(self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return (batch, classes) read at the places `ends` (batch,) of tokens (batch, time)."""
-        x = self.hidden(tokens, padding=padding)
-        return self._scores(x[torch.arange(len(x), device=x.device), ends])
+        return self._scores(self.hidden(tokens, padding=padding, rows=ends).squeeze(1))
 
 
 class Pointer(Headed):
@@ -160,7 +160,11 @@ class Pointer(Headed):
 
     def chances(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """Return (batch, 2, time): the logarithm of each token's chance to be the first, and the last."""
-        return self._ends(self.hidden(tokens, padding=padding), padding).log_softmax(-1)
+        return self.ends(tokens, padding).log_softmax(-1)
+
+    def ends(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Return (batch, 2, time): scores of each token as the first and as the last of the answer."""
+        return self._ends(self.hidden(tokens, padding=padding), padding)
 
     def _ends(self, x: Tensor, padding: Tensor | None) -> Tensor:
         """Return (batch, 2, time): scores of each token as the first and as the last, none at padding."""

@@ -58,9 +58,11 @@ class Block(nn.Module):
         self.mixes, self.feeds = mechanism.writes, True
         """Whether its two parts act; a skip evaluation switches them off."""
 
-    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return the state (batch, time, width) after this block."""
-        return self.after(*self.enter(x), frame, cache)
+    def forward(
+        self, x: Tensor, frame: Frame, cache: Cache | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """Return the state (batch, time, width) after this block, or (batch, 1, width) at one row of each."""
+        return self.after(*self.enter(x), frame, cache, rows)
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state in this block's space, and the normed state its mechanism looks at."""
@@ -68,12 +70,21 @@ class Block(nn.Module):
             x = self.adapter(x)
         return x, self.mixer_norm(x) if self.mixer_norm is not None and self.mixes else x
 
-    def after(self, x: Tensor, normed: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+    def after(
+        self,
+        x: Tensor,
+        normed: Tensor,
+        frame: Frame,
+        cache: Cache | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Return the state after this block, from what `enter` gave."""
         if self.mixes:
             frame.norm = self.mixer_norm
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
+        if rows is not None:  # nothing behind the mixing looks at another row
+            x = x[torch.arange(len(x), device=x.device), rows].unsqueeze(1)
         if self.feeds and self.ffn is not None:
             update = self.ffn(self.ffn_norm(x))
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
@@ -183,10 +194,12 @@ class Decoder(nn.Module):
         padding: Tensor | None = None,
         causal: bool = True,
         frame: Frame | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return what the read-out sees (batch, time, features) of tokens (batch, time): normed states.
 
-        `padding` (batch, time) is true at real tokens; with caches, theirs is used.
+        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) asks for one row of
+        each sequence, (batch, 1, features): the last feed-forward part is then done there alone.
         """
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
@@ -209,7 +222,8 @@ class Decoder(nn.Module):
                     beside = block.after(beside, normed, own)
                 if caches is not None:  # nothing of its own longer pass is kept for the data's shorter one
                     frame.companion = Companion(normed)
-            x = block(x, frame) if caches is None else block(x, frame, caches.layers[index])
+            cache = None if caches is None else caches.layers[index]
+            x = block(x, frame, cache, rows if index == len(self.layers) - 1 else None)
         if caches is not None:
             caches.advance(time)
         x = self.spaces[-1].features(self.norm(x))
@@ -304,9 +318,13 @@ class Decoder(nn.Module):
         caches: Caches | None = None,
         padding: Tensor | None = None,
         where: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Return (batch, time, vocabulary) scores of the next token, or (places, vocabulary) at those of `where`."""
-        x = self.hidden(tokens, caches=caches, padding=padding)
+        """Return (batch, time, vocabulary) scores of the next token, or (places, vocabulary) at those of `where`.
+
+        `rows` (batch,) asks for one row of each sequence: (batch, 1, vocabulary).
+        """
+        x = self.hidden(tokens, caches=caches, padding=padding, rows=rows)
         x = x if where is None else x[where]
         weight, bias = self._readout()
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -186,4 +186,4 @@ def _point(row: Row) -> Row:
         "tokens": row.get("tokens"),
         "nats": row["nats"],
         "seconds": seconds if isinstance(seconds, int | float) and 0 <= seconds < _LONGEST else None,
-    }
+    } | ({"circuits": row["circuits"]} if isinstance(row.get("circuits"), dict) else {})

@@ -39,6 +39,7 @@ from headtohead.study.store import RunDirectory
 from headtohead.study.trained import restore
 from headtohead.training.compiling import compiles, records
 from headtohead.training.feeds import Feed
+from headtohead.training.recorded import COMPARED
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
@@ -60,6 +61,8 @@ class Conditions:
     """Sequences per pass; 0 chooses by memory."""
     record: bool | None = None
     """Whether steps are recorded as a CUDA graph; None: where it pays."""
+    log_circuits: bool = False
+    """Whether every circuit's rates, gradients and product norms are logged; runs with circuit_lr always are."""
 
 
 def layers_of(record: dict[str, Any]) -> list[Composed]:
@@ -204,6 +207,7 @@ def begin(
         record=alone and may_record(record, layers) and records(conditions.record, size, device, compiled),
         name=run.id,
         branching=branching,
+        log_circuits=conditions.log_circuits,
         hooks=Hooks(
             log=run.log,
             progress=progress,
@@ -220,11 +224,11 @@ def begin(
 def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
     """Return whether the steps of a run may be recorded as a graph.
 
-    A user's mechanism may do in Python what changes from step to step, and a graph would not see it. Under length = time
-    the seconds per step were measured without one.
+    A mechanism may do in Python what changes from step to step, and a graph would not see it: only those are recorded whose
+    recorded steps were compared with others. Under length = time the seconds per step were measured without one.
     """
     timed = str(record["length"]).startswith("time")
-    return not timed and all(not (term.path or term.source) for composed in layers for term in composed.terms)
+    return not timed and all(term.is_ours(COMPARED) for composed in layers for term in composed.terms)
 
 
 def conclude(

@@ -92,6 +92,8 @@ class StudySpec:
     """What tasks are judged by; each by its own when empty."""
     start: str = ""
     """The run whose weights a task's models start from."""
+    log_circuits: bool = False
+    """Whether every circuit's rates, gradients and product norms are logged; no part of what a run is."""
 
     @property
     def margin(self) -> float:
@@ -156,7 +158,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         "margin",
         "tokenizer",
     }
-    known |= {"context", "branches", "model", "tune", "bytes", "probes"} | _TRAINING | {"tasks", *_OF_TASKS}
+    known |= {"context", "branches", "model", "tune", "bytes", "probes", "log_circuits"} | _TRAINING
+    known |= {"tasks", *_OF_TASKS}
     for key in values:
         if key not in known:
             raise unknown("study setting", key, known)
@@ -189,6 +192,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
         metric=_word(values.get("metric", ""), "metric"),
         start=_word(values.get("from", ""), "from"),
+        log_circuits=_yes(values.get("log_circuits", False), "log_circuits"),
     )
     if "bytes" in values and not spec.bytes:
         raise UserError(
@@ -329,6 +333,12 @@ def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tu
             raise UserError(f"arm '{arm.label}' has tokens of its own; branches give every arm its tokens")
     training |= {"tokens": counts[-1], "schedule": "wsd"}
     return counts
+
+
+def _yes(value: Any, name: str) -> bool:
+    if value not in (True, False, "true", "false"):
+        raise UserError(f"{name} takes true or false, got {value!r}")
+    return value in (True, "true")
 
 
 def _probes(values: Mapping[str, Any]) -> tuple[str, ...]:

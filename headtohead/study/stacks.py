@@ -34,7 +34,7 @@ from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.checkpoint import checkpoint_paths
 from headtohead.training.compiling import is_small, records
-from headtohead.training.stacked import StackedTrainer, stacks
+from headtohead.training.stacked import COMPARED, StackedTrainer, stacks
 from headtohead.training.trainer import Outcome
 
 MOST = 16
@@ -66,7 +66,8 @@ class Stacking:
             return True
         able = torch.device(self.conditions.device).type == "cuda" and self.conditions.compile is not True
         pays = len({run.seed for run in runs}) > 1 and all(is_small(run.size) for run in runs)
-        return able and pays and self._room(runs) and not self._obstacle(runs)
+        known = all(term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms)
+        return able and pays and known and self._room(runs) and not self._obstacle(runs)
 
     def _room(self, runs: Sequence[Run]) -> bool:
         device = torch.device(self.conditions.device)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From tokens and targets on the device to nats and gradient norm there; forward, backward, clipping, optimiser."""
+COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"})
+"""Mechanisms whose recorded steps were compared with steps one by one on a GPU; gated_linear's were found to differ."""
 # Steps that run as they are: allocators, tables and the optimiser's state settle in them.
 _FIRST = 3
 

@@ -24,6 +24,8 @@ from headtohead.training.optimiser import adamw, decay_is_constant, set_rates
 from headtohead.training.recorded import Recorded
 from headtohead.training.trainer import Outcome, Trainer, moved
 
+COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto"})
+"""Mechanisms whose stacked seeds were compared with separate runs on a GPU: others are stacked where that is asked for."""
 # Parameters begin at whole cache lines of a group's tensor, as kernels want them.
 _LINE = 32
 _STATE = ("exp_avg", "exp_avg_sq")

@@ -23,6 +23,7 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from headtohead.training.circuits import CircuitLog
 from headtohead.training.feeds import Feed, Part, WindowFeed
 from headtohead.training.optimiser import (
     decay_is_constant,
@@ -101,6 +102,7 @@ class Trainer:
         record: bool = False,
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
+        log_circuits: bool = False,
     ) -> None:
         self.model, self.settings, self.hooks = model, settings, hooks
         self.feed: Feed = (
@@ -111,10 +113,13 @@ class Trainer:
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
         self.branching = branching
-        record = record and self.device.type == "cuda" and decay_is_constant(settings)
+        asked = log_circuits or bool(settings.circuit_lr)
+        # Gradients of single circuits are looked at between steps, which a graph would not show.
+        record = record and self.device.type == "cuda" and decay_is_constant(settings) and not asked
         self.optimiser = make_optimiser(model, settings, record)
         self._recorded = Recorded(self._step_on, self.device, hooks.warn) if record else None
         self.log_every = max(1, self.steps // LOGGED_POINTS)
+        self.circuits = CircuitLog(model, self.optimiser, settings, self.steps) if asked else None
         self.step = 0
         self.seconds = 0.0
         self.train_nats = float("nan")
@@ -292,9 +297,8 @@ class Trainer:
 
     def _step_on(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on a batch that stands on the device: what is recorded as a graph."""
-        self.optimiser.zero_grad(
-            set_to_none=True
-        )  # a recording that failed leaves gradients of nothing behind
+        # A recording that failed leaves gradients of nothing behind.
+        self.optimiser.zero_grad(set_to_none=True)
 
         def parts() -> Iterator[Part]:
             for part, wanted in zip(tokens.split(self.micro), targets.split(self.micro), strict=True):
@@ -311,6 +315,8 @@ class Trainer:
             except torch.OutOfMemoryError:
                 self.halve()
                 self.optimiser.zero_grad(set_to_none=True)
+        if self.circuits and ((self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps):
+            self.circuits.note_gradients()
         norm = self._clip()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -376,6 +382,7 @@ class Trainer:
                 "grad_norm": float(norms.mean()),
                 "grad_norm_max": float(norms.max()),
                 "seconds": round(self.seconds, 3),
+                **(self.circuits.row(self.step) if self.circuits else {}),
             }
         )
         lost = ~torch.isfinite(nats) | (nats > _LOST * self.feed.guess + 1) | ~torch.isfinite(norms)

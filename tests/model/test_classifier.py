@@ -173,3 +173,13 @@ def test_it_is_a_decoder_in_names_circuits_and_start_values() -> None:
     } | {"head"}
     with pytest.raises(UserError, match="1 classes leave nothing to decide"):
         Classifier(size(20), layers, 1)
+
+
+@pytest.mark.parametrize("layout", ["standard", "(prefix_mean coupled)*1", "kuramoto", "no_attention"])
+def test_one_row_of_each_sequence_is_that_row_of_all(layout: str) -> None:
+    model = Decoder(size(20), parse_layout(layout).layers(2), seed=1).double().eval()
+    tokens, rows = torch.randint(20, (3, 7)), torch.tensor([6, 0, 3])
+    with torch.no_grad():
+        whole, some = model.logits(tokens), model.logits(tokens, rows=rows)
+    assert some.shape == (3, 1, 20)
+    assert torch.allclose(some[:, 0], whole[torch.arange(3), rows], rtol=1e-10, atol=1e-12)

@@ -21,6 +21,8 @@ class Synthetic(Options):
     about: ClassVar[str] = ""
     metric: ClassVar[str] = "accuracy"
     """What it is judged by; a list must be right as a whole."""
+    words: ClassVar[tuple[str, ...]] = ()
+    """What its tokens are called, for people; nothing where they are numbers."""
     train: int = option(20_000, "examples of the train split; valid and test hold a tenth each", low=30)
     seed: int = option(0, "which examples are drawn; the same for every run", low=0)
 

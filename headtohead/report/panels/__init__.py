@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from headtohead.report.panels import (
+    circuits,
     claims,
     corpora,
     cost,
@@ -37,6 +38,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "cost": cost.figure,
     "rates": rates.figure,
     "ratios": ratios.figure,
+    "circuits": circuits.figure,
     "seeds": seeds.figure,
     "positions": positions.figure,
     "tasks": tasks.figure,
@@ -62,6 +64,7 @@ __all__ = [
     "Figure",
     "Table",
     "View",
+    "circuits",
     "claims",
     "corpora",
     "cost",

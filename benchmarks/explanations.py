@@ -1,0 +1,68 @@
+"""How long the explanation metrics take: 10,000 examples of length 128 on a one-layer reader.
+
+    python benchmarks/explanations.py [--examples 10000] [--layers 1] [--threads 2]
+
+Prints wall seconds and CPU seconds, of everything and of one plain scoring pass, and how many such passes it is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from headtohead.data.tasks.batches import scoring_batches
+from headtohead.data.tasks.find import prepare_task
+from headtohead.measure.attention import explain_model
+from headtohead.model.classifier import Reader
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+from headtohead.study.environment import provenance
+
+LENGTH = 128
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Return wall seconds, CPU seconds and what the work gave."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    return time.perf_counter() - wall, time.process_time() - cpu, found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--examples", type=int, default=10_000)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    task = prepare_task(f"toy:train={given.examples},length={LENGTH + 1}", context=LENGTH)
+    assert {len(example.tokens) for example in task.splits["train"]} == {LENGTH}
+    # Width, heads, feed-forward part and positions of the paper's one-layer model.
+    size = Size("one", 64, given.layers, 4, 256, task.vocabulary, LENGTH)
+    size = size.with_settings(ffn="gelu", positions="learned")
+    layers = parse_layout("standard").layers(given.layers)
+    reader = Reader(size, layers, seed=0).eval()
+
+    def plain() -> None:
+        with torch.no_grad():
+            for batch in scoring_batches(task.splits["train"], 64):
+                reader.hidden(batch.tokens, padding=batch.padding)
+
+    once, once_cpu, _ = timed(plain)
+    wall, cpu, found = timed(lambda: explain_model(reader, task, "train"))
+    count = found.summary()["examples"]
+    print(f"{count:,} examples of {LENGTH} tokens, {size.dims}, {given.threads} threads")
+    print(f"one scoring pass   {once:7.1f} s wall {once_cpu:7.1f} s CPU")
+    print(f"all explanations   {wall:7.1f} s wall {cpu:7.1f} s CPU = {cpu / once_cpu:.1f} scoring passes")
+    print(provenance())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What each circuit did while it trained: learning rates so far, gradients, norms of its products."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+import altair as alt
+
+from headtohead.report.charts import AXIS, Chart, Row, legend
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.base import Figure, View
+
+_POINTS = 80
+VALUES = {
+    "qk_product": ("‖QK‖", "norm of W_QK, root of the mean square over layers"),
+    "ov_product": ("‖OV‖", "norm of W_OV, root of the mean square over layers"),
+    "qk_grad_norm": ("QK gradient", "gradient norm of the qk circuit before clipping, all layers"),
+    "ov_grad_norm": ("OV gradient", "gradient norm of the ov circuit before clipping, all layers"),
+    "qk_lr_sum": ("QK rate", "sum of the qk circuit's learning rates so far, mean over layers"),
+    "ov_lr_sum": ("OV rate", "sum of the ov circuit's learning rates so far, mean over layers"),
+}
+"""By circuit and number: what a button says, and the title."""
+
+
+def figure(view: View) -> Figure | None:
+    """Return the circuits over training, where runs logged them."""
+    if not (rows := circuit_rows(view.arms)):
+        return None
+    words = (
+        "Means over seeds, logged on the way; every layer's own numbers stand in each run's metrics.jsonl."
+    )
+    return Figure("What the circuits did.", words, circuits_over_tokens(rows, view))
+
+
+def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
+    """Return a row per arm and logged step with every value, mean over seeds; some eighty points per arm."""
+    rows = []
+    for arm in arms:
+        steps: dict[int, list[Row]] = {}
+        for curve in arm.curves.values():
+            logged = [row for row in curve if "circuits" in row]
+            every = max(1, len(logged) // _POINTS)
+            for row in logged[::-1][::every]:
+                steps.setdefault(row["step"], []).append(row)
+        for step, found in sorted(steps.items()):
+            values = [_values(row["circuits"]) for row in found]
+            means = {
+                name: statistics.fmean(known)
+                if (known := [row[name] for row in values if name in row])
+                else None
+                for name in VALUES
+            }
+            tokens = found[0].get("tokens") or step
+            rows.append({"arm": arm.label, "tokens": tokens, "seeds": len(found)} | means)
+    return rows
+
+
+def _values(circuits: Any) -> dict[str, float]:
+    """Return the numbers of one logged row over all its layers; what is no number is passed over."""
+    found = {}
+    for name in VALUES:
+        tag, _, key = name.partition("_")
+        given = circuits.get(tag, {}).get(key) if isinstance(circuits.get(tag), dict) else None
+        known = [float(value) for value in given if _sound(value)] if isinstance(given, list) else []
+        if known:
+            squares = math.fsum(value * value for value in known)
+            found[name] = (
+                statistics.fmean(known)
+                if key == "lr_sum"
+                else math.sqrt(squares if key == "grad_norm" else squares / len(known))
+            )
+    return found
+
+
+def _sound(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+
+
+def circuits_over_tokens(rows: list[Row], view: View) -> Chart:
+    """Return one value of the circuits over training; the parameter `axis` says which."""
+    names = [name for name in VALUES if any(row[name] is not None for row in rows)]
+    axis = alt.param(name=AXIS, value=names[0])
+    base = (
+        alt.Chart(alt.NamedData("circuits"))
+        .transform_calculate(value=f"datum[{AXIS}]")
+        .transform_filter("isValid(datum.value)")
+    )
+    tips: list[Any] = ["arm:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("value:Q", format=".4~g")]
+    line = base.mark_line(strokeWidth=2).encode(
+        x=alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", grid=False)),
+        y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8)),
+        color=alt.Color("arm:N", scale=view.scale, legend=legend()),
+        tooltip=tips,
+    )
+    titles = json.dumps({name: VALUES[name][1] for name in names})
+    title = alt.TitleParams(alt.ExprRef(f"({titles})[{AXIS}]"), anchor="start", frame="group", offset=8)
+    choices = {name: VALUES[name][0] for name in names}
+    chart = alt.layer(line).add_params(axis)
+    chart = chart.properties(width="container", height=240, title=title, usermeta={"axes": choices})
+    chart.datasets = {"circuits": rows}
+    return chart
