@@ -23,7 +23,8 @@ class _Transformers(nn.Module):
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(  # type: ignore[call-arg]  # it takes more than it declares
+        configure: Any = LlamaConfig  # it takes more than it declares
+        config = configure(
             vocab_size=size.vocabulary,
             hidden_size=size.width,
             intermediate_size=size.ffn,

@@ -245,6 +245,9 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"{row.missing} of its runs are not finished")
     if row.unlearnt:
         row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {_NOTHING[row.metric == METRIC]}")
+        if row.verdict == "equivalent" and row.values != row.baseline_values:
+            row.notes.append("runs that learnt nothing cannot show that two arms are equivalent")
+            row.verdict = "undecided"
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:

@@ -248,3 +248,15 @@ def test_an_arm_that_learnt_nothing_is_said_to_have_learnt_nothing() -> None:
     (row,) = study_verdicts(one, results(values))
     assert row.unlearnt == 2
     assert any("2 of its runs learnt nothing" in note for note in row.notes)
+
+
+def test_arms_that_learnt_nothing_are_not_equivalent_for_that() -> None:
+    import dataclasses
+
+    one = outline(["base", "stuck"])
+    label = one.contests()[0].corpus_label
+    same = results({"base": [5.0, 5.1, 5.2], "stuck": [5.0001, 5.1002, 5.2]})
+    assert study_verdicts(one, same)[0].verdict == "equivalent"
+    (row,) = study_verdicts(dataclasses.replace(one, references={label: {"unigram": 4.9}}), same)
+    assert row.verdict == "undecided"
+    assert any("cannot show that two arms are equivalent" in note for note in row.notes)
