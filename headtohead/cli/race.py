@@ -432,10 +432,10 @@ def _set(changes: dict[str, Any], text: str) -> None:
     if table == "lr":
         changes.setdefault("circuit_lr", {})[inner] = value
         return
-    if table not in ("", "model"):
-        raise UserError(f"--set: unknown table '{table}' (allowed: lr, model)")
+    if table not in ("", "model", "tune"):
+        raise UserError(f"--set: unknown table '{table}' (allowed: lr, model, tune)")
     place = changes.setdefault(table, {}) if table else changes
-    place[inner] = _value(value)
+    place[inner] = [_value(part) for part in value.split(",")] if key == "tune.lr" else _value(value)
 
 
 def _value(text: str) -> Any:

@@ -266,6 +266,7 @@ MISTAKES = [
     (["race", "--arms", "standard", "--seeds", "0"], "seeds=0"),
     (["race", "--arms", "standard", "--set", "warmup"], "KEY=VALUE"),
     (["race", "--arms", "standard", "--set", "modl.x=1"], "unknown table"),
+    (["race", "--arms", "standard", "--set", "tune.lr=1e-3,2e-3"], "takes three rates"),
     (["race", "--arms", "standard", "--set", "wormup=1"], "did you mean 'warmup'"),
     (
         ["race", "--arms", "standard", "--lr.qq", "30x"],
