@@ -139,7 +139,7 @@ def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
         return f"{what} has no length"
     try:
         blocks = np.array(score.get("blocks"), dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return f"the blocks of {what} are not numbers"
     if blocks.size and (blocks.ndim != 2 or blocks.shape[1] != 2 or not (abs(blocks) < _LARGEST).all()):
         return f"the blocks of {what} are not pairs of numbers"
@@ -161,7 +161,7 @@ def _wrong_with_task_score(score: dict[str, Any], what: str) -> str:
     try:
         parts = [*score["blocks"].values(), *([list(score["groups"].values())] if "groups" in score else [])]
         pairs = [np.array(part, dtype=np.float64) for part in parts]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return f"the blocks of {what} are not numbers"
     if not all(part.ndim == 2 and part.shape[1] == 2 and (abs(part) < _LARGEST).all() for part in pairs):
         return f"the blocks of {what} are not pairs of numbers"

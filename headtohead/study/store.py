@@ -29,6 +29,8 @@ from headtohead.study.records import RUN_ID, sealed, unsealed, wrong_with_result
 DAMAGED = ".damaged"
 PROBES = "probes"
 _LONGEST_METRICS = 64 * 2**20
+_LARGEST = 2**53
+"""No count is larger; one that no float holds would end in an error later."""
 _ROW_TYPES = {int, float, dict, type(None)}
 
 
@@ -232,7 +234,8 @@ def _row(line: str) -> Any:
 def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return False
-    return _ROW_TYPES.issuperset(map(type, row.values()))
+    known = _ROW_TYPES.issuperset(map(type, row.values()))
+    return known and all(type(value) is not int or abs(value) < _LARGEST for value in row.values())
 
 
 def set_aside(path: Path) -> Path:

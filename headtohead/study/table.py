@@ -12,6 +12,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import digest
+from headtohead.common.numbers import is_number
 from headtohead.measure.tasks import MARGINS
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.records import STATUSES
@@ -101,7 +102,8 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return f"'{value}" if value.startswith((*_FORMULA, "'")) else value
-    return repr(value) if isinstance(value, int | float) and math.isfinite(value) else ""
+    known = isinstance(value, bool) or (is_number(value) and math.isfinite(value))
+    return repr(value) if known else ""
 
 
 def _text(cell: str) -> str:

@@ -353,3 +353,17 @@ def _peak_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_numbers_that_no_float_holds_are_damage(whole: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    run = Store(copy).runs()[0]
+    result = run.result()
+    assert result is not None
+    result["test"]["blocks"] = [[10**400, 1]]
+    assert "are not numbers" in wrong_with_result(result)
+    run.log({"step": 10**400, "nats": 1.0})
+    assert all(row["step"] < 10**9 for row in run.metrics())
