@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,10 +19,12 @@ from headtohead.api.toy import as_seconds, run_toy
 from headtohead.common.errors import DamagedFile, UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import piece_of_work
-from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.claims import ClaimResult, TaskStudy, judge_claims
 from headtohead.study.environment import choose_device
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
+from headtohead.study.lock import NAME as LOCK
 from headtohead.study.lock import frozen_stacking
+from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
 from headtohead.study.probes import read_probe
@@ -28,7 +32,6 @@ from headtohead.study.published import find_paper, read_paper
 from headtohead.study.stacks import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
-from headtohead.study.task_claims import TaskStudy
 from headtohead.study.tuning import grid_spec
 from headtohead.toy.work import Toy
 
@@ -126,10 +129,15 @@ def forecast(
     if folder is not None and (folder / "study.json").is_file() and spread is None:
         spread = seen_spread(open_study(folder).verdicts)
         source = f"seen in {folder}" if spread is not None else ""
-    with piece_of_work("forecasting", quiet) as progress:
+    with piece_of_work("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
         begun = frozen_stacking(folder) if folder is not None else None
-        stacking = Stacking(None, Conditions(device=str(chosen)), begun)
-        plan = plan_study(study.spec, data_dir=data_dir, progress=progress, stack=stacking)
+        conditions = Conditions(device=str(chosen), threads=threads)
+        stacking = Stacking(None, conditions, begun)
+        # Seconds per step are frozen when the study runs; here those that are known are taken, and none are kept.
+        if folder is not None and (folder / LOCK).is_file():
+            shutil.copy(folder / LOCK, scratch)
+        pace = LockedPace(Path(scratch), conditions, progress=progress)
+        plan = plan_study(study.spec, data_dir=data_dir, progress=progress, pace=pace, stack=stacking)
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)
             tuning = plan_study(tried, data_dir=data_dir, progress=progress)

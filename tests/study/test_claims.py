@@ -184,6 +184,21 @@ def test_smoke_decides_nothing_that_is_trained(tmp_path: Path) -> None:
     assert found.measured[0]["difference"] == pytest.approx(-0.02)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{kind = 'change', arm = 'a', over = 'size', values = ['nano', '1m'], expect = 'lower'}",
+        "{kind = 'interaction', arm = 'a', control = 'b', expect = 'lower'}",
+    ],
+)
+def test_a_diverged_run_decides_no_difference_of_differences(tmp_path: Path, part: str) -> None:
+    means = {"a": [-0.1, -0.3], "b": [0.0, 0.0]}
+    assert judged(tmp_path, part, **means).direction == "supported"
+    found = judged(tmp_path, part, diverged="nano/a/2", **means)
+    assert found.direction == "open"
+    assert "1 runs of a diverged" in found.reason
+
+
 def test_a_diverged_run_supports_nothing_good(tmp_path: Path) -> None:
     part = '{kind = "difference", arm = "a", expect = "better"}'
     found = judged(tmp_path, part, a=[-0.1, 0.0], b=[0.0, 0.0], diverged="nano/a/2")

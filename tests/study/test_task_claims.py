@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.claims import ClaimResult, TaskStudy, judge_claims
 from headtohead.study.outline import Contest, Entry, Measure, Outline
 from headtohead.study.published import find_paper, read_paper
 from headtohead.study.spec import build_study
-from headtohead.study.task_claims import TaskStudy
 from headtohead.study.verdict import study_verdicts
 
 FILE = """

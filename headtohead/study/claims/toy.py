@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-from headtohead.study.answers import CONTRADICTED, NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, SUPPORTED, all_of
+from headtohead.study.claims.parts import (
+    CONTRADICTED,
+    NOT_RUN,
+    OPEN,
+    PUBLISHED,
+    REDUCED,
+    SMOKE,
+    SUPPORTED,
+    Part,
+    all_of,
+)
 from headtohead.study.published import Criterion
 from headtohead.study.statistics import compare_paired
 from headtohead.toy.findings import COMPLETE, THEORY
 from headtohead.toy.work import Toy
 
-Part = tuple[str, str | None, str, str, list[dict[str, Any]]]
-"""Direction, size, scale, reason, measured."""
 _WORDS = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
 
 
@@ -21,7 +28,9 @@ def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
     done = {result.run.name for result in toy.results}
     missing = [name for name in criterion.order if name not in done]
     if missing:
-        return OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale, or not finished", []
+        return Part(
+            OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale, or not finished", []
+        )
     directions, reasons, measured = [], [], []
     for bound in criterion.losses:
         values = [_values(toy, name, bound, criterion.quantity) for name in criterion.order]
@@ -51,10 +60,10 @@ def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
             )
             reasons.append(f"{what}: {numbers}" + (f", more than {margin:g} is asked" if margin else ""))
     if not any(row["n"] for row in measured):
-        return OPEN, None, NOT_RUN, "; ".join(reasons), measured
+        return Part(OPEN, None, NOT_RUN, "; ".join(reasons), measured)
     if smoke:
-        return OPEN, None, REDUCED, SMOKE, measured
-    return all_of(directions), None, PUBLISHED, "; ".join(reasons), measured
+        return Part(OPEN, None, REDUCED, SMOKE, measured)
+    return Part(all_of(directions), None, PUBLISHED, "; ".join(reasons), measured)
 
 
 def _values(toy: Toy, name: str, bound: float, quantity: str) -> dict[int, float]:
@@ -72,16 +81,16 @@ def toy_checks(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
     rows = [finding for finding in toy.findings if finding.check in criterion.checks]
     measured = [finding.as_dict() for finding in rows]
     if not rows:
-        return OPEN, None, NOT_RUN, f"{', '.join(criterion.checks)}: not part of this scale", measured
+        return Part(OPEN, None, NOT_RUN, f"{', '.join(criterion.checks)}: not part of this scale", measured)
     wrong = [finding.words() for finding in rows if not finding.holds]
     if smoke and not set(criterion.checks) <= THEORY:
-        return OPEN, None, REDUCED, SMOKE, measured
+        return Part(OPEN, None, REDUCED, SMOKE, measured)
     if wrong:
-        return CONTRADICTED, None, PUBLISHED, "; ".join(wrong), measured
+        return Part(CONTRADICTED, None, PUBLISHED, "; ".join(wrong), measured)
     for check in criterion.checks:
         count = sum(finding.check == check for finding in rows)
         if count < COMPLETE[check]:
             reason = f"{check}: {count} of {COMPLETE[check]} numbers are there, and hold"
-            return OPEN, None, REDUCED, reason, measured
+            return Part(OPEN, None, REDUCED, reason, measured)
     words = f"{', '.join(criterion.checks)}: all {len(rows)} numbers within their tolerances"
-    return SUPPORTED, None, PUBLISHED, words, measured
+    return Part(SUPPORTED, None, PUBLISHED, words, measured)

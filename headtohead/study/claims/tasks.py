@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from headtohead.study.claims.parts import NOT_RUN, OPEN, SMOKE, Compared, Part, difference
 from headtohead.study.outline import Outline
-from headtohead.study.published import Paper
-from headtohead.study.statistics import Paired, compare_paired, holm
+from headtohead.study.published import Criterion, Paper
+from headtohead.study.statistics import Paired, compare_paired, decide, holm
 from headtohead.study.verdict import Verdict
 
 KIND = "tasks"
@@ -36,9 +37,8 @@ class TaskStudy:
         for contest in contests:
             rows = [row for row in self.verdicts if row.of(contest)]
             if rows:
-                base = rows[
-                    0
-                ]  # every verdict of a contest holds the baseline's finished seeds that it shares
+                # Every verdict of a contest holds the baseline's finished seeds that it shares.
+                base = rows[0]
                 found[self.outline.baseline].append(
                     dict(zip(base.seeds, (1 - value for value in base.baseline_values), strict=True))
                 )
@@ -82,3 +82,22 @@ class TaskStudy:
                 return f"{count} runs {'are not finished' if word == 'missing' else word}"
         count = self.paired(arm, against).n
         return f"{count} paired seeds give no interval" if count < 2 else ""
+
+
+def of_tasks(tasks: TaskStudy | None, paper: Paper, criterion: Criterion, scale: str) -> Part:
+    """Judge the mean share of wrong answers over the tasks."""
+    names = (criterion.arm, criterion.against)
+    if tasks is None:
+        return Part(OPEN, None, NOT_RUN, f"the study of tasks is not part of scale {scale}")
+    labels = [tasks.label(name) for name in names]
+    if None in labels:
+        return Part(OPEN, None, NOT_RUN, f"arm {names[labels.index(None)]} is not part of scale {scale}")
+    paired, p = tasks.paired(*names), tasks.adjusted(paper, *names)
+    decision = decide(paired.difference, p, None, None, 0.0)
+    what = f"{labels[0]} - {labels[1]}, mean of {len(tasks.outline.contests())} tasks"
+    part = difference(criterion, Compared(what, paired, p, decision, tasks.trouble(*names), "", UNIT))
+    if not paired.n:
+        part.scale = NOT_RUN
+    elif scale == "smoke":
+        part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
+    return part

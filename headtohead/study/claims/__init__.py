@@ -1,0 +1,141 @@
+"""What a study says of published claims: supported, contradicted or open; direction and size of effect apart.
+
+Direction: Holm-adjusted p < 0.05 on the published side supports, on the other side contradicts, anything else is
+open. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
+and twice that effect, and supports it; or is too wide for either, and leaves it open. A criterion that gives bounds
+in place of an effect is met by an interval inside them and contradicted by one outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headtohead.study.claims import arms
+from headtohead.study.claims.evidence import Evidence, Finder
+from headtohead.study.claims.parts import NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, Part, all_of
+from headtohead.study.claims.probes import probed
+from headtohead.study.claims.tasks import KIND as TASKS
+from headtohead.study.claims.tasks import TaskStudy, of_tasks
+from headtohead.study.claims.toy import toy_checks, toy_order
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.published import Claim, Criterion, Paper
+from headtohead.study.spec import StudySpec
+from headtohead.study.trends import axis_values
+from headtohead.study.verdict import Result, Verdict
+from headtohead.toy.work import Toy
+
+_TRAINED: dict[str, Callable[[Evidence, Criterion, Sequence[Contest]], Part]] = {
+    "difference": arms.better_or_worse,
+    "equivalence": arms.as_good,
+    "order": arms.order,
+    "change": arms.change,
+    "interaction": arms.interaction,
+    "trend": arms.trend,
+    "median": arms.median,
+    "spread": arms.spread,
+    "probe": probed,
+}
+"""How each kind of criterion about a study's own runs is judged, from the contests it is about."""
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What a study says of one claim."""
+
+    id: str
+    statement: str
+    published: str
+    measured: list[dict[str, Any]]
+    direction: str
+    size: str
+    scale: str
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result, JSON-ready."""
+        return asdict(self)
+
+
+def judge_claims(
+    paper: Paper,
+    scale: str,
+    spec: StudySpec,
+    outline: Outline,
+    verdicts: Sequence[Verdict],
+    *,
+    results: Mapping[str, Result] | None = None,
+    found: Finder = lambda run, probe: None,
+    toy: Toy | None = None,
+    tasks: TaskStudy | None = None,
+) -> list[ClaimResult]:
+    """Return what a study of that scale, and the paper's toy and study of tasks where it has them, say of each claim.
+
+    A trend over size takes `results` too; `found` gives what a probe found in a run.
+    """
+    axes = axis_values(outline, results or {})
+    evidence = Evidence(paper, scale, spec, outline, verdicts, axes, found, toy, tasks)
+    return [_judged(claim, evidence) for claim in paper.claims]
+
+
+def _judged(claim: Claim, evidence: Evidence) -> ClaimResult:
+    parts = [_part(evidence, criterion, claim) for criterion in claim.criteria]
+    scales = {part.scale for part in parts}
+    scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
+    sizes = [part.size for part in parts if part.size is not None]
+    reasons = [part.reason for part in parts]
+    if not sizes and scale != NOT_RUN:
+        reasons.append("no size of effect was published")
+    return ClaimResult(
+        claim.id,
+        claim.statement,
+        claim.published,
+        [row for part in parts for row in part.measured],
+        all_of([part.direction for part in parts]),
+        all_of(sizes),
+        scale,
+        "; ".join(dict.fromkeys(reasons)),
+    )
+
+
+def _part(evidence: Evidence, criterion: Criterion, claim: Claim) -> Part:
+    """Return what one criterion comes to."""
+    scale = evidence.scale
+    if criterion.kind == "open":
+        return Part(OPEN, None, NOT_RUN, criterion.reason)
+    if criterion.kind == "cost":
+        return arms.cost(evidence, criterion)
+    if criterion.kind == TASKS:
+        return of_tasks(evidence.tasks, evidence.paper, criterion, scale)
+    if criterion.kind in ("toy", "toy_check"):
+        if evidence.toy is None:
+            return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {scale}")
+        judge = toy_order if criterion.kind == "toy" else toy_checks
+        return judge(criterion, evidence.toy, scale == "smoke")
+    missing = [arm for arm in criterion.arms if evidence.label(arm) is None]
+    if missing:
+        return Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {scale}")
+    places = [criterion.place | {criterion.over: (value,)} for value in criterion.values] or [criterion.place]
+    contests = [evidence.contest(place) for place in places]
+    known = [contest for contest in contests if contest is not None]
+    if len(known) < len(places):
+        lost = places[contests.index(None)]
+        words = ", ".join(f"{key} {' or '.join(value)}" for key, value in lost.items()) or "no contest"
+        return Part(OPEN, None, NOT_RUN, f"{words} is not part of scale {scale}")
+    if criterion.kind == "trend":
+        known = evidence.group(criterion.over, known[0])
+    part = _TRAINED[criterion.kind](evidence, criterion, known)
+    if not any(row["n"] for row in part.measured):
+        part.scale = NOT_RUN
+        return part
+    differs = evidence.other_scale(claim, known, criterion)
+    part.scale = REDUCED if differs else PUBLISHED
+    if scale == "smoke":
+        part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
+    elif differs:
+        part.reason += f" ({differs})"
+    return part
+
+
+__all__ = ["ClaimResult", "TaskStudy", "judge_claims"]

@@ -1,0 +1,150 @@
+"""A study's verdicts, asked by claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from headtohead.common.numbers import parse_count
+from headtohead.study.claims.parts import Compared
+from headtohead.study.claims.tasks import TaskStudy
+from headtohead.study.outline import Contest, Outline
+from headtohead.study.probes import Found
+from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
+from headtohead.study.spec import StudySpec
+from headtohead.study.statistics import Paired, compare_paired, decide, holm
+from headtohead.study.trends import groups
+from headtohead.study.verdict import Verdict
+from headtohead.toy.work import Toy
+
+Finder = Callable[[str, str], Found | None]
+"""What a probe found in a run, by the run's name and the probe's."""
+
+
+class Evidence:
+    """A study's verdicts, asked by claims."""
+
+    def __init__(
+        self,
+        paper: Paper,
+        scale: str,
+        spec: StudySpec,
+        outline: Outline,
+        verdicts: Sequence[Verdict],
+        axes: Mapping[tuple[str, Contest], float],
+        found: Finder,
+        toy: Toy | None,
+        tasks: TaskStudy | None,
+    ) -> None:
+        self.paper, self.tasks = paper, tasks
+        self.scale, self.spec, self.outline, self.axes, self.toy = scale, spec, outline, axes, toy
+        self.contests = outline.contests()
+        self.rows: dict[tuple[Contest, str], Verdict] = {}
+        self.values: dict[tuple[Contest, str], dict[int, float]] = {}
+        for contest in self.contests:
+            for row in verdicts:
+                if row.of(contest):
+                    self.rows[contest, row.label] = row
+                    self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
+                    base = self.values.setdefault((contest, outline.baseline), {})
+                    base.update(zip(row.seeds, row.baseline_values, strict=True))
+        self.found = cache(found)  # what a probe found stands in a file
+        self.adjusted = self._adjusted(paper)
+
+    def label(self, arm: str) -> str | None:
+        """Return the label of an arm, the baseline's where none is named, or None where the study has no such arm."""
+        if not arm:
+            return self.outline.baseline
+        return next((label for text, label in self.outline.arms if arm in (text, label)), None)
+
+    def contest(self, place: dict[str, tuple[str, ...]]) -> Contest | None:
+        """Return the contest at a place; what the place does not name is the study's first."""
+        found = self.contests
+        for key in PLACE:
+            here = [getattr(contest, key) for contest in found]
+            wanted = next((word for word in place.get(key, here) if word in here), None)
+            found = [contest for contest in found if getattr(contest, key) == wanted]
+        return found[0] if found else None
+
+    def other_scale(self, claim: Claim, contests: Sequence[Contest], criterion: Criterion) -> str:
+        """Return how this study differs from the published one, or nothing."""
+        if not claim.at:
+            return "the published scale is not known"
+        notes = []
+        for key in ("corpus", "size"):
+            here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
+            if key in claim.at and not set(here) <= set(claim.at[key]):
+                notes.append(f"{key} {', '.join(here)} here, {', '.join(claim.at[key])} published")
+        label = self.label(criterion.first or criterion.arm)
+        arm = next(arm for arm in self.spec.arms if arm.label == label)
+        lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
+        tokens = max(lengths, default=self.spec.train_settings(arm).tokens)
+        if tokens < claim.at.get("tokens", 0):
+            notes.append(f"{tokens:,} tokens here, {claim.at['tokens']:,} published")
+        return "; ".join(notes)
+
+    def _adjusted(self, paper: Paper) -> dict[tuple[Contest, str, str], float | None]:
+        """Return Holm-adjusted p values, contest by contest, of the claims' comparisons that no verdict covers."""
+        pairs: dict[Contest, dict[tuple[str, str], None]] = {}
+        for criterion in (part for claim in paper.claims for part in claim.criteria):
+            contest = self.contest(criterion.place)
+            if criterion.kind not in TRAINED - {"trend", "probe"} or contest is None:
+                continue
+            names = [(criterion.first, other) for other in criterion.then] or [
+                (criterion.arm, criterion.against)
+            ]
+            for arm, against in names:
+                a, b = self.label(arm), self.label(against)
+                if a is not None and b is not None and b != self.outline.baseline:
+                    pairs.setdefault(contest, {})[a, b] = None
+        table: dict[tuple[Contest, str, str], float | None] = {}
+        for contest, names_here in pairs.items():
+            found = [self.paired(contest, a, b).p for a, b in names_here]
+            for (a, b), p in zip(names_here, holm(found), strict=True):
+                table[contest, a, b] = p
+        return table
+
+    def paired(self, contest: Contest, a: str, b: str) -> Paired:
+        """Return two labels' scores in a contest, over the seeds both have."""
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+    def compare(self, contest: Contest, arm: str, against: str) -> Compared:
+        """Return two arms compared in a contest, with what is in the way and what is to be remarked."""
+        a, b = self.label(arm) or "", self.label(against) or ""
+        paired = self.paired(contest, a, b)
+        row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
+        p = row.p_holm if row and b == self.outline.baseline else self.adjusted.get((contest, a, b))
+        decision = decide(paired.difference, p, None, None, 0.0)
+        # Runs that did not diverge cannot stand for all: they may show the arm worse, never better.
+        if (decision == "better" and row and row.diverged) or (
+            decision == "worse" and other and other.diverged
+        ):
+            decision = "undecided"
+        trouble = ""
+        rows = [found for found in (row, other) if found]
+        for word in ("missing", "failed"):
+            count = sum(getattr(found, word) for found in rows)
+            if count:
+                trouble = f"{count} runs {'are not finished' if word == 'missing' else 'failed'}"
+                break
+        if not trouble and paired.n < 2:
+            trouble = f"{paired.n} paired seeds give no interval"
+        notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
+        notes += (
+            ["on this test set alone"]
+            if row and b == self.outline.baseline and row.scope == "this test set"
+            else []
+        )
+        return Compared(f"{a} - {b}", paired, p, decision, trouble, ", ".join(notes))
+
+    def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
+        """Return arm - other by seed."""
+        a, b = self.label(arm) or "", self.label(against) or ""
+        ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
+        return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
+    def group(self, over: str, first: Contest) -> list[Contest]:
+        """Return the contests that differ from the first in one thing alone: size, tokens per parameter or context."""
+        return next((group for group in groups(self.contests, over) if first in group), [first])

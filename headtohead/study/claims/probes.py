@@ -1,0 +1,92 @@
+"""Criteria about numbers that probes found in trained runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headtohead.study.claims.evidence import Evidence
+from headtohead.study.claims.parts import Compared, Part, decided, equivalence, signed_difference
+from headtohead.study.outline import Contest
+from headtohead.study.probes import PROBES, number_at
+from headtohead.study.published import Criterion
+from headtohead.study.statistics import Paired, compare_paired, holm
+
+
+def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> Part:
+    """Judge a number that a probe found, over paired seeds; ratios are compared as logarithms."""
+    contest = contests[0]
+    losses = evidence.compare(contest, criterion.arm, criterion.against)
+    paired, p = _pairs(evidence, criterion, contest), _adjusted(evidence, criterion, contest)
+    trouble = "" if losses.trouble.endswith("no interval") else losses.trouble
+    if not trouble and paired.n < 2:
+        few = f"was taken on {paired.n} paired seeds, which give no interval"
+        trouble = f"probe {criterion.probe} {few if paired.n else 'was not taken'}"
+    if not trouble and criterion.guard is not None:
+        trouble = _guarded(evidence, criterion, contest, *criterion.guard)
+    decision = decided(paired, p, losses.remark)
+    label = (evidence.label(criterion.arm) or "") if criterion.compare == "value" else losses.label
+    unit = f"{'log ratio of ' if criterion.compare == 'ratio' else ''}{criterion.path} ({criterion.probe})"
+    compared = Compared(label, paired, p, decision, trouble, losses.remark, unit)
+    if criterion.compare == "ratio":
+        effect, least, most = criterion.effect, criterion.at_least, criterion.at_most
+        criterion = replace(
+            criterion,
+            effect=None if effect is None else (math.log(effect[0]), math.log(effect[1])),
+            at_least=None if least is None else math.log(least),
+            at_most=None if most is None else math.log(most),
+        )
+    return signed_difference(criterion, compared) if criterion.expect else equivalence(criterion, compared)
+
+
+def _guarded(evidence: Evidence, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
+    """Return why the baseline leaves nothing to compare, or nothing."""
+    own = replace(criterion, path=path, compare="value")
+    values = list(_values(evidence, contest, evidence.outline.baseline, own).values())
+    mean = sum(values) / len(values) if values else None
+    if mean is not None and mean >= least:
+        return ""
+    shown = "not known" if mean is None else f"{mean:.3g}"
+    return f"{path} of {evidence.outline.baseline} is {shown}, and {least:g} is needed for a comparison"
+
+
+def _pairs(evidence: Evidence, criterion: Criterion, contest: Contest) -> Paired:
+    ours, theirs = (
+        _values(evidence, contest, evidence.label(arm) or "", criterion)
+        for arm in (criterion.arm, criterion.against)
+    )
+    if criterion.compare == "value":
+        theirs = dict.fromkeys(ours, 0.0)
+    seeds = [seed for seed in evidence.outline.seeds if seed in ours and seed in theirs]
+    return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+
+
+def _values(evidence: Evidence, contest: Contest, label: str, criterion: Criterion) -> dict[int, float]:
+    name, values = _name(evidence, criterion), {}
+    for seed, run in evidence.outline.runs(contest, label).items():
+        value = number_at(evidence.found(run, name), criterion.path)
+        if value is not None and (criterion.compare != "ratio" or value > 0):
+            values[seed] = math.log(value) if criterion.compare == "ratio" else value
+    return values
+
+
+def _name(evidence: Evidence, criterion: Criterion) -> str:
+    """Return the study's probe that a criterion means: how much of it was measured does not matter."""
+    short = criterion.probe.partition(":")[0]
+    same = [name for name in evidence.outline.probes if name.partition(":")[0] == short]
+    return same[0] if same and criterion.probe not in same and PROBES[short].amount else criterion.probe
+
+
+def _adjusted(evidence: Evidence, criterion: Criterion, contest: Contest) -> float | None:
+    """Return the p value of a number from a probe, Holm-adjusted over all that the claims ask of probes in a contest."""
+    asked = [
+        part
+        for claim in evidence.paper.claims
+        for part in claim.criteria
+        if part.kind == "probe"
+        and evidence.contest(part.place) == contest
+        and all(evidence.label(arm) is not None for arm in part.arms)
+    ]
+    found = holm([_pairs(evidence, part, contest).p for part in asked])
+    return next((p for part, p in zip(asked, found, strict=True) if part is criterion), None)
