@@ -22,7 +22,8 @@ from pathlib import Path
 from headtohead.api import Study
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import provenance
-from headtohead.study.plan import Run, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Run
 from headtohead.study.records import sealed
 from headtohead.study.store import Store
 

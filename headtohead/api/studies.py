@@ -30,7 +30,8 @@ from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
-from headtohead.study.plan import Plan, Rates, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Plan, Rates
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results, unprobed_note
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.stability import Stability, study_stability

@@ -22,7 +22,7 @@ from headtohead.common.progress import Display
 from headtohead.study.branches import drop_checkpoints
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions
-from headtohead.study.plan import Run
+from headtohead.study.planned import Run
 from headtohead.study.store import RunDirectory, Store
 from headtohead.study.verdict import METRIC, metric_words
 from headtohead.study.work import Job, work

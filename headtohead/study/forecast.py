@@ -17,7 +17,7 @@ from headtohead.study.grounds import Ground
 from headtohead.study.outline import METRIC
 from headtohead.study.pace import same_speed, trial
 from headtohead.study.perform import Conditions
-from headtohead.study.plan import Plan, Run
+from headtohead.study.planned import Plan, Run
 from headtohead.study.statistics import POWER, detectable_difference
 from headtohead.study.store import Store
 from headtohead.study.verdict import Verdict

@@ -7,7 +7,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile
 from headtohead.common.files import canonical_json, digest, read_json, write_json
-from headtohead.study.plan import Plan
+from headtohead.study.planned import Plan
 
 NAME = "study.lock.json"
 

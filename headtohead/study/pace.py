@@ -27,7 +27,7 @@ from headtohead.study.grounds import Ground
 from headtohead.study.holds import Holds
 from headtohead.study.lock import NAME, frozen_seconds, read_lock
 from headtohead.study.perform import Conditions, micro_batch
-from headtohead.study.plan import Run, Speed
+from headtohead.study.planned import Run, Speed
 from headtohead.training.compiling import compiles
 from headtohead.training.trainer import Trainer
 

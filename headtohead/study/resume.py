@@ -8,7 +8,7 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.study.environment import commit
 from headtohead.study.perform import missing_probes
-from headtohead.study.plan import Plan
+from headtohead.study.planned import Plan
 from headtohead.study.store import RunDirectory, Store, set_aside
 
 

@@ -29,7 +29,7 @@ from headtohead.study.perform import (
     take_probes,
     unless_lost,
 )
-from headtohead.study.plan import Run
+from headtohead.study.planned import Run
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.checkpoint import checkpoint_paths

@@ -17,7 +17,7 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import canonical_json, digest, write_json
 from headtohead.study.lock import NAME, read_lock
 from headtohead.study.outline import Rate
-from headtohead.study.plan import Plan, Rates
+from headtohead.study.planned import Plan, Rates
 from headtohead.study.spec import StudySpec
 from headtohead.study.store import Store
 

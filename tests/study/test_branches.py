@@ -14,7 +14,8 @@ import tests.study.test_faults as faults
 from headtohead import Study, examine_study, open_study
 from headtohead.common.errors import UserError
 from headtohead.study.branches import drop_checkpoints, grow, kept_checkpoint
-from headtohead.study.plan import Plan, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Plan
 from headtohead.study.store import RunDirectory, Store
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings

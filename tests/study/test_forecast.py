@@ -104,3 +104,12 @@ def test_branches_share_their_trunk_and_contexts_do_not(story: Path) -> None:
     assert {arm.contest for arm in trunks} == {
         f"{story.name}, nano, context {context}, shape as_is, length tokens" for context in (64, 128)
     }
+
+
+def test_equal_time_is_forecast_from_steps_timed_now_and_kept_nowhere(story: Path, raced: Path) -> None:
+    before = (raced / "study.lock.json").read_bytes()
+    found = forecast(study(story, length=["tokens", "time"]), raced, spread=0.01)
+    # An arm whose steps take the baseline's time has the baseline's steps, and then its runs are those that are done.
+    assert found.done == 6
+    assert found.runs in (6, 9)
+    assert (raced / "study.lock.json").read_bytes() == before

@@ -15,7 +15,8 @@ from headtohead.study.doctor import examine, mend
 from headtohead.study.lock import NAME, frozen_seconds
 from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
-from headtohead.study.plan import Plan, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Plan
 from headtohead.study.spec import build_study
 from headtohead.training.trainer import Trainer
 

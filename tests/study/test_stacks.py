@@ -20,7 +20,8 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions, may_record
-from headtohead.study.plan import Run, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Run
 from headtohead.study.stacks import MOST, Stacking, stacked_together
 from headtohead.study.store import Store
 from headtohead.study.work import Job, work

@@ -18,7 +18,8 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.study.outline import read_outline
 from headtohead.study.perform import Conditions, perform
-from headtohead.study.plan import Plan, plan_study
+from headtohead.study.plan import plan_study
+from headtohead.study.planned import Plan
 from headtohead.study.store import Store, find_run
 
 TINY = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
