@@ -55,7 +55,7 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
             warnings=list(dict.fromkeys(warnings)),
             bundle=chart_library(),
             style=beside("page.css"),
-            script=beside("page.js"),
+            script=beside("theme.js") + beside("page.js"),
             version=VERSION,
         )
     )

@@ -1,12 +1,4 @@
-// The theme follows the system until the button is pressed.
-const root = document.documentElement, button = document.getElementById("theme");
-const system = window.matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-const name = () => { button.textContent = isDark() ? "light" : "dark"; };
-button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; name(); });
-system.addEventListener("change", name);
-name();
-
+// Draws what was looked at; every text goes in as text.
 const make = (tag, words = "", kind = "") => {
   const node = document.createElement(tag);
   node.textContent = words;

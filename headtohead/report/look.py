@@ -52,7 +52,7 @@ def write_look(path: Path, sights: Sequence[Sight]) -> Path:
             data=_safe([_data(sight) for sight in sights]),
             title=" and ".join(sight.label for sight in sights),
             style=beside("page.css") + beside("look.css"),
-            script=beside("look.js"),
+            script=beside("theme.js") + beside("look.js"),
             version=VERSION,
         )
     )

@@ -1,11 +1,3 @@
-// The theme follows the system until the button is pressed; charts take their colours from the style sheet.
-const root = document.documentElement, button = document.getElementById("theme");
-const system = window.matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-const name = () => { button.textContent = isDark() ? "light" : "dark"; };
-button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; name(); });
-system.addEventListener("change", name);
-name();
 window.addEventListener("beforeprint", () => {
   for (const part of document.querySelectorAll("details")) part.open = true;
 });

@@ -64,7 +64,7 @@ def write_report(
             warnings=[*dict.fromkeys(damage), *outline.notes, *warnings(verdicts, contests)],
             bundle=chart_library(),
             style=beside("page.css"),
-            script=beside("page.js"),
+            script=beside("theme.js") + beside("page.js"),
             version=VERSION,
             stamp=stamp,
         )

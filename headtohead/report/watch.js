@@ -6,8 +6,6 @@ const make = (tag, words = "", kind = "") => {
   if (kind) node.className = kind;
   return node;
 };
-const root = document.documentElement, system = window.matchMedia("(prefers-color-scheme: dark)");
-const theme = () => root.dataset.theme ?? (system.matches ? "dark" : "light");
 let axis = "tokens", latest = null;
 
 function button(words, pressed, action) {
@@ -42,7 +40,6 @@ function curves(contests) {
 }
 
 function show(state) {
-  find("theme").textContent = theme() === "dark" ? "light" : "dark";
   find("trouble").textContent = state?.trouble ?? "";
   if (!state?.counts) return;
   document.title = `${Math.floor(100 * state.share)} % – ${state.name}`;
@@ -75,9 +72,5 @@ async function follow() {
   setTimeout(follow, 1000 * pause);
 }
 
-find("theme").addEventListener("click", () => {
-  root.dataset.theme = theme() === "dark" ? "light" : "dark";
-  show(latest);
-});
-system.addEventListener("change", () => show(latest));
+themed = () => show(latest);
 follow();

@@ -45,7 +45,10 @@ class Watch:
         page = templates().get_template("watch.html.jinja").render()
         self.fixed: dict[str, Answer] = {
             "/": ("text/html; charset=utf-8", page.encode()),
-            "/watch.js": ("text/javascript; charset=utf-8", beside("watch.js").encode()),
+            "/watch.js": (
+                "text/javascript; charset=utf-8",
+                (beside("theme.js") + beside("watch.js")).encode(),
+            ),
             "/icon.svg": ("image/svg+xml", _ICON.encode()),
             "/page.css": ("text/css; charset=utf-8", beside("page.css").encode()),
         }

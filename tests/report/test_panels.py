@@ -14,7 +14,7 @@ from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View, claims
 from headtohead.report.panels.cost import cost_rows
 from headtohead.report.panels.indicators import indicator_rows
-from headtohead.report.panels.maps import map_rows
+from headtohead.report.panels.maps import absent_heads, map_rows
 from headtohead.report.panels.skip import skip_rows
 from headtohead.report.panels.tasks import task_rows
 from headtohead.study.outline import Contest, Outline
@@ -59,6 +59,8 @@ def test_maps_are_of_the_first_seed_and_a_large_study_leaves_arms_out() -> None:
     huge = found | {"maps": [one | {"rows": [[0]] * 400_000}]}
     maps, _, left_out = map_rows([arm("a", maps={1: huge}), arm("b", maps={1: huge})])
     assert ({row["arm"] for row in maps}, left_out) == ({"a"}, ["b"])
+    lacking = found | {"absent": ["9.9"]}
+    assert absent_heads([arm("a", maps={1: lacking, 2: lacking}), arm("b", maps={1: found})]) == ["9.9 of a"]
 
 
 def test_scores_of_several_probes_are_joined() -> None:

@@ -237,6 +237,7 @@ def test_maps_are_pooled_and_name_their_tokens() -> None:
     assert outside == {"none": "no map is of 9.9; this model has 1.1 to 1.4, 2.1 to 2.4"}
     asked = take("maps:2.3,1.1,9.9", one)
     assert [(row["layer"], row["head"]) for row in asked["maps"]] == [(1, 1), (2, 3)]
+    assert asked["absent"] == ["9.9"]
 
 
 def test_skipped_layers_are_put_back() -> None:

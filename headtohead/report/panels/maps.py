@@ -9,6 +9,7 @@ import altair as alt
 from headtohead.report.charts import AXIS, Chart, Row
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
+from headtohead.study.probes import fits
 
 _MOST_CELLS = 300_000
 """Cells on one page; of more, only so many arms are shown."""
@@ -29,6 +30,8 @@ def figure(view: View) -> Figure | None:
     )
     if any(row["signed"] for row in maps):
         words += " Orange: negative weight."
+    if absent := absent_heads(view.arms):
+        words += f" Asked for, and not in the model: {', '.join(absent)}."
     if left_out:
         words += f" Not shown, to keep the page small: {', '.join(left_out)}."
     chart = head_maps(
@@ -73,6 +76,17 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
             )
     tokens = [{"place": place, "text": text} for place, text in enumerate(texts)]
     return maps, tokens, left_out
+
+
+def absent_heads(arms: list[ArmFacts]) -> list[str]:
+    """Return the heads that were asked for and that no such layer or map has, by arm."""
+    found: dict[str, bool] = {}
+    for arm in arms:
+        rows = [row for several in arm.found("maps").values() for row in several]
+        # Files of earlier probes do not have it.
+        listed = [row["absent"] for row in rows if fits(row.get("absent"), [str])]
+        found |= {f"{head} of {arm.label}": True for heads in listed for head in heads}
+    return list(found)
 
 
 def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:

@@ -51,12 +51,15 @@ def _measure(subject: Subject, argument: str) -> Found:
             known = ", ".join(f"{index}.1 to {index}.{count}" for index, count in heads.items())
             return {"none": f"no map is of {argument}; this model has {known}"}
         return {"none": f"{layers[0].mechanism} gives no attention map"}
+    shown = {f"{one['layer']}.{one['head']}" for one in maps}
+    absent = [part for part in argument.split(",") if part and part not in shown]
     pieces = [window[place : place + group].tolist() for place in range(0, len(window), group)]
     return {
         "tokens": [subject.tokenizer.decode(piece) for piece in pieces],
         "group": group,
         "scale": _SCALE,
         "maps": maps,
+        "absent": absent,
     }
 
 
@@ -97,7 +100,8 @@ def _check(argument: str) -> str:
             raise UserError(
                 f"probe maps takes LAYER.HEAD,... counted from 1, such as maps:1.2,4.1, got '{part}'"
             )
-    return ",".join(dict.fromkeys(part.strip() for part in parts))
+    pairs = [part.split(".") for part in parts]
+    return ",".join(dict.fromkeys(f"{int(layer)}.{int(head)}" for layer, head in pairs))
 
 
 PROBE = Probe(
