@@ -2,7 +2,7 @@
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
 from headtohead.kernels.circle import circle, circle_pull
-from headtohead.kernels.decode import decode, decode_serves
+from headtohead.kernels.decode import attend_placed, decode, decode_serves
 from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
@@ -16,6 +16,7 @@ from headtohead.kernels.taylor import taylor_attend
 
 __all__ = [
     "attend",
+    "attend_placed",
     "attention_weights",
     "backend_name",
     "circle",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headtohead import kernels
 from headtohead.kernels import decode_triton, dynamics, dynamics_fused, dynamics_triton
-from headtohead.kernels.decode import TURNS, decode, decode_plain
+from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
 from headtohead.kernels.rotary import rotary_table
 from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
@@ -158,6 +158,8 @@ def test_the_operators_keep_the_rules_of_pytorch() -> None:
     torch.library.opcheck(torch.ops.headtohead.coupled_backward, (*given, q[None], k[None], 1, 2))
     q, kv = draw(2, 4, 32).float().requires_grad_(), draw(2, 2, 40, 32).float().requires_grad_()
     torch.library.opcheck(torch.ops.headtohead.kv_decode, (q, kv, None, 0, 0.2))
+    given = (q.detach(), kv.detach(), None, None, 0, 0.2, torch.tensor([7]))
+    torch.library.opcheck(torch.ops.headtohead.placed_decode, given)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
@@ -237,6 +239,22 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
         results.append([output, *torch.autograd.grad(output.sin().sum(), inputs)])
     for one, other in zip(*results, strict=True):
         near(one, other)
+
+
+@pytest.mark.parametrize("place", [0, 1, 63, 64, 200, 299])
+@pytest.mark.parametrize("turn", TURNS)
+def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn: str) -> None:
+    table = rotary_table(torch.arange(300), 64, 10_000.0, torch.float64)
+    q, kv, v = draw(2, 6, 1, 64), draw(2, 2, 300, 64), draw(2, 2, 300, 64, seed=1)
+    wanted = decode_plain(q, kv[:, :, : place + 1], table[: place + 1], turn, 0.125)
+    for later in (kv, v):  # what stands behind the place is of no consequence, whatever it is
+        later[:, :, place + 1 :] = 1e30
+    at = torch.tensor([place])
+    near(decode(q.float(), kv.float(), table.float(), turn, 0.125, at), wanted)
+    near(decode_plain(q, kv, table, turn, 0.125, at), wanted, 1e-12)
+    apart = kernels.attend(q, kv[:, :, : place + 1], v[:, :, : place + 1])
+    near(attend_placed(q.float(), kv.float(), v.float(), at), apart)
+    near(attend_placed(q, kv, v, at), apart, 1e-12)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e3])
