@@ -9,7 +9,7 @@ from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import path_name, plain, stacking
 from headtohead.kernels.prefix import prefix_softmax
-from headtohead.kernels.projection import project
+from headtohead.kernels.projection import project, weights_kept
 from headtohead.kernels.recurrence import decayed_scores, gated_scan
 from headtohead.kernels.rotary import rotary_table, rotate
 from headtohead.kernels.taylor import taylor_attend
@@ -38,4 +38,5 @@ __all__ = [
     "swiglu",
     "taylor_attend",
     "token_nats",
+    "weights_kept",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
+from headtohead.kernels import weights_kept
 from headtohead.model.decoder import Caches, Decoder
 
 Step = Callable[[Tensor], Tensor]
@@ -63,6 +64,7 @@ class Decoding:
             model.rotary.reach(self.room)
         self._place = torch.zeros(1, dtype=torch.long, device=device)
         self._token: Tensor | None = None
+        self._weights: dict[tuple[int, ...], Tensor] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._able = device.type == "cuda"
 
@@ -85,7 +87,7 @@ class Decoding:
         return scores
 
     def _step(self, token: Tensor) -> Tensor:
-        with self.caches.at(self._place):
+        with self.caches.at(self._place), weights_kept(self._weights):
             return one_step(self.model, self.caches, token)
 
     def _record(self, token: Tensor) -> None:

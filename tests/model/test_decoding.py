@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from headtohead.common.errors import UserError
+from headtohead.kernels import plain, weights_kept
+from headtohead.kernels.projection import joined
 from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.mechanisms.options import changed_options, value_text
 from headtohead.mechanisms.standard import Standard
@@ -133,6 +135,31 @@ def test_a_text_may_grow_longer_than_the_context() -> None:
         assert torch.allclose(scores, decoder.logits(text)[:, 20:], rtol=1e-9)
         with pytest.raises(UserError, match="holds 36 tokens; 37 were asked for"):
             step(text[:, :1])
+
+
+def test_weights_are_joined_once_for_all_steps() -> None:
+    decoder = model("standard", bias="all")
+    caches = decoder.new_caches(3, 12)
+    with torch.inference_mode(), plain():
+        decoder.logits(TEXT[:, :4], caches=caches)
+        step = Decoding(decoder, caches)
+        step(TEXT[:, 4:5])
+        kept = dict(step._weights)
+        assert torch.allclose(step(TEXT[:, 5:6]), decoder.logits(TEXT[:, :6])[:, -1], rtol=1e-9)
+    # In two layers the weights of q, k, v, and their biases.
+    assert sorted(tuple(tensor.shape) for tensor in kept.values()) == [(96,), (96,), (96, 32), (96, 32)]
+    assert all(step._weights[key] is tensor for key, tensor in kept.items())
+    assert len(step._weights) == len(kept)
+
+
+def test_what_is_made_on_the_way_is_joined_anew() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
+    store: dict[tuple[int, ...], Tensor] = {}
+    with weights_kept(store):
+        assert joined(weights) is joined(weights)
+        assert joined([2 * weight for weight in weights]).tolist() == [[2.0] * 3] * 4
+    assert len(store) == 1
+    assert joined(weights) is not joined(weights)
 
 
 def test_what_cannot_be_recorded_says_why() -> None:
