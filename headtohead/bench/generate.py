@@ -44,7 +44,7 @@ def bench_generate(
     size: str = "350m",
     batch: int = 64,
     cached: int = 8064,
-    new: int = 128,
+    new: int = 129,
     rounds: int = 2,
     precision: str = "bf16",
     device: str = "auto",
@@ -53,7 +53,8 @@ def bench_generate(
 ) -> dict[str, Any]:
     """Return the document of the benchmark: one row per contender, and the first arm's rate over each one's.
 
-    `cached` is the prompt's length. A contender that fails is a row with its error. `out` keeps every row as soon as it is
+    `cached` is the prompt's length; the first of the `new` tokens comes of reading it, each other of one step, so that caches
+    hold `cached` + `new` - 1 tokens in the end. A contender that fails is a row with its error. `out` keeps every row as soon as it is
     measured; rows that stand there, measured at this commit on this device with these settings, are not measured again.
     """
     if min(batch, cached, rounds) < 1 or new < 2:
@@ -200,6 +201,7 @@ class _Case:
             "recorded": cuda and not told,
             "told": told,
             "disagreement": disagreement(model, prompt[:2]),
+            "disagreement_step_by_step": disagreement(model, prompt[:2], record=False),
         }
 
     def _model(self, arm: str) -> Decoder:
@@ -211,7 +213,7 @@ class _Case:
     def _bytes(self, arm: str) -> float:
         """Return the fewest bytes a step reads halfway through: every weight once, and what the caches hold then."""
         model = Decoder.outline(self.size, parse_layout(arm).layers(self.size.layers))
-        filled = self.cached + self.new // 2
+        filled = self.cached + (self.new - 1) // 2
         cache = model.cache_bytes(self.batch, filled, self.dtype) or 0
         return float(model.parameter_count() * self.dtype.itemsize + cache)
 
@@ -226,14 +228,17 @@ def _writer(model: Decoder, told: list[str]) -> Writer:
     def write(prompt: Tensor, count: int, hand: Callable[[Tensor], object]) -> int:
         for token in generate(model, prompt, count, Sampling(temperature=0), warn=told.append):
             hand(token.cpu())
-        return model.cache_bytes(len(prompt), prompt.shape[1] + count, model.readout.dtype) or 0
+        return model.cache_bytes(len(prompt), prompt.shape[1] + count - 1, model.readout.dtype) or 0
 
     return write
 
 
 @torch.inference_mode()
-def disagreement(model: Decoder, text: Tensor) -> float:
-    """Return how far the last scores of steps as they are timed are from the whole forward's, by relative norm."""
+def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
+    """Return how far the last scores of decoding steps are from the whole forward's, by relative norm.
+
+    With `record` at fixed shapes, as they are timed, where the model allows it; else each by itself.
+    """
     batch, length = text.shape
     last = torch.full((batch,), length - 1, device=text.device)
     whole = model.logits(text, rows=last)[:, -1].float()
@@ -241,8 +246,8 @@ def disagreement(model: Decoder, text: Tensor) -> float:
         return 0.0
     start = max(1, length - _COMPARED)
     caches = model.new_caches(batch, length)
-    scores = model.logits(text[:, :start], caches=caches)[:, -1]
-    recorded = None if unrecordable(model, caches) else Decoding(model, caches)
+    scores = model.logits(text[:, :start], caches=caches, rows=last - (length - start))[:, -1]
+    recorded = Decoding(model, caches) if record and not unrecordable(model, caches) else None
     for place in range(start, length):
         token = text[:, place : place + 1]
         scores = recorded(token) if recorded is not None else one_step(model, caches, token)

@@ -228,7 +228,7 @@ def generate(
     size: Annotated[str, flag("SIZE")] = "350m",
     batch: Annotated[str, flag("COUNT")] = "64",
     cached: Annotated[str, flag("COUNT")] = "8064",
-    new: Annotated[str, flag("COUNT")] = "128",
+    new: Annotated[str, flag("COUNT")] = "129",
     rounds: Annotated[int, flag("COUNT")] = 2,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
@@ -243,7 +243,7 @@ def generate(
         size: a model shape (h2h list); its context is stretched to the text.
         batch: sequences.
         cached: tokens of the prompt.
-        new: tokens to write.
+        new: tokens to write; the first comes of reading the prompt, each other of one step.
         rounds: times each contender writes; medians are shown.
         precision: of weights, cache and arithmetic.
         device: where.

@@ -68,6 +68,8 @@ def generate(
         raise UserError(
             f"prompt and new tokens come to {time + count}; the companion holds {needed.length} tokens"
         )
+    if count < 1:
+        return
     model.eval()
     generator = torch.Generator().manual_seed(sampling.seed)
     whole = None
@@ -82,7 +84,7 @@ def generate(
             prompt = torch.cat((prompt, token), 1)
             yield token
         return
-    caches = model.new_caches(batch, time + count, padding=whole)
+    caches = model.new_caches(batch, time + count - 1, padding=whole)  # the last token is not read again
     last = torch.full((batch,), time - 1, device=prompt.device)
     scores = model.logits(prompt, caches=caches, rows=last)[:, -1]
     step = decoding(model, caches, count - 1, warn)
