@@ -16,6 +16,7 @@ from headtohead.kernels.rotary import rotary_table
 from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
 from headtohead.mechanisms.sharing import Sharing, SharingOptions
+from headtohead.mechanisms.standard import Standard, StandardOptions
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -289,3 +290,33 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
             cache.length = place + 1
     assert len(calls) == 3
     near(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_step_at_a_place_takes_the_kernel(arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    real = decode_triton.decode
+    monkeypatch.setattr(
+        decode_triton,
+        "decode",
+        lambda *given, **named: calls.append(named["values"] is not None) or real(*given, **named),
+    )
+    layer: Standard | Sharing
+    if arm == "standard":
+        layer = Standard(Shape(64, 4), StandardOptions(kv_heads=kv_heads))
+    else:
+        layer = Sharing(Shape(64, 4), SharingOptions(tie="kv", kv_heads=kv_heads, rope=arm))
+    layer.initialise(seeded_draw(1, "test", 0.3))
+    x = draw(2, 9, 64).float()
+    rotary = Rotary(10_000.0, 64)
+    with torch.no_grad():
+        whole = layer(x, Frame(time=9, rotary=rotary))
+        cache = layer.new_cache(2, 12)
+        layer(x[:, :6], Frame(time=6, rotary=rotary), cache)
+        cache.length = 6
+        for place in range(6, 9):
+            cache.place = torch.tensor([place])
+            frame = Frame(start=6, time=1, place=cache.place, rotary=rotary)
+            near(layer(x[:, place : place + 1], frame, cache), whole[:, place : place + 1])
+    assert calls == [arm == "standard"] * 3

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,3 +186,43 @@ def test_on_cpu_steps_go_one_by_one() -> None:
     decoder = model("standard")
     caches = decoder.new_caches(1, 40)
     assert not isinstance(decoding(decoder, caches, 32), Decoding)
+
+
+class Pretended:
+    """Stands in for torch.cuda: a graph whose replay does the step again, as the device would."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, step: Decoding, fails: str = "") -> None:
+        self.replays = 0
+
+        @contextmanager
+        def graph(made: object, stream: object) -> Iterator[None]:
+            yield
+            if fails:
+                raise RuntimeError(f"{fails}\nand more")
+
+        def replay(made: object) -> None:
+            self.replays += 1
+            step._scores.copy_(step._step(step._token))  # type: ignore[arg-type]
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        patch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        patch.setattr(torch.cuda, "Stream", lambda device: stream)
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        patch.setattr(torch.cuda, "graph", graph)
+        patch.setattr(torch.cuda, "CUDAGraph", type("Graph", (), {"replay": replay}))
+        step._able = True
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fails", ["", "operation not permitted when stream is capturing"])
+def test_a_step_is_recorded_once_or_goes_on_as_it_is(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, told = model("sharing:tie=kv"), []
+    whole, caches = decoder.logits(TEXT), decoder.new_caches(3, 12)
+    decoder.logits(TEXT[:, :4], caches=caches)
+    step = Decoding(decoder, caches, told.append)
+    device = Pretended(monkeypatch, step, fails)
+    for place in range(4, 12):
+        scores = step(TEXT[:, place : place + 1])
+        assert torch.allclose(scores, whole[:, place], rtol=1e-9)
+    assert device.replays == (0 if fails else 8)
+    assert told == ([f"decoding is not recorded as a CUDA graph: {fails}"] if fails else [])
