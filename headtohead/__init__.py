@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headtohead.api import Toy as Toy
     from headtohead.api import ToyPlan as ToyPlan
     from headtohead.api import bench_decode as bench_decode
+    from headtohead.api import bench_generate as bench_generate
     from headtohead.api import bench_kernels as bench_kernels
     from headtohead.api import bench_stack as bench_stack
     from headtohead.api import bench_train as bench_train
@@ -66,6 +67,7 @@ _HOME = {
             "Toy",
             "ToyPlan",
             "bench_decode",
+            "bench_generate",
             "bench_kernels",
             "bench_stack",
             "bench_train",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headtohead.api.attention import explain, look
-from headtohead.api.bench import bench_decode, bench_kernels, bench_stack, bench_train
+from headtohead.api.bench import bench_decode, bench_generate, bench_kernels, bench_stack, bench_train
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
@@ -19,6 +19,7 @@ __all__ = [
     "Toy",
     "ToyPlan",
     "bench_decode",
+    "bench_generate",
     "bench_kernels",
     "bench_stack",
     "bench_train",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headtohead.bench.generate import bench_generate
 from headtohead.bench.kernels import measure_decode, measure_kernels
 from headtohead.bench.stack import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
 from headtohead.study.environment import choose_device, device_name, provenance
 
-__all__ = ["bench_decode", "bench_kernels", "bench_stack", "bench_train"]
+__all__ = ["bench_decode", "bench_generate", "bench_kernels", "bench_stack", "bench_train"]
 
 
 def bench_kernels(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:

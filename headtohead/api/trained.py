@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,15 +183,19 @@ def generate_text(
     sampling: Sampling | None = None,
     device: str = "auto",
     trust_files: bool = False,
+    warn: Callable[[str], None] = lambda words: None,
 ) -> Iterator[str]:
-    """Yield the text that a run's model writes after a prompt, piece by piece."""
+    """Yield the text that a run's model writes after a prompt, piece by piece.
+
+    On a GPU decoding steps are recorded as a CUDA graph; `warn` is told where the run's mechanism does not allow it.
+    """
     chosen = choose_device(device)
     _refuse_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     start = torch.tensor([tokenizer.encode(prompt.encode("utf-8")).astype("int64").tolist()], device=chosen)
     written: list[int] = []
     shown = ""
-    for token in generate(model, start, tokens, sampling or Sampling()):
+    for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):
         written.append(int(token))
         text = tokenizer.decode(written)
         # A character of several bytes shows once it is whole.

@@ -1,4 +1,4 @@
-"""Models of the same shape as others build them, trained as their documentation recommends."""
+"""Models of the same shape as others build them, trained and let write as their documentation recommends."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from headtohead.common.errors import unknown
 from headtohead.model.sizes import Size
 
 Step = Callable[[], object]
+Writer = Callable[[Tensor, int, Callable[[Tensor], object]], int]
+"""Continues a prompt (batch, time) greedily by so many tokens; hands over each (batch,) on the host as soon as it is there.
+Gives the bytes of its cache at the end."""
 
 
 class _Transformers(nn.Module):
@@ -122,3 +125,54 @@ def peer_step(name: str, size: Size, batch: int, device: torch.device, bf16: boo
         optimiser.zero_grad(set_to_none=True)
 
     return step
+
+
+WRITERS = {"transformers": None, "transformers-static": "static"}
+"""The peers that write, and the cache that `generate` of transformers is asked for: its usual one grows token by token;
+the static one makes it compile the decoding step."""
+
+
+def peer_writer(name: str, size: Size, device: torch.device, dtype: torch.dtype) -> Writer:
+    """Return what lets a peer's model of this shape write."""
+    from transformers import GenerationConfig
+    from transformers import logging as words
+    from transformers.generation.streamers import BaseStreamer
+
+    words.set_verbosity_error()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = _Transformers(size).model
+    model = model.to(dtype).eval()
+    model.config.use_cache = True
+    # Random weights write the end of a text as readily as any token: nothing ends here.
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+
+    class Handed(BaseStreamer):
+        """Hands new tokens over; the prompt comes first, and is not new."""
+
+        def __init__(self, hand: Callable[[Tensor], object]) -> None:
+            self.hand, self.prompt = hand, True
+
+        def put(self, value: Tensor) -> None:
+            if not self.prompt:
+                self.hand(value)
+            self.prompt = False
+
+        def end(self) -> None:
+            pass
+
+    def write(prompt: Tensor, count: int, hand: Callable[[Tensor], object]) -> int:
+        config = GenerationConfig(
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            use_cache=True,
+            return_dict_in_generate=True,
+            cache_implementation=WRITERS[name],
+        )
+        seen = torch.ones_like(prompt)
+        found = model.generate(prompt, attention_mask=seen, generation_config=config, streamer=Handed(hand))
+        kept = (tensor for layer in found.past_key_values.layers for tensor in (layer.keys, layer.values))
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+    return write

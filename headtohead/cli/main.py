@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench stack": ("bench", "stack", "measure stacked seeds beside a single run and separate processes"),
     "bench kernels": ("bench", "kernels", "measure the fused kernels beside their twins and the byte floor"),
     "bench decode": ("bench", "decode", "measure decoding from a K=V cache beside the library's attention"),
+    "bench generate": ("bench", "generate", "measure a model writing from a long prompt beside transformers"),
     "generate": ("use", "generate", "let a trained run continue a text"),
     "look": ("attention", "look", "show on a page where a trained run looks in a text"),
     "explain": (

@@ -179,7 +179,13 @@ def generate(
         raise UserError(f"--tokens {tokens} is too small; at least 1 is allowed")
     sampling = Sampling(temperature, top_p, seed)
     pieces = api.generate_text(
-        run, prompt, tokens=tokens, sampling=sampling, device=device, trust_files=trust_files
+        run,
+        prompt,
+        tokens=tokens,
+        sampling=sampling,
+        device=device,
+        trust_files=trust_files,
+        warn=lambda words: print(words, file=sys.stderr),
     )
     first = next(pieces, "")
     began = time.monotonic()

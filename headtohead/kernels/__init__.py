@@ -2,20 +2,21 @@
 
 from headtohead.kernels.attention import attend, attention_weights, backend_name
 from headtohead.kernels.circle import circle, circle_pull
-from headtohead.kernels.decode import decode, decode_serves
+from headtohead.kernels.decode import attend_placed, decode, decode_serves
 from headtohead.kernels.feedforward import swiglu
 from headtohead.kernels.linear import linear_attend
 from headtohead.kernels.loss import linear_cross_entropy, token_nats
 from headtohead.kernels.norm import rms_norm
 from headtohead.kernels.path import path_name, plain, stacking
 from headtohead.kernels.prefix import prefix_softmax
-from headtohead.kernels.projection import project
+from headtohead.kernels.projection import project, weights_kept
 from headtohead.kernels.recurrence import decayed_scores, gated_scan
 from headtohead.kernels.rotary import rotary_table, rotate
 from headtohead.kernels.taylor import taylor_attend
 
 __all__ = [
     "attend",
+    "attend_placed",
     "attention_weights",
     "backend_name",
     "circle",
@@ -37,4 +38,5 @@ __all__ = [
     "swiglu",
     "taylor_attend",
     "token_nats",
+    "weights_kept",
 ]

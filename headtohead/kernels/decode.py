@@ -1,4 +1,8 @@
-"""Decoding with K=V as one operator: softmax(q kv^T * scale) kv of one query, with one cached tensor read once."""
+"""Decoding with K=V as one operator: softmax(q kv^T * scale) kv of one query, with one cached tensor read once.
+
+And decoding at fixed shapes: the caches are given whole, and the query's place among them stands on the device, so that a
+step can be recorded once and replayed at any place.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.kernels.attention import attend_plain
+from headtohead.kernels.attention import attend, attend_plain
 from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.rotary import rotate_plain
 
@@ -22,28 +26,76 @@ def decode_serves(q: Tensor, kv: Tensor) -> bool:
     return fits and triton_multiplies(q)
 
 
-def decode(q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float | None = None) -> Tensor:
+def decode(
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor | None,
+    turn: str,
+    scale: float | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
     """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim).
 
     q stands at the last of the keys and is turned already; `table` (keys, dim / 2, 2) turns the keys in the score with
-    `turn=score`, where kv is kept as it is, and its last row turns the mix back with `turn=roundtrip`.
+    `turn=score`, where kv is kept as it is, and its last row turns the mix back with `turn=roundtrip`. With `place` (1,)
+    the query stands there among the keys, and sees nothing behind it.
     """
     if turn != "nothing" and table is None:
         raise ValueError(f"turn={turn} needs a rotary table")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if decode_serves(q, kv):
-        output: Tensor = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, table, TURNS.index(turn), scale)
-        return output.unsqueeze(2)
-    return decode_plain(q, kv, table, turn, scale)
+    if not decode_serves(q, kv):
+        return decode_plain(q, kv, table, turn, scale, place)
+    given = (table, TURNS.index(turn), scale)
+    output: Tensor
+    if place is None:
+        output = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given)
+    else:
+        output = torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place)
+    return output.unsqueeze(2)
 
 
-def decode_plain(q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float) -> Tensor:
+def decode_plain(
+    q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float, place: Tensor | None = None
+) -> Tensor:
     """The definition."""
     keys = rotate_plain(kv, table) if turn == "score" and table is not None else kv
-    mixed = attend_plain(q, keys, kv, causal=False, mask=None, scale=scale)
-    return (
-        rotate_plain(mixed, table[-1:], inverse=True) if turn == "roundtrip" and table is not None else mixed
-    )
+    seen = None if place is None else seen_from(place, kv.shape[-2])
+    mixed = attend_plain(q, keys, kv, causal=False, mask=seen, scale=scale)
+    if turn != "roundtrip" or table is None:
+        return mixed
+    row = table[-1:] if place is None else table.index_select(0, place)
+    return rotate_plain(mixed, row, inverse=True)
+
+
+def attend_placed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Tensor,
+    *,
+    window: int = 0,
+    strict: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) at `place` (1,) among k, v (batch, kv_heads, keys, dim).
+
+    Nothing behind the place is seen; `window` and `strict` are those of `attend`.
+    """
+    if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        output: Tensor = torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place)
+        return output.unsqueeze(2)
+    seen = seen_from(place, k.shape[-2], window, strict).unsqueeze(0)
+    return attend(q, k, v, causal=False, padding=seen, scale=scale)
+
+
+def seen_from(place: Tensor, keys: int, window: int = 0, strict: bool = False) -> Tensor:
+    """Return (keys,), true at those that a query at `place` (1,) sees: what `view_mask` says of its row."""
+    key = torch.arange(keys, device=place.device)
+    seen = key <= place
+    if window:
+        seen = seen & (place - key < window)
+    return seen & ((key != place) | (place == 0)) if strict else seen
 
 
 @torch.library.custom_op("headtohead::kv_decode", mutates_args=())
@@ -100,3 +152,20 @@ def _(
     )
     output: Tensor = torch.ops.headtohead.kv_decode(q, kv, table, turn, scale)
     return output.unflatten(0, (size, -1)), 0
+
+
+@torch.library.custom_op("headtohead::placed_decode", mutates_args=())
+def placed_decode(
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+) -> Tensor:
+    """Return (batch, heads, dim) of q at a place among k and v (batch, kv_heads, keys, dim), or among k=v; no gradient."""
+    from headtohead.kernels import decode_triton
+
+    return decode_triton.decode(q, k, table, turn, scale, values=v, place=place)
+
+
+@placed_decode.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+) -> Tensor:
+    return q.new_empty(q.shape)

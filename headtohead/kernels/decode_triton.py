@@ -1,8 +1,11 @@
 """Decoding with K=V in Triton: the cached tensor is read once, and serves as keys and as values.
 
-Imported when it first runs (`decode.py` registers the operator). The context is cut into parts; a program takes one
+Imported when it first runs (`decode.py` registers the operators). The context is cut into parts; a program takes one
 part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
 kernel joins the parts by those logs.
+
+A recorded step must not know how many keys there are: `place` gives the query's place on the device, and the programs
+share the keys up to it among them. Values of their own may stand beside the keys.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def _parts(
     q_at,
     kv_at,
+    v_at,
     table_at,
+    place_at,
     mix_at,
     log_at,
     turns,
@@ -35,6 +40,9 @@ def _parts(
     kv_b,
     kv_h,
     kv_n,
+    v_b,
+    v_h,
+    v_n,
     KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
     DIM: tl.constexpr,
@@ -44,11 +52,20 @@ def _parts(
     TURN: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    APART: tl.constexpr,
+    PLACED: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
     """One part of the context for the query heads (share, dim) of one key head."""
     DTYPE: tl.constexpr = kv_at.dtype.element_ty
     parts = tl.num_programs(0)
     owner = tl.program_id(1)
+    if PLACED:
+        keys = tl.load(place_at).to(tl.int32) + 1
+        shared = tl.cdiv(tl.cdiv(keys, BLOCK), parts)
+        part = shared * BLOCK
+        if not COUNTED:
+            turns = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
     head = owner % KV_HEADS
     first = tl.program_id(0) * part
@@ -57,6 +74,7 @@ def _parts(
     dim = tl.arange(0, BLOCK_D)
     q_place = q_at + sequence * q_b + (head * SHARE + query) * q_h
     kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
+    v_place = v_at + sequence * v_b + head.to(tl.int64) * v_h
     row = tl.arange(0, BLOCK)
     if TURN:
         # Pairs apart. Turning key j = first of its block + t and the query by their places is turning the key by t
@@ -103,7 +121,11 @@ def _parts(
         weights = tl.exp2(scores - base[:, None])
         fall = tl.exp2(highest - base)
         total = total * fall + tl.sum(weights, 1)
-        mix = tl.dot(weights.to(DTYPE), kv, mix * fall[:, None], input_precision=PRECISION)
+        if APART:
+            v = tl.load(v_place + key[:, None].to(tl.int64) * v_n + dim[None, :], mask=inside, other=0.0)
+        else:
+            v = kv
+        mix = tl.dot(weights.to(DTYPE), v, mix * fall[:, None], input_precision=PRECISION)
         highest = risen
     place = (owner * SHARE + query).to(tl.int64) * parts + tl.program_id(0)
     wanted = query < SHARE
@@ -122,14 +144,16 @@ def _join(
     mix_at,
     log_at,
     table_at,
+    place_at,
     out_at,
     parts,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BACK: tl.constexpr,
+    PLACED: tl.constexpr,
 ):
-    """The parts of one query head, joined; with BACK turned back by the table's row (dim / 2, 2)."""
+    """The parts of one query head, joined; with BACK turned back by a row (dim / 2, 2): the table's first, or that of the place."""
     owner = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     logs = tl.load(log_at + owner * parts + part, mask=part < parts, other=float("-inf"))
@@ -143,6 +167,8 @@ def _join(
         weights[:, None] * tl.load(place + 1, mask=inside & (2 * pair + 1 < DIM)[None, :], other=0.0), 0
     )
     if BACK:
+        if PLACED:
+            table_at += tl.load(place_at) * DIM
         cos = tl.load(table_at + 2 * pair, mask=2 * pair < DIM, other=0.0)
         sin = tl.load(table_at + 2 * pair + 1, mask=2 * pair < DIM, other=0.0)
         even, odd = even * cos + odd * sin, odd * cos - even * sin
@@ -167,14 +193,27 @@ _MOST_PARTS = 256
 
 
 def decode(
-    q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float, config: Config | None = None
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor | None,
+    turn: int,
+    scale: float,
+    config: Config | None = None,
+    *,
+    values: Tensor | None = None,
+    place: Tensor | None = None,
 ) -> Tensor:
-    """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
+    """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim).
+
+    The query stands at the last of the keys, or at `place` (1,) among them, and sees nothing behind it. `values`, of the
+    keys' shape, are mixed in place of the keys.
+    """
     config = config or CONFIGS[turn == 1]
     batch, heads, dim = q.shape
     kv_heads, keys = kv.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
     kv = kv if kv.stride(-1) == 1 else kv.contiguous()
+    v = kv if values is None else values if values.stride(-1) == 1 else values.contiguous()
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
     blocks = -(-keys // config.keys)
@@ -189,7 +228,9 @@ def decode(
     _parts[(parts, batch * kv_heads)](
         q,
         kv,
+        v,
         table,
+        table if place is None else place,
         mix,
         logs,
         count(turns),
@@ -198,6 +239,7 @@ def decode(
         scale,
         *q.stride()[:2],
         *kv.stride()[:3],
+        *v.stride()[:3],
         KV_HEADS=kv_heads,
         SHARE=share,
         DIM=dim,
@@ -207,18 +249,23 @@ def decode(
         TURN=turn == 1,
         PRECISION="ieee",
         STAGES=config.stages,
+        APART=values is not None,
+        PLACED=place is not None,
+        COUNTED=isinstance(count(turns), tl.constexpr),
         num_warps=config.warps,
     )
     _join[(batch * heads,)](
         mix,
         logs,
-        table[-1] if turn == 2 else table,
+        table[-1] if turn == 2 and place is None else table,
+        table if place is None else place,
         output,
         parts,
         DIM=dim,
         BLOCK=triton.next_power_of_2(parts),
         BLOCK_D=wide,
         BACK=turn == 2,
+        PLACED=place is not None,
         num_warps=4,
     )
     return output

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headtohead.kernels.path import eager_cpu, triton_serves
+from headtohead.kernels.projection import joined
 from headtohead.kernels.turns import gate as gated_product
 
 # Rows per chunk on CPU: the three hidden tensors of a chunk then stay in a core's second-level cache.
@@ -30,8 +31,8 @@ def swiglu(
         return result
     if triton_serves(x):
         # One product each way in place of two and a sum; the weights are copied by the cast to bf16 anyway.
-        joined = torch.cat((gate, up)), None if biases is None else torch.cat(biases[:2])
-        hidden = gated_product(F.linear(x, *joined).flatten(0, -2)).unflatten(0, x.shape[:-1])
+        both = joined((gate, up)), None if biases is None else joined(biases[:2])
+        hidden = gated_product(F.linear(x, *both).flatten(0, -2)).unflatten(0, x.shape[:-1])
         return F.linear(hidden, down, None if biases is None else biases[2])
     return swiglu_plain(x, gate, up, down, biases)
 

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headtohead.kernels.path import eager_cpu
+
+_kept: ContextVar[dict[tuple[int, ...], Tensor] | None] = ContextVar("kept", default=None)
+
+
+@contextmanager
+def weights_kept(store: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
+    """Inside, weights that are multiplied together are joined once and kept in `store`: for steps that do not train.
+
+    Training joins them anew at every step, where the cast to bf16 copies them anyway; a decoding step of few rows would
+    spend as long on it as on the product.
+    """
+    token = _kept.set(store)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors one behind the other, along their first axis."""
+    if torch.compiler.is_compiling() or (store := _kept.get()) is None:
+        return torch.cat(list(tensors))
+    if not all(
+        isinstance(tensor, nn.Parameter) for tensor in tensors
+    ):  # made on the way, perhaps anew each time
+        return torch.cat(list(tensors))
+    key = tuple(id(tensor) for tensor in tensors)
+    if key not in store:
+        store[key] = torch.cat(list(tensors))
+    return store[key]
 
 
 def project(
@@ -29,8 +61,8 @@ def project_plain(
     """The definition, as one matrix product over the joined weights."""
     if len(weights) == 1:
         return (F.linear(x, weights[0], None if biases is None else biases[0]),)
-    bias = None if biases is None else torch.cat(list(biases))
-    return F.linear(x, torch.cat(list(weights)), bias).split([len(weight) for weight in weights], -1)
+    bias = None if biases is None else joined(biases)
+    return F.linear(x, joined(weights), bias).split([len(weight) for weight in weights], -1)
 
 
 class _Project(torch.autograd.Function):

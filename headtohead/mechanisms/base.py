@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attend, rotary_table, rotate
+from headtohead.kernels import attend, attend_placed, rotary_table, rotate
 from headtohead.kernels.attention import view_mask
 from headtohead.mechanisms.options import Options, changed_options, value_text
 
@@ -71,7 +71,11 @@ class Rotary:
 
     def __init__(self, theta: float, context: int) -> None:
         self.theta, self.context = theta, context
-        self._tables: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+        self.tables: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
+
+    def reach(self, length: int) -> None:
+        """Let tables that are asked for by a place on the device hold so many places."""
+        self.context = max(length, self.context)
 
     def slice(self, start: int, stop: int, like: Tensor) -> Tensor:
         """Return the table of consecutive positions for `like` (batch, heads, time, dim).
@@ -82,6 +86,10 @@ class Rotary:
         """
         return self._table(stop, like)[..., start:stop, :, :]
 
+    def row(self, place: Tensor, like: Tensor) -> Tensor:
+        """Return the table of one place (1,), which stands on the device, in the form `slice` has."""
+        return self._table(self.context, like).index_select(-3, place)
+
     def gather(self, positions: Tensor, like: Tensor) -> Tensor:
         """Return the table of positions (batch, time) below the context for `like`, one head's for all."""
         table = self._table(self.context, like)
@@ -91,14 +99,14 @@ class Rotary:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         heads, dim = like.shape[1], like.shape[-1]
         key = (dim, heads if like.device.type == "cpu" else 0, dtype, like.device)
-        table = self._tables.get(key)
+        table = self.tables.get(key)
         if table is None or table.shape[-3] < length:
             self.context = max(length, self.context)
             positions = torch.arange(self.context, device=like.device)
             table = rotary_table(positions, dim, self.theta, dtype)
             if like.device.type == "cpu":
                 table = table.unsqueeze(1).expand(-1, heads, -1, -1).contiguous().transpose(0, 1)
-            self._tables[key] = table
+            self.tables[key] = table
         return table
 
 
@@ -139,6 +147,9 @@ class Frame:
     """Position of the first row of x; what came before it is in the cache."""
     time: int = 0
     """Rows of x."""
+    place: Tensor | None = None
+    """(1,): where the one row of x stands among caches that are given whole, in place of `start`: a step that is
+    recorded knows its place on the device alone."""
     causal: bool = True
     padding: Tensor | None = None
     """(batch, start + time), true at real tokens; None when nothing is padded."""
@@ -152,6 +163,7 @@ class Frame:
     """The companion at this layer; None without one, and when its tables are in the cache already."""
     training: bool = False
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    _rows: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add a training-only loss term; it is logged apart under its name."""
@@ -159,6 +171,8 @@ class Frame:
 
     def positions(self, device: torch.device, keys: bool = False) -> Tensor:
         """Return (time,) positions of x's rows, or of every key so far; (batch, ...) where padding shifts them."""
+        if self.place is not None and not keys:
+            return self.place
         first = 0 if keys else self.start
         if self.padding is None:
             return torch.arange(first, self.start + self.time, device=device)
@@ -168,12 +182,21 @@ class Frame:
         """Return x (batch, heads, time, dim) turned by its positions; as it is when the model has no rope."""
         if self.rotary is None:
             return x
-        if self.padding is None:
+        if self.place is not None:
+            table = self.rotary.slice(0, x.shape[-2], x) if keys else self._row(self.rotary, self.place, x)
+        elif self.padding is None:
             first = 0 if keys else self.start
             table = self.rotary.slice(first, self.start + self.time, x)
         else:
             table = self.rotary.gather(self.positions(x.device, keys), x)
         return rotate(x, table, inverse)
+
+    def _row(self, rotary: Rotary, place: Tensor, x: Tensor) -> Tensor:
+        """Return the table of this place, looked up once for all layers."""
+        key = (x.shape[1], x.shape[-1], x.dtype)
+        if key not in self._rows:
+            self._rows[key] = rotary.row(place, x)
+        return self._rows[key]
 
     def attend(
         self,
@@ -187,6 +210,10 @@ class Frame:
         bias: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention (batch, heads, time, dim) under this frame's view."""
+        if self.place is not None:
+            if bias is not None:
+                raise ValueError("a step that is recorded adds nothing to the scores")
+            return attend_placed(q, k, v, self.place, window=window, strict=strict, scale=scale)
         causal, padding = self.causal, self.padding
         return attend(
             q, k, v, causal=causal, padding=padding, window=window, strict=strict, scale=scale, bias=bias
@@ -237,6 +264,8 @@ class Cache:
     ) -> None:
         self.capacity = capacity
         self.length = 0
+        self.place: Tensor | None = None
+        """(1,): where the next token is written, on the device; what is kept is then given whole."""
         self.tensors = {
             entry.name: torch.zeros(entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device)
             for entry in spec
@@ -245,8 +274,13 @@ class Cache:
         """Weights multiplied out for decoding; not part of the cache's bytes."""
 
     def append(self, name: str, value: Tensor) -> Tensor:
-        """Write value (batch, ..., time, dim) behind what is there; return all of it, (batch, ..., so far, dim)."""
+        """Write value (batch, ..., time, dim) behind what is there; return all of it, (batch, ..., so far, dim).
+
+        With a place on the device, write there, and return (batch, ..., capacity, dim).
+        """
         tensor, stop = self.tensors[name], self.length + value.shape[-2]
+        if self.place is not None:
+            return tensor.index_copy_(-2, self.place, value.to(tensor.dtype))
         if stop > self.capacity:
             raise UserError(f"the cache holds {self.capacity} tokens; {stop} were asked for")
         tensor[..., self.length : stop, :] = value
@@ -360,6 +394,16 @@ class Mechanism(nn.Module):
     def decodable(self) -> bool:
         """Whether it declares a cache and takes one in `forward`."""
         return self.cache_spec() is not None and "cache" in inspect.signature(self.forward).parameters
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a decoding step may be recorded once and replayed at other places.
+
+        It then learns its place from `frame.rotate`, `frame.attend`, `frame.positions` and `cache.append` alone: a number
+        that Python read while it was recorded, such as `frame.start`, would be the same at every place. A subclass says
+        so for itself.
+        """
+        return False
 
     def new_cache(
         self,

@@ -218,6 +218,7 @@ class Coupled(Stage):
 
     name: ClassVar[str] = "coupled"
     Options: ClassVar[type] = CoupledOptions
+    recordable: ClassVar[bool] = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)

@@ -355,9 +355,9 @@ class Sharing(Projected):
         turn = self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
         table = None
         if turn != "nothing" and frame.rotary is not None:
-            table = frame.rotary.slice(0, frame.start + 1, kv)
+            table = frame.rotary.slice(0, kv.shape[-2], kv)
             table = table[0] if table.ndim == 4 else table
-        return decode(q, kv, table, turn)
+        return decode(q, kv, table, turn, place=frame.place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Keep what the new tokens leave; return all keys and values so far."""
@@ -412,6 +412,13 @@ class Sharing(Projected):
         entries += [Entry("turned", (1, self.turned))] if self.shared_key else []
         entries += [Entry("size", (self.kv_heads, 1))] if self.options.kv_norm != "off" else []
         return tuple(entries)
+
+    @property
+    def recordable(self) -> bool:
+        """Where nothing is added to the scores, and keys are not normed behind the cache."""
+        options = self.options
+        usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
+        return type(self) is Sharing and usual and self.recordable_stages()
 
     def new_cache(
         self,

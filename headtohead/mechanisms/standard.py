@@ -88,6 +88,11 @@ class Standard(Projected):
             q, k = rms_norm(q, self.q_gain, eps), rms_norm(k, self.k_gain, eps)
         return q, k
 
+    @property
+    def recordable(self) -> bool:
+        """With every option."""
+        return type(self) is Standard and self.recordable_stages()
+
     def circuit_tags(self) -> dict[str, str]:
         """The gains set the scores: qk."""
         return super().circuit_tags() | {"q_gain": "qk", "k_gain": "qk"}

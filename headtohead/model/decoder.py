@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -98,6 +99,21 @@ class Caches:
         self.layers = layers
         self.padding = padding
         self.length = 0
+        self.place: Tensor | None = None
+
+    @contextmanager
+    def at(self, place: Tensor) -> Iterator[None]:
+        """Inside, a step writes and looks from a place (1,) that stands on the device; nothing is counted as written."""
+        try:
+            self._put(place)
+            yield
+        finally:
+            self._put(None)
+
+    def _put(self, place: Tensor | None) -> None:
+        self.place = place
+        for layer in self.layers:
+            layer.place = place
 
     def advance(self, time: int) -> None:
         """Count `time` tokens as written."""
@@ -207,6 +223,7 @@ class Decoder(nn.Module):
         self._refuse_unsupported(padding is not None, causal)
         frame = frame or Frame()
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
+        frame.place = None if caches is None else caches.place
         frame.rotary, frame.training = self.rotary, self.training
         x = self.embedding(tokens, frame)
         if self.size.settings.dropout and self.spaces[0].linear:
@@ -224,7 +241,7 @@ class Decoder(nn.Module):
                     frame.companion = Companion(normed)
             cache = None if caches is None else caches.layers[index]
             x = block(x, frame, cache, rows if index == len(self.layers) - 1 else None)
-        if caches is not None:
+        if caches is not None and caches.place is None:
             caches.advance(time)
         x = self.spaces[-1].features(self.norm(x))
         # The read-out rounds to the narrow type first thing; here the rounding joins the norm.
@@ -353,6 +370,11 @@ class Decoder(nn.Module):
     def decodable(self) -> bool:
         """Whether every layer keeps a cache."""
         return all(block.mechanism.decodable for block in self.layers)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether every layer's decoding step may be recorded once and replayed at other places."""
+        return self.companion_spec is None and all(block.mechanism.recordable for block in self.layers)
 
     def new_caches(
         self, batch: int, capacity: int, dtype: torch.dtype | None = None, padding: Tensor | None = None

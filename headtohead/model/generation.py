@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import decoding
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ def generate(
     count: int,
     sampling: Sampling = Sampling(),  # noqa: B008  a frozen value
     padding: Tensor | None = None,
+    warn: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Tensor]:
     """Yield `count` times (batch, 1): the next token of each sequence in prompt (batch, time).
 
     Prompts of different lengths are padded on the left; `padding` (batch, time) is true at real tokens. A layout
-    with a layer that keeps no cache is recomputed in full at every step.
+    with a layer that keeps no cache is recomputed in full at every step. On a GPU a decoding step is recorded as a CUDA
+    graph where the layers allow it; `warn` is told where they do not.
     """
     batch, time = prompt.shape
     if time == 0:
@@ -65,20 +68,28 @@ def generate(
         raise UserError(
             f"prompt and new tokens come to {time + count}; the companion holds {needed.length} tokens"
         )
+    if count < 1:
+        return
     model.eval()
     generator = torch.Generator().manual_seed(sampling.seed)
     whole = None
     if padding is not None:
         whole = torch.cat((padding, padding.new_ones(batch, count)), 1)
     if not model.decodable:
+        if model.readout.is_cuda:
+            warn("every token is computed from the whole text: a layer keeps no cache")
         for _ in range(count):
             seen = None if whole is None else whole[:, : prompt.shape[1]]
             token = sample(model.logits(prompt, padding=seen)[:, -1], sampling, generator)
             prompt = torch.cat((prompt, token), 1)
             yield token
         return
-    caches = model.new_caches(batch, time + count, padding=whole)
-    step = prompt
-    for _ in range(count):
-        step = sample(model.logits(step, caches=caches)[:, -1], sampling, generator)
-        yield step
+    caches = model.new_caches(batch, time + count - 1, padding=whole)  # the last token is not read again
+    last = torch.full((batch,), time - 1, device=prompt.device)
+    scores = model.logits(prompt, caches=caches, rows=last)[:, -1]
+    step = decoding(model, caches, count - 1, warn)
+    for place in range(count):
+        token = sample(scores, sampling, generator)
+        yield token
+        if place < count - 1:
+            scores = step(token)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from headtohead import kernels
 from headtohead.kernels import decode_triton, dynamics, dynamics_fused, dynamics_triton
-from headtohead.kernels.decode import TURNS, decode, decode_plain
+from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
 from headtohead.kernels.rotary import rotary_table
 from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
 from headtohead.mechanisms.sharing import Sharing, SharingOptions
+from headtohead.mechanisms.standard import Standard, StandardOptions
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -158,6 +159,8 @@ def test_the_operators_keep_the_rules_of_pytorch() -> None:
     torch.library.opcheck(torch.ops.headtohead.coupled_backward, (*given, q[None], k[None], 1, 2))
     q, kv = draw(2, 4, 32).float().requires_grad_(), draw(2, 2, 40, 32).float().requires_grad_()
     torch.library.opcheck(torch.ops.headtohead.kv_decode, (q, kv, None, 0, 0.2))
+    given = (q.detach(), kv.detach(), None, None, 0, 0.2, torch.tensor([7]))
+    torch.library.opcheck(torch.ops.headtohead.placed_decode, given)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
@@ -239,6 +242,22 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
         near(one, other)
 
 
+@pytest.mark.parametrize("place", [0, 1, 63, 64, 200, 299])
+@pytest.mark.parametrize("turn", TURNS)
+def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn: str) -> None:
+    table = rotary_table(torch.arange(300), 64, 10_000.0, torch.float64)
+    q, kv, v = draw(2, 6, 1, 64), draw(2, 2, 300, 64), draw(2, 2, 300, 64, seed=1)
+    wanted = decode_plain(q, kv[:, :, : place + 1], table[: place + 1], turn, 0.125)
+    for later in (kv, v):  # what stands behind the place is of no consequence, whatever it is
+        later[:, :, place + 1 :] = 1e30
+    at = torch.tensor([place])
+    near(decode(q.float(), kv.float(), table.float(), turn, 0.125, at), wanted)
+    near(decode_plain(q, kv, table, turn, 0.125, at), wanted, 1e-12)
+    apart = kernels.attend(q, kv[:, :, : place + 1], v[:, :, : place + 1])
+    near(attend_placed(q.float(), kv.float(), v.float(), at), apart)
+    near(attend_placed(q, kv, v, at), apart, 1e-12)
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e3])
 def test_decoding_at_extreme_values(size: float) -> None:
     q, kv = size * draw(1, 2, 1, 32), size * draw(1, 2, 70, 32)
@@ -271,3 +290,33 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
             cache.length = place + 1
     assert len(calls) == 3
     near(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_step_at_a_place_takes_the_kernel(arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    real = decode_triton.decode
+    monkeypatch.setattr(
+        decode_triton,
+        "decode",
+        lambda *given, **named: calls.append(named["values"] is not None) or real(*given, **named),
+    )
+    layer: Standard | Sharing
+    if arm == "standard":
+        layer = Standard(Shape(64, 4), StandardOptions(kv_heads=kv_heads))
+    else:
+        layer = Sharing(Shape(64, 4), SharingOptions(tie="kv", kv_heads=kv_heads, rope=arm))
+    layer.initialise(seeded_draw(1, "test", 0.3))
+    x = draw(2, 9, 64).float()
+    rotary = Rotary(10_000.0, 64)
+    with torch.no_grad():
+        whole = layer(x, Frame(time=9, rotary=rotary))
+        cache = layer.new_cache(2, 12)
+        layer(x[:, :6], Frame(time=6, rotary=rotary), cache)
+        cache.length = 6
+        for place in range(6, 9):
+            cache.place = torch.tensor([place])
+            frame = Frame(start=6, time=1, place=cache.place, rotary=rotary)
+            near(layer(x[:, place : place + 1], frame, cache), whole[:, place : place + 1])
+    assert calls == [arm == "standard"] * 3

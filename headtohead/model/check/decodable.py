@@ -50,6 +50,30 @@ def cache_agrees(bench: Bench) -> None:
             )
 
 
+def recorded_agrees(bench: Bench) -> None:
+    """Where it says that it is recordable, a step recorded at one place gives the full forward's output at others."""
+    mechanism = bench.mechanism()
+    if not mechanism.recordable:
+        return
+    x = bench.inputs(batch=2, seed=30)
+    first = TIME // 2
+    with torch.no_grad():
+        wanted = bench.run(mechanism, x)
+        cache = mechanism.new_cache(2, TIME + 1, torch.float64)
+        bench.decode(mechanism, x[:, :first], cache, 0, None)
+        for place in range(first, TIME):
+            row = x[:, place : place + 1]
+            # As in a replay: what Python knew when it was recorded stays as it was, and the place alone moves.
+            frame = bench.frame(row, first)
+            frame.place = cache.place = torch.tensor([place])
+            error = relative(mechanism(row, frame, cache), wanted[:, place : place + 1])
+            require(
+                error < max(TOLERANCE, mechanism.cache_error),
+                f"it says that it is recordable, and a step recorded at place {first} differs from the full forward at "
+                f"place {place} (by {error:.1e})",
+            )
+
+
 def cache_bytes(bench: Bench) -> None:
     """Declared bytes are the allocated ones, and decoding does not put larger tensors in their place."""
     mechanism = bench.mechanism()

@@ -26,7 +26,12 @@ LEVELS: dict[str, tuple[Check, ...]] = {
         raceable.gradients,
         raceable.finite,
     ),
-    "decodable": (decodable.cache_declared, decodable.cache_agrees, decodable.cache_bytes),
+    "decodable": (
+        decodable.cache_declared,
+        decodable.cache_agrees,
+        decodable.cache_bytes,
+        decodable.recorded_agrees,
+    ),
     "accounted": (accounted.flops, accounted.circuits, accounted.fast_path, accounted.attention_map),
 }
 SLOW: tuple[Check, ...] = (accounted.compiles,)

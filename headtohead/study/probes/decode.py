@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import decoding
 from headtohead.study.environment import device_name
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
 
@@ -49,17 +50,21 @@ def _measure(subject: Subject, _: str) -> Found:
 
 @torch.inference_mode()
 def _seconds(model: Decoder, prompt: Tensor, steps: int) -> float:
-    """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed."""
+    """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed.
+
+    On a GPU the first step also records the CUDA graph of the others, where there is one.
+    """
     caches = model.new_caches(len(prompt), prompt.shape[1] + steps) if model.decodable else None
     token = model.logits(prompt, caches=caches)[:, -1].argmax(-1, keepdim=True)
+    step = None if caches is None else decoding(model, caches, steps)
     taken = []
     for _ in range(steps):
-        if caches is None:
+        if step is None:
             prompt = torch.cat((prompt, token), 1)
         _wait(prompt)
         began = time.perf_counter()
-        step = prompt if caches is None else token
-        token = model.logits(step, caches=caches)[:, -1].argmax(-1, keepdim=True)
+        scores = model.logits(prompt)[:, -1] if step is None else step(token)
+        token = scores.argmax(-1, keepdim=True)
         _wait(token)
         taken.append(time.perf_counter() - began)
     return max(1e-9, statistics.median(taken[_WARM:] or taken))

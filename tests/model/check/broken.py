@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headtohead.kernels import rotate
 from headtohead.kernels.path import is_plain
 from headtohead.mechanisms.base import (
     Cache,
@@ -153,6 +154,18 @@ class CachesTheWrongKey(Base):
         return super().mix(q, k, v, frame, cache)
 
 
+class RemembersWhereItWasRecorded(Base):
+    recordable = True
+
+    def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        if frame.padding is not None or frame.rotary is None:
+            return super().position(q, k, v, frame)
+        q, k = (
+            rotate(side, frame.rotary.slice(frame.start, frame.start + frame.time, side)) for side in (q, k)
+        )
+        return q, k, v
+
+
 class HidesBytes(Base):
     def new_cache(
         self,
@@ -296,6 +309,7 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     KeepsNoCache: ("cache_declared", "declares no cache"),
     TakesNoCache: ("cache_declared", "does not take one"),
     CachesTheWrongKey: ("cache_agrees", "differs from the full forward"),
+    RemembersWhereItWasRecorded: ("recorded_agrees", "a step recorded at place"),
     HidesBytes: ("cache_bytes", "allocates"),
     DeclaresTooLittle: ("cache_bytes", "outside its declared entries"),
     WrongFlops: ("flops", "were counted"),
@@ -312,5 +326,10 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     Raises: ("shape", "ValueError: not today"),
     CannotBeBuilt: ("build", "no such luck"),
 }
-LEVEL_WITH = {"cache_declared": "raceable", "cache_agrees": "raceable", "cache_bytes": "raceable"}
+LEVEL_WITH = {
+    "cache_declared": "raceable",
+    "cache_agrees": "raceable",
+    "cache_bytes": "raceable",
+    "recorded_agrees": "raceable",
+}
 LEVEL_WITH |= dict.fromkeys(("flops", "circuits", "fast_path", "attention_map", "compiles"), "decodable")

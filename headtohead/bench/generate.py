@@ -1,0 +1,259 @@
+"""A whole model writing from a long prompt: tokens/s and cache bytes of ours beside those of transformers.
+
+Every contender gets the same prompt of random tokens and continues it greedily; each new token of the batch is brought to
+the host before the clock is read, for all alike. Reading the prompt is timed apart. Contenders stand in one process one
+after the other: two caches of this length do not fit a device at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.bench.kernels import copy_bandwidth
+from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer, version
+from headtohead.bench.rows import Rows
+from headtohead.bench.train import find_shape
+from headtohead.common.errors import UserError, unknown
+from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import Decoding, one_step, unrecordable
+from headtohead.model.generation import Sampling, generate
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+from headtohead.study.environment import choose_device, device_name
+
+Progress = Callable[[str, float], None]
+ARMS = ("sharing:tie=kv", "standard")
+DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
+_COMPARED = 4
+
+
+def bench_generate(
+    arms: Sequence[str] = ARMS,
+    *,
+    peers: Sequence[str] = tuple(WRITERS),
+    size: str = "350m",
+    batch: int = 64,
+    cached: int = 8064,
+    new: int = 129,
+    rounds: int = 2,
+    precision: str = "bf16",
+    device: str = "auto",
+    out: str | Path | None = None,
+    progress: Progress = lambda words, share: None,
+) -> dict[str, Any]:
+    """Return the document of the benchmark: one row per contender, and the first arm's rate over each one's.
+
+    `cached` is the prompt's length; the first of the `new` tokens comes of reading it, each other of one step, so that caches
+    hold `cached` + `new` - 1 tokens in the end. A contender that fails is a row with its error. `out` keeps every row as soon as it is
+    measured; rows that stand there, measured at this commit on this device with these settings, are not measured again.
+    """
+    if min(batch, cached, rounds) < 1 or new < 2:
+        raise UserError(
+            f"batch={batch}, cached={cached} and rounds={rounds} must be at least 1, new={new} at least 2"
+        )
+    if not arms:
+        raise UserError("arms: at least one is needed, such as standard")
+    if precision not in DTYPES:
+        raise unknown("precision", precision, DTYPES)
+    for name in peers:
+        if name not in WRITERS:
+            raise unknown("peer", name, WRITERS)
+    shape, where = find_shape(size), choose_device(device)
+    shape = dataclasses.replace(shape, context=max(shape.context, cached + new))
+    for arm in arms:
+        parse_layout(arm).layers(shape.layers)
+    lacking = missing("transformers") if peers else ""
+    present = [] if lacking else list(peers)
+    known = {"transformers": version("transformers")} if present else {}
+    rows = Rows(
+        "generate", out, {"peers": known, "missing": dict.fromkeys(peers, lacking) if lacking else {}}
+    )
+    case = _Case(shape, where, DTYPES[precision], batch, cached, new, rounds)
+    facts = {
+        name: {
+            "contender": name,
+            "size": shape.name,
+            "dims": shape.dims,
+            "device": device_name(where),
+            "precision": precision,
+            "batch": batch,
+            "cached": cached,
+            "new": new,
+            "rounds": rounds,
+        }
+        for name in (*arms, *present)
+    }
+    for place, name in enumerate(facts):
+        if rows.known({**facts[name], "error": None}):
+            continue
+
+        def show(words: str, share: float, name: str = name, place: int = place) -> None:
+            progress(f"{name}: {words}", (place + share) / len(facts))
+
+        rows.add(facts[name], case.measured(name, name in arms, show))
+    document = rows.document()
+    document["ratios"] = _ratios(arms[0], {name: _row(rows.rows, facts[name]) for name in facts})
+    return document
+
+
+def _row(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return next(row for row in rows if all(row.get(key) == value for key, value in facts.items()))
+
+
+def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first arm's tokens/s over those of each contender, steady and whole, and its cache's share of theirs."""
+    ours = rows[first]
+    return {
+        name: {
+            key: None if ours["error"] or row["error"] else ours[key] / row[key]
+            for key in ("tokens_per_second", "whole_tokens_per_second", "cache_bytes")
+        }
+        for name, row in rows.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """What every contender is asked to do."""
+
+    size: Size
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    cached: int
+    new: int
+    rounds: int
+
+    def measured(self, name: str, ours: bool, progress: Progress) -> dict[str, Any]:
+        """Return what was measured of one contender, or its error; nothing of it is left on the device."""
+        try:
+            return {"error": None, **self._measure(name, ours, progress)}
+        except torch.OutOfMemoryError as error:
+            return {"error": f"out of memory: {_first_line(error)}"}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {_first_line(error)}"}
+        finally:
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.compiler.reset()
+                gc.collect()
+                torch.cuda.empty_cache()
+
+    def _measure(self, name: str, ours: bool, progress: Progress) -> dict[str, Any]:
+        progress("building", 0.0)
+        bandwidth = copy_bandwidth(self.device)
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        told: list[str] = []
+        model = self._model(name) if ours else None
+        write = (
+            peer_writer(name, self.size, self.device, self.dtype) if model is None else _writer(model, told)
+        )
+        chance = torch.Generator().manual_seed(0)
+        prompt = torch.randint(0, self.size.vocabulary, (self.batch, self.cached), generator=chance)
+        prompt = prompt.to(self.device)
+        reading, turns, kept = [], [], 0
+        for turn in range(self.rounds):
+            words = f"round {turn + 1} of {self.rounds}{'' if turn or ours else ', compiling where it does'}"
+            progress(words, turn / self.rounds)
+            stamps: list[float] = []
+            self._wait()
+            began = time.perf_counter()
+            kept = write(prompt, self.new, lambda token, stamps=stamps: stamps.append(time.perf_counter()))  # type: ignore[misc]
+            if len(stamps) != self.new:
+                raise UserError(f"{len(stamps)} tokens were written where {self.new} were asked for")
+            reading.append(stamps[0] - began)
+            turns.append([later - earlier for earlier, later in itertools.pairwise(stamps)])
+            gc.collect()
+        peak = torch.cuda.max_memory_allocated(self.device) if cuda else None
+        medians = [statistics.median(steps) for steps in turns]
+        seconds = statistics.median(medians)
+        read = self._bytes(name if ours else "standard")
+        found = {
+            "tokens_per_second": self.batch / seconds,
+            "whole_tokens_per_second": self.batch * (self.new - 1) / sum(turns[-1]),
+            "milliseconds": 1e3 * seconds,
+            "milliseconds_all": [round(1e3 * value, 3) for value in medians],
+            "first_steps_milliseconds": [[round(1e3 * step, 1) for step in steps[:5]] for steps in turns],
+            "prompt_seconds": [round(value, 3) for value in reading],
+            "cache_bytes": kept,
+            "peak_bytes": peak,
+            "step_bytes": read,
+            "copy_bytes_per_second": bandwidth,
+            "share_of_copy": read / seconds / bandwidth,
+        }
+        if model is None:
+            return found
+        progress("comparing with the whole forward", 1.0)
+        return found | {
+            "parameters": model.parameter_count(),
+            "recorded": cuda and not told,
+            "told": told,
+            "disagreement": disagreement(model, prompt[:2]),
+            "disagreement_step_by_step": disagreement(model, prompt[:2], record=False),
+        }
+
+    def _model(self, arm: str) -> Decoder:
+        torch.manual_seed(0)
+        text = torch.randint(0, self.size.vocabulary, (self.size.context,))
+        model = Decoder(self.size, parse_layout(arm).layers(self.size.layers), 0, companion=text)
+        return model.to(self.device, self.dtype).eval()
+
+    def _bytes(self, arm: str) -> float:
+        """Return the fewest bytes a step reads halfway through: every weight once, and what the caches hold then."""
+        model = Decoder.outline(self.size, parse_layout(arm).layers(self.size.layers))
+        filled = self.cached + (self.new - 1) // 2
+        cache = model.cache_bytes(self.batch, filled, self.dtype) or 0
+        return float(model.parameter_count() * self.dtype.itemsize + cache)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _writer(model: Decoder, told: list[str]) -> Writer:
+    """Return ours: `generate`, greedy; `told` gets the reason where steps are not recorded."""
+
+    def write(prompt: Tensor, count: int, hand: Callable[[Tensor], object]) -> int:
+        for token in generate(model, prompt, count, Sampling(temperature=0), warn=told.append):
+            hand(token.cpu())
+        return model.cache_bytes(len(prompt), prompt.shape[1] + count - 1, model.readout.dtype) or 0
+
+    return write
+
+
+@torch.inference_mode()
+def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
+    """Return how far the last scores of decoding steps are from the whole forward's, by relative norm.
+
+    With `record` at fixed shapes, as they are timed, where the model allows it; else each by itself.
+    """
+    batch, length = text.shape
+    last = torch.full((batch,), length - 1, device=text.device)
+    whole = model.logits(text, rows=last)[:, -1].float()
+    if not model.decodable:
+        return 0.0
+    start = max(1, length - _COMPARED)
+    caches = model.new_caches(batch, length)
+    scores = model.logits(text[:, :start], caches=caches, rows=last - (length - start))[:, -1]
+    recorded = Decoding(model, caches) if record and not unrecordable(model, caches) else None
+    for place in range(start, length):
+        token = text[:, place : place + 1]
+        scores = recorded(token) if recorded is not None else one_step(model, caches, token)
+    return float((scores.float() - whole).norm() / whole.norm())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
