@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from headtohead.bench.kernels import measure_decode, measure_kernels
+from headtohead.bench.decode import measure_decode
+from headtohead.bench.kernels import measure_kernels
 from headtohead.bench.stack import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
@@ -14,9 +16,16 @@ from headtohead.study.environment import choose_device, device_name, provenance
 __all__ = ["bench_decode", "bench_kernels", "bench_stack", "bench_train"]
 
 
-def bench_kernels(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
-    """Return the fused coupling beside its plain twin and the byte floor, from one process; small sizes on CPU."""
-    return _document("kernels", measure_kernels, device, quiet)
+def bench_kernels(
+    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Return every fused kernel beside its plain twin, the byte floor and float64; small sizes on CPU.
+
+    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    """
+    place = choose_device(device)
+    with piece_of_work("measuring kernels", quiet) as progress:
+        return measure_kernels(place, out, progress)
 
 
 def bench_decode(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
