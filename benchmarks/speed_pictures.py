@@ -160,7 +160,7 @@ def mechanisms(measured: Measured) -> Any:
         "over:Q",
         title="time of a training step, standard = 1",
         scale=alt.Scale(domain=reach, nice=False),
-        axis=alt.Axis(tickCount=7, format=".1f", **_BIG),
+        axis=alt.Axis(tickCount=7, format=".2~f", **_BIG),
     )
     y = alt.Y(
         "arm:N",
@@ -191,7 +191,7 @@ def decode(measured: Measured) -> Any:
         return None
     rows: list[Row] = []
     for row in found:
-        lines = {f"ours, {_TURNED[row['turned']]}": row["seconds"]}
+        lines: dict[str, float] = {f"ours, {_TURNED[row['turned']]}": row["seconds"]}
         if row["turned"] == "nothing":
             lines |= {
                 "cuDNN, K and V": row["peer_seconds"],

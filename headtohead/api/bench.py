@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from headtohead.bench.kernels import measure_kernels
 from headtohead.bench.stack import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
-from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.study.environment import choose_device
 
 __all__ = ["bench_decode", "bench_kernels", "bench_stack", "bench_train"]
 
@@ -28,13 +27,13 @@ def bench_kernels(
         return measure_kernels(place, out, progress)
 
 
-def bench_decode(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
-    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU."""
-    return _document("decode", measure_decode, device, quiet)
+def bench_decode(
+    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU.
 
-
-def _document(name: str, measure: Callable[..., dict[str, Any]], device: str, quiet: bool) -> dict[str, Any]:
+    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    """
     place = choose_device(device)
-    with piece_of_work(f"measuring {name}", quiet) as progress:
-        found = measure(place, progress)
-    return {"benchmark": name, **provenance(), "device": device_name(place), **found}
+    with piece_of_work("measuring decode", quiet) as progress:
+        return measure_decode(place, out, progress)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
+from headtohead.bench.kernels import UNUSABLE, attempt
+from headtohead.bench.rows import Rows
 from headtohead.kernels import attend, backend_name, decode, path_name, rotary_table
 from headtohead.kernels.decode import decode_plain
+from headtohead.study.environment import device_name
 
 Progress = Callable[[str, float], None]
+_TURNED = ("nothing", "roundtrip", "score")
 
 
 @dataclass(frozen=True)
@@ -38,43 +43,71 @@ def decode_cases(device: torch.device) -> list[DecodeCase]:
     return [DecodeCase(2, 2, 2, 64, 16), DecodeCase(2, 4, 2, 96, 32), DecodeCase(2, 2, 2, 32, 16)]
 
 
-def measure_decode(device: torch.device, progress: Progress = lambda words, share: None) -> dict[str, Any]:
+def measure_decode(
+    device: torch.device, out: str | Path | None = None, progress: Progress = lambda words, share: None
+) -> dict[str, Any]:
     """Return one query's attention on a K=V cache beside the library's with separate keys and values.
 
-    `error` is the relative norm of the difference from the float64 twin, over the first and last sequences.
+    `error` is the relative norm of the difference from the float64 twin, over the first and last sequences. A row that
+    fails says why. `out` keeps every row as soon as it is measured; rows that stand there, measured at this commit on this
+    device, are not measured again.
     """
     bandwidth = copy_bandwidth(device)
+    where = {"device": device_name(device)}
+    rows = Rows("decode", out, where | {"kernels": path_name(device), "copy_bytes_per_second": bandwidth})
     cases = decode_cases(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    rows = []
     for place, case in enumerate(cases):
         progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", place / len(cases))
-        q = torch.randn(case.batch, case.heads, 1, case.dim, device=device, dtype=dtype)
-        kv, v = (
+        facts = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
+        missing = [row for row in facts if not rows.known(row)]
+        if not missing:
+            continue
+        step = _Step(case, device)
+        with torch.no_grad():
+            peers = attempt(step.peers, "peer_failed")
+            for row in missing:
+                found = {"floor_seconds": step.bytes / bandwidth} | peers
+                found |= attempt(partial(step.ours, row["turned"]))
+                rows.add(row, found | _ratios(found))
+        if any(UNUSABLE in row.get("failed", "") for row in rows.rows[-len(missing) :]):
+            break
+    return rows.document()
+
+
+def _ratios(row: dict[str, Any]) -> dict[str, float]:
+    ours, peer = row.get("seconds"), row.get("peer_seconds")
+    shares = {} if ours is None else {"share_of_copy": row["floor_seconds"] / ours}
+    return shares if ours is None or peer is None else shares | {"faster": peer / ours}
+
+
+class _Step:
+    """One decoding step of a case, on random tensors."""
+
+    def __init__(self, case: DecodeCase, device: torch.device) -> None:
+        self.device = device
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.q = torch.randn(case.batch, case.heads, 1, case.dim, device=device, dtype=dtype)
+        self.kv, self.v = (
             torch.randn(case.batch, case.kv_heads, case.keys, case.dim, device=device, dtype=dtype)
             for _ in range(2)
         )
-        table = rotary_table(torch.arange(case.keys, device=device), case.dim, 10_000.0, torch.float32)
-        floor = kv.numel() * kv.element_size() / bandwidth
-        with torch.no_grad():
-            peer = seconds_of(lambda q=q, kv=kv, v=v: attend(q, kv, v), device)  # type: ignore[misc]
-            twice = seconds_of(lambda q=q, kv=kv: attend(q, kv, kv), device)  # type: ignore[misc]
-            for turn in ("nothing", "roundtrip", "score"):
-                row = {"case": vars(case), "turned": turn, "peer": f"{backend_name(q, kv, v)}, K and V"}
-                row |= {"peer_seconds": peer, "peer_same_tensor_seconds": twice, "floor_seconds": floor}
-                try:
-                    row |= _ours(q, kv, table, turn, device)
-                    row |= {"share_of_copy": floor / row["seconds"], "faster": peer / row["seconds"]}
-                except Exception as error:
-                    row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:300]
-                rows.append(row)
-    return {"kernels": path_name(device), "copy_bytes_per_second": bandwidth, "rows": rows}
+        self.table = rotary_table(torch.arange(case.keys, device=device), case.dim, 10_000.0, torch.float32)
+        self.bytes = self.kv.numel() * self.kv.element_size()
 
+    def peers(self) -> dict[str, Any]:
+        """Return the library's attention with keys and values, and with one tensor as both."""
+        q, kv, v = self.q, self.kv, self.v
+        return {
+            "peer": f"{backend_name(q, kv, v)}, K and V",
+            "peer_seconds": seconds_of(lambda: attend(q, kv, v), self.device),
+            "peer_same_tensor_seconds": seconds_of(lambda: attend(q, kv, kv), self.device),
+        }
 
-def _ours(q: Tensor, kv: Tensor, table: Tensor, turn: str, device: torch.device) -> dict[str, Any]:
-    ours = decode(q, kv, table, turn)
-    ends = [0, 1, -2, -1]
-    scale = q.shape[-1] ** -0.5
-    exact = decode_plain(q[ends].double(), kv[ends].double(), table.double(), turn, scale)
-    error = float((ours[ends].double() - exact).norm() / exact.norm())
-    return {"seconds": seconds_of(lambda: decode(q, kv, table, turn), device), "error": error}
+    def ours(self, turn: str) -> dict[str, Any]:
+        """Return the time of the one-tensor kernel and its error."""
+        q, kv, table = self.q, self.kv, self.table
+        ours = decode(q, kv, table, turn)
+        ends = [0, 1, -2, -1]
+        exact = decode_plain(q[ends].double(), kv[ends].double(), table.double(), turn, q.shape[-1] ** -0.5)
+        error = float((ours[ends].double() - exact).norm() / exact.norm())
+        return {"seconds": seconds_of(lambda: decode(q, kv, table, turn), self.device), "error": error}

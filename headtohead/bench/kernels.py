@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ _STACKED = 3
 # are rounded on the way, and a few hundred of them in float32, where sums over all rows are.
 BOUNDS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "float32": 2e-5}
 _MOST_LOST = 0.1
+UNUSABLE = "CUDA error"
+"""What an error says after which the device refuses everything else of this process."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
@@ -33,7 +36,8 @@ def measure_kernels(
 
     Errors are those of outputs and every gradient against the float64 twin on the device: at the training shape, at an
     odd one, and stacked against separate calls. A kernel that fails is a row that says so. `out` keeps every row as
-    soon as it is measured; rows that stand there, measured at this commit on this device, are not measured again.
+    soon as it is measured; rows that stand there, measured at this commit on this device, are not measured again. After
+    an error that leaves the device unusable to this process nothing more is tried: another call goes on behind it.
     """
     progress("copy and matrix product", 0.0)
     roofs = {
@@ -48,7 +52,10 @@ def measure_kernels(
         if rows.known(facts):
             continue
         progress(f"{case.name}, {dtype}, {kind}", (place + 1) / (len(work) + 1))
-        rows.add(facts, _attempt(case, dtype, kind, device, roofs))
+        found = _row(case, dtype, kind, device, roofs)
+        rows.add(facts, found)
+        if UNUSABLE in found.get("failed", ""):
+            break
     return rows.document()
 
 
@@ -72,21 +79,20 @@ def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
                 yield case, dtype, "training"
 
 
-def _attempt(
-    case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]
-) -> dict[str, Any]:
+def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
     """Return a row, with the reason under `failed` for what could not be done."""
     if kind == "stacked":
-        return _tried(lambda: _stacked_errors(case, dtype, device))
-    found = _tried(lambda: _errors(case, dtype, device))
+        return attempt(lambda: _stacked_errors(case, dtype, device))
+    found = attempt(lambda: _errors(case, dtype, device))
     if kind == "training" and dtype == ("bf16" if device.type == "cuda" else "float32"):
-        found |= _tried(lambda: _times(case, dtype, device, roofs))
+        found |= attempt(lambda: _times(case, dtype, device, roofs))
         if "seconds" in found:
-            found |= _tried(lambda: _peer(case, dtype, device, found["seconds"]), "peer_failed")
+            found |= attempt(lambda: _peer(case, dtype, device, found["seconds"]), "peer_failed")
     return found
 
 
-def _tried(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str, Any]:
+def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str, Any]:
+    """Return what the work gives, or under `name` its error in one line; memory that is not held is given back."""
     try:
         return work()
     except Exception as error:
@@ -94,7 +100,8 @@ def _tried(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str
         return {name: ": ".join((type(error).__name__, *lines[:1]))[:300]}
     finally:
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
 
 
 def _drawn(case: Fused, dtype: str, device: torch.device, seed: int = 0) -> Given:
@@ -142,7 +149,8 @@ def _errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
     if _in_place(case, given):
         (leaf,) = given.leaves.values()
         room = leaf.detach().clone()
-        outputs, grads = [*case.kernel(room, *given.rest)], (room,)
+        outputs = [*case.kernel(room, *given.rest)]
+        grads: tuple[Tensor, ...] = (room,)
     else:
         outputs, grads = _both(case.kernel, given)
     exact = _both(case.twin, _in_double(given))

@@ -14,7 +14,6 @@ from headtohead.bench.peers import PEERS
 from headtohead.bench.train import SHAPES
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
-from headtohead.common.files import write_atomic
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import piece_of_work
 
@@ -38,7 +37,7 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
         (
             row["case"],
             " x ".join(map(str, row["shape"])),
-            "–" if "peer_seconds" not in row else milliseconds(row["peer_seconds"]),
+            milliseconds(row.get("peer_seconds")),
             milliseconds(row["seconds"]),
             number(row.get("faster"), ".2f"),
             milliseconds(row["floor_seconds"]),
@@ -56,7 +55,7 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
         (row["case"], " x ".join(map(str, row["shape"])), row["dtype"], row["kind"], *_error_words(row))
         for row in document["rows"]
     ]
-    return show(document, compared, errors, None, right=compared[5:])
+    return show(document, compared, errors, right=compared[5:])
 
 
 def _error_words(row: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -71,15 +70,15 @@ def decode(*, device: str = "auto", out: Out = None) -> int:
 
     Args:
         device: auto, cpu or cuda; on cpu the sizes are small.
-        out: write the document here too.
+        out: a file that keeps every row; rows that stand there are not measured again.
     """
-    document = api.bench_decode(device=device)
+    document = api.bench_decode(device=device, out=out)
     rows = [
         (
             "{batch} x ({heads}, {kv_heads}) x {keys} x {dim}".format(**row["case"]),
             row["turned"],
-            milliseconds(row["peer_seconds"]),
-            milliseconds(row["peer_same_tensor_seconds"]),
+            milliseconds(row.get("peer_seconds")),
+            milliseconds(row.get("peer_same_tensor_seconds")),
             milliseconds(row["seconds"]) if "seconds" in row else row["failed"],
             number(row.get("faster"), ".2f"),
             number(row.get("share_of_copy"), ".0%"),
@@ -87,34 +86,28 @@ def decode(*, device: str = "auto", out: Out = None) -> int:
         )
         for row in document["rows"]
     ]
+    peer = next((row["peer"] for row in document["rows"] if "peer" in row), "the library's, K and V")
     columns = (
-        *("batch x heads x cached tokens x dim", "turned", f"{document['rows'][0]['peer']}, ms"),
+        *("batch x heads x cached tokens x dim", "turned", f"{peer}, ms"),
         *("same tensor twice, ms", "ours, ms", "faster, x", "of copy bandwidth", "error"),
     )
-    return show(document, columns, rows, out)
+    return show(document, columns, rows, right=columns[1:])
 
 
 def show(
-    document: dict[str, Any],
-    columns: tuple[str, ...],
-    rows: Sequence[tuple[str, ...]],
-    out: str | None,
-    right: Sequence[str] | None = None,
+    document: dict[str, Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: Sequence[str]
 ) -> int:
-    """Print a benchmark's table, then the whole document as the last line; keep it in a file where one is named."""
+    """Print a benchmark's table, then the whole document as the last line."""
     where = f"{document['device']}, {document['kernels']} kernels, torch {document['torch']}"
-    print_table(where, columns, rows, right=columns[1:] if right is None else right)
+    print_table(where, columns, rows, right=right)
     print(f"copy {document['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written")
-    text = json.dumps(document)
-    if out is not None:
-        write_atomic(Path(out), text + "\n")
-    print(text)
+    print(json.dumps(document))
     return 0
 
 
-def milliseconds(seconds: float) -> str:
-    """Return seconds as milliseconds with four digits behind the point."""
-    return f"{seconds * 1000:.4f}"
+def milliseconds(seconds: float | None) -> str:
+    """Return seconds as milliseconds with four digits behind the point, or a dash."""
+    return number(None if seconds is None else 1e3 * seconds, ".4f")
 
 
 def train(

@@ -116,8 +116,36 @@ def test_a_kernel_that_fails_is_a_row_and_the_rest_goes_on(
     rows = speed.measure_kernels(CPU, file)["rows"]
     assert [row.get("failed") for row in rows] == ["RuntimeError: no such layout", None]
     assert json.loads(file.read_text())["rows"] == rows
-    monkeypatch.setattr(speed, "_attempt", broken)
+    monkeypatch.setattr(speed, "_row", broken)
     assert speed.measure_kernels(CPU, file)["rows"] == rows, "rows that stand there are not measured again"
+
+
+def test_after_a_lost_device_another_call_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def lost(*given: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    good = fused.gating(5, 7)
+    bad = fused.Fused("bad", (5, 7), good.given, lost, good.twin, good.numbers, good.flops)
+    monkeypatch.setattr(speed, "training_cases", lambda gpu: [bad, good])
+    monkeypatch.setattr(speed, "odd_cases", lambda gpu: [])
+    file = tmp_path / "kernels.json"
+    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad"]
+    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad", "gate"]
+
+
+def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, file = decoding.decode, tmp_path / "decode.json"
+
+    def broken(q: Tensor, kv: Tensor, table: Tensor, turn: str) -> Tensor:
+        if turn == "score":
+            raise RuntimeError("no such layout")
+        return real(q, kv, table, turn)
+
+    monkeypatch.setattr(decoding, "decode", broken)
+    rows = decoding.measure_decode(CPU, file)["rows"]
+    assert {row["turned"] for row in rows if "failed" in row} == {"score"}
+    assert all("share_of_copy" in row for row in rows if row["turned"] != "score")
+    assert json.loads(file.read_text())["rows"] == rows
 
 
 def test_the_triton_kernels_are_their_twins_in_the_interpreter() -> None:
