@@ -58,7 +58,7 @@ def measure_decode(
     cases = decode_cases(device)
     for place, case in enumerate(cases):
         progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", place / len(cases))
-        facts = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
+        facts: list[dict[str, Any]] = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
         missing = [row for row in facts if not rows.known(row)]
         if not missing:
             continue
