@@ -24,6 +24,8 @@ from headtohead.common.files import write_atomic
 from headtohead.report.pictures import PAPER
 
 ROOT = Path(__file__).parent.parent
+GROWTH = "growth.png"
+"""The picture that the benchmark of growth draws itself."""
 _SCALE = 2.0
 
 
@@ -57,7 +59,10 @@ def main() -> None:
         parser.error(f"--results {given.results}: no rows of a benchmark are there")
     charts = {name: chart for name, draw in speed_pictures.PICTURES.items() if (chart := draw(measured))}
     before = page.read_text(encoding="utf-8")
-    text = page_with(before, blocks(measured, set(charts)))
+    drawn = {name: f"speed-{name}.png" for name in charts}
+    if "growth" in measured.documents and (given.docs / "images" / GROWTH).exists():
+        drawn["growth"] = GROWTH
+    text = page_with(before, blocks(measured, drawn))
     if given.check:
         sys.exit(None if text == before else f"{page} does not say what the rows say; draw it again")
     for name, draw in speed_pictures.PICTURES.items():

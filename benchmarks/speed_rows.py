@@ -10,7 +10,17 @@ from typing import Any
 from headtohead.common.files import read_json
 
 Row = dict[str, Any]
-FILES = ("train-gpu", "mechanisms-gpu", "coupled-step", "kernels", "decode", "generate", "stack", "cpu")
+FILES = (
+    "train-gpu",
+    "mechanisms-gpu",
+    "coupled-step",
+    "kernels",
+    "decode",
+    "generate",
+    "stack",
+    "growth",
+    "cpu",
+)
 
 
 class Measured:

@@ -19,6 +19,7 @@ COMMANDS = {
     "decode": "h2h bench decode --out results/speed/decode.json",
     "generate": "h2h bench generate --out results/speed/generate.json",
     "stack": "h2h bench stack 5 16 --out results/speed/stack.json",
+    "growth": "h2h bench growth --out results/speed/growth.json --picture docs/images/growth.png",
     "cpu": "python benchmarks/training_cpu.py --out results/speed/cpu.json",
 }
 """What writes each file; nothing: what was asked for stands in its rows."""
@@ -35,8 +36,8 @@ class Aim:
     met: bool | None = None
 
 
-def blocks(measured: Measured, drawn: set[str]) -> dict[str, str]:
-    """Return the content of every marked block of the page, by its name."""
+def blocks(measured: Measured, drawn: dict[str, str]) -> dict[str, str]:
+    """Return the content of every marked block of the page, by its name; `drawn` are the files of the pictures."""
     found = {
         "aims": _table(
             ("what", "against", "aim", "reached", "met"),
@@ -52,7 +53,7 @@ def blocks(measured: Measured, drawn: set[str]) -> dict[str, str]:
         if name not in drawn:
             found[name] = f"*Not drawn: the rows for it are not in `results/speed/{file}.json` yet.*"
         else:
-            found[name] = f"![{words}](images/speed-{name}.png)\n\n{words}. {_source(measured, file)}"
+            found[name] = f"![{words}](images/{drawn[name]})\n\n{words}. {_source(measured, file)}"
     return found
 
 
@@ -79,6 +80,7 @@ _CAPTIONS = {
         "Seeds of a small model on one GPU, all their tokens counted; the upright lines are the aims",
     ),
     "generate": ("generate", "A whole model writing from a long prompt"),
+    "growth": ("growth", "How a training step grows with the context, mechanism by mechanism"),
 }
 
 
