@@ -49,6 +49,8 @@ class Fused:
     """How many numbers forward and backward read and write at least, in the precision of the run."""
     flops: float
     """Additions, products and exponentials of forward and backward, nothing made twice."""
+    precision: str = "bf16"
+    """What it runs in during a step in bf16, and is timed in on a GPU."""
     overwrites: bool = False
     """The Triton kernel leaves the gradient of its first leaf where that leaf was; nothing is left to backward."""
 
@@ -94,7 +96,7 @@ def gating(rows: int, hidden: int) -> Fused:
 
 
 def norm(stack: int, rows: int, width: int) -> Fused:
-    """The root-mean-square norm of stacked seeds, each with its gain."""
+    """The root-mean-square norm of stacked seeds, each with its gain; the state between layers is float32."""
 
     def twin(x: Tensor, gain: Tensor) -> Outputs:
         wide = x if x.dtype == torch.float64 else x.float()
@@ -107,7 +109,7 @@ def norm(stack: int, rows: int, width: int) -> Fused:
         return Given({"x": draw(stack, rows, width).to(dtype), "gain": 1 + 0.1 * draw(stack, width)})
 
     size = stack * rows * width
-    return Fused("norm", (stack, rows, width), given, kernel, twin, numbers=5 * size, flops=15 * size)
+    return Fused("norm", (stack, rows, width), given, kernel, twin, 5 * size, 15 * size, "float32")
 
 
 def loss_rows(rows: int, vocabulary: int, smoothing: float = 0.0) -> Fused:

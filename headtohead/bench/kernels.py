@@ -62,21 +62,26 @@ def measure_kernels(
 def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
     """Yield what is measured, what matters most first; the kind is training (timed), odd or stacked."""
     gpu = device.type == "cuda"
-    first, *others = ("bf16", "fp16", "float32") if gpu else ("float32",)
-    for case in training_cases(gpu):
-        yield case, first, "training"
-    odd = odd_cases(gpu)
-    for dtype in (first, *others):
+    dtypes = tuple(BOUNDS) if gpu else ("float32",)
+    training, odd = training_cases(gpu), odd_cases(gpu)
+    for case in training:
+        yield case, _timed_in(case, device), "training"
+    for dtype in dtypes:
         for case in odd:
             yield case, dtype, "odd"
     for case in odd:
         if not case.name.startswith("loss"):  # stacked models are small: their loss is the plain twin
-            yield case, first, "stacked"
-    for dtype in others:
-        for case in training_cases(gpu):
+            yield case, _timed_in(case, device), "stacked"
+    for dtype in dtypes:
+        for case in training:
             # Each setting of the coupling is compiled anew for each precision; one of them stands for all here.
-            if case.name == "coupled euler" or not case.name.startswith("coupled"):
+            chosen = case.name == "coupled euler" or not case.name.startswith("coupled")
+            if chosen and dtype != _timed_in(case, device):
                 yield case, dtype, "training"
+
+
+def _timed_in(case: Fused, device: torch.device) -> str:
+    return case.precision if device.type == "cuda" else "float32"
 
 
 def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[s
     if kind == "stacked":
         return attempt(lambda: _stacked_errors(case, dtype, device))
     found = attempt(lambda: _errors(case, dtype, device))
-    if kind == "training" and dtype == ("bf16" if device.type == "cuda" else "float32"):
+    if kind == "training" and dtype == _timed_in(case, device):
         found |= attempt(lambda: _times(case, dtype, device, roofs))
         if "seconds" in found:
             found |= attempt(lambda: _peer(case, dtype, device, found["seconds"]), "peer_failed")
