@@ -252,7 +252,7 @@ def stack(measured: Measured) -> Any:
     """Tokens/s of several seeds together: one run, separate processes, stacked."""
     rows: list[Row] = []
     aims: dict[str, float] = {}
-    for row in measured.rows("stack", lambda row: row["arm"] == "standard"):
+    for row in measured.stacked():
         name = f"{row['seeds']} seeds of {row['size']}"
         for who, key in (
             ("a single run", "single_tokens_per_second"),

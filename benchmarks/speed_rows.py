@@ -70,6 +70,12 @@ class Measured:
         rows = [row | row["case"] for row in self.rows("decode")]
         return [row for row in rows if wanted(row)]
 
+    def stacked(self) -> list[Row]:
+        """Return seeds of standard in one pass, the last measurement of each number of them."""
+        rows = self.rows("stack", lambda row: row["arm"] == "standard" and row["stacked_tokens_per_second"])
+        ordered = sorted(rows, key=lambda row: row["date"])
+        return list({(row["size"], row["seeds"]): row for row in ordered}.values())
+
     def generation(self) -> list[Row]:
         """Return the contenders that wrote, the last measurement of each."""
         rows = self.rows("generate", lambda row: not row["error"])

@@ -272,16 +272,13 @@ def _stacking(measured: Measured) -> list[Aim]:
     for seeds, aimed in ((5, 15e6), (16, 20e6)):
         what, against = f"{seeds} seeds of `1m` in one pass", "a single run; as many separate processes"
         aim = f"at least {aimed / 1e6:.0f} M tokens/s, more than separate processes"
-        rows = measured.rows(
-            "stack",
-            lambda row, seeds=seeds: (row["arm"], row["size"], row["seeds"]) == ("standard", "1m", seeds),  # type: ignore[misc]
-        )
-        if not rows:
+        row = next((row for row in measured.stacked() if (row["size"], row["seeds"]) == ("1m", seeds)), None)
+        if row is None:
             found.append(Aim(what, against, aim))
             continue
-        row = max(rows, key=lambda row: row["date"])
         rate, apart = row["stacked_tokens_per_second"], row["over_separate"]
-        words = f"{rate / 1e6:.1f} M, {row['over_single']:.2f}x a single run"
+        words = f"{rate / 1e6:.1f} M"
+        words += f", {row['over_single']:.2f}x a single run" if row["over_single"] else ""
         words += "" if apart is None else f", {apart:.2f}x separate processes"
         found.append(Aim(what, against, aim, words, rate >= aimed and apart is not None and apart > 1))
     return found
