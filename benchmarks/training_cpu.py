@@ -1,9 +1,10 @@
-"""Training on CPU beside transformers' Llama of the same shape, both eager, interleaved in one process.
+"""Training on CPU beside transformers' Llama of the same shape: both eager, then both compiled, in turns in one process.
 
-    python benchmarks/training_cpu.py [--sizes nano 1m] [--threads 1] [--rounds 20]
+    python benchmarks/training_cpu.py [--sizes nano 1m] [--ways eager compiled] [--threads 2] [--rounds 12] [--out FILE]
 
 Prints tokens/s and their ratio, and how much longer our step takes than its own matrix and attention kernels take in
-a profile of the same process. The last line is one JSON document.
+a profile of the same process. Every row is kept in --out as soon as it is measured, and a row that stands there for
+this commit and setting is not measured again. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from headtohead.bench.peers import peer_step
+from headtohead.bench.rows import Rows
+from headtohead.common.errors import UserError
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.study.environment import provenance
+from headtohead.study.environment import device_name
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
 BATCH = {"nano": 64, "1m": 32, "5m": 32}  # sequences: 8,192 tokens per step
+WARM = 2
 KERNELS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 
 
-def our_step(size: Size, batch: int) -> Callable[[], object]:
+def our_step(size: Size, batch: int, compiled: bool) -> Callable[[], object]:
     """Return one step of our trainer, data loading, clipping and optimiser included, on `standard`."""
     tokens = np.random.default_rng(0).integers(0, size.vocabulary, 400 * size.context, dtype=np.uint8)
     windows = Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed=0)
     model = Decoder(size, parse_layout("standard").layers(size.layers), seed=0)
     settings = TrainSettings(tokens=10**9, batch=batch * size.context)
-    return Trainer(model, windows, settings)._one_step
+    return Trainer(model, windows, settings, compile=compiled)._one_step
 
 
 def seconds(step: Callable[[], object]) -> float:
@@ -61,27 +65,29 @@ def over_kernels(step: Callable[[], object], rounds: int = 6) -> float:
     return total * 1e6 / kernels
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Return the comparison at one size."""
+def measure(name: str, compiled: bool, rounds: int) -> dict[str, Any]:
+    """Return the comparison at one size, both contenders made in the same way."""
     size, batch = SIZES[name], BATCH[name]
-    theirs = peer_step("transformers", size, batch, torch.device("cpu"), bf16=False, compile=False)
-    steps = {"headtohead": our_step(size, batch), "transformers": theirs}
+    steps = {"headtohead": our_step(size, batch, compiled)}
+    steps["transformers"] = peer_step(
+        "transformers", size, batch, torch.device("cpu"), bf16=False, compile=compiled
+    )
+    first = {key: seconds(step) for key, step in steps.items()}
     times: dict[str, list[float]] = {key: [] for key in steps}
-    for turn in range(rounds + 3):
+    for turn in range(rounds + WARM):
         for key, step in steps.items():
             took = seconds(step)
-            if turn >= 3:
+            if turn >= WARM:
                 times[key].append(took)
     # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
     ratios = [theirs / ours for ours, theirs in zip(times["headtohead"], times["transformers"], strict=True)]
     medians = {key: statistics.median(values) for key, values in times.items()}
     return {
-        "size": name,
-        "tokens_per_step": batch * size.context,
         "tokens_per_second": {key: batch * size.context / value for key, value in medians.items()},
         "ratio": statistics.median(ratios),
         "ratio_quartiles": statistics.quantiles(ratios, n=4),
         "step_over_kernels": min(over_kernels(steps["headtohead"]) for _ in range(3)),
+        "first_step_seconds": {key: round(value, 2) for key, value in first.items()},
     }
 
 
@@ -91,25 +97,45 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", default=["nano", "1m"], choices=sorted(BATCH))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--ways", nargs="+", default=["eager", "compiled"], choices=("eager", "compiled"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each contender (at least 2)")
+    parser.add_argument("--out", help="JSON file the rows are kept in")
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("quartiles need two rounds or more")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     import transformers
 
-    rows = []
-    for name in given.sizes:
-        row = measure(name, given.rounds)
-        rows.append(row)
-        rate = row["tokens_per_second"]
-        print(
-            f"{name}: headtohead {rate['headtohead']:,.0f} tokens/s, transformers {rate['transformers']:,.0f}; "
-            f"ratio {row['ratio']:.3f}; step over its own kernels {row['step_over_kernels']:.3f}",
-            flush=True,
-        )
-    versions = provenance() | {"transformers": transformers.__version__}
-    print(json.dumps({"benchmark": "training_cpu", **versions, "threads": given.threads, "rows": rows}))
+    try:
+        rows = Rows("training_cpu", given.out, {"transformers": transformers.__version__})
+    except UserError as error:
+        parser.error(str(error))
+    for way in given.ways:
+        for name in given.sizes:
+            facts = {
+                "size": name,
+                "compiled": way == "compiled",
+                "threads": given.threads,
+                "tokens_per_step": BATCH[name] * SIZES[name].context,
+                "rounds": given.rounds,
+                "device": device_name(torch.device("cpu")),
+            }
+            if rows.known(facts):
+                print(f"{name}, {way}: stands in {given.out}", flush=True)
+                continue
+            print(f"{name}, {way}: measuring", flush=True)
+            rows.add(facts, measure(name, way == "compiled", given.rounds))
+            row = rows.rows[-1]
+            rate = row["tokens_per_second"]
+            print(
+                f"{name}, {way}: headtohead {rate['headtohead']:,.0f} tokens/s, transformers "
+                f"{rate['transformers']:,.0f}; ratio {row['ratio']:.3f}; step over its own kernels "
+                f"{row['step_over_kernels']:.3f}",
+                flush=True,
+            )
+    print(json.dumps(rows.document()))
 
 
 if __name__ == "__main__":

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from headtohead.bench.decode import measure_decode
 from headtohead.bench.generate import bench_generate
-from headtohead.bench.kernels import measure_decode, measure_kernels
+from headtohead.bench.kernels import measure_kernels
 from headtohead.bench.stack import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
-from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.study.environment import choose_device
 
 __all__ = ["bench_decode", "bench_generate", "bench_kernels", "bench_stack", "bench_train"]
 
 
-def bench_kernels(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
-    """Return the fused coupling beside its plain twin and the byte floor, from one process; small sizes on CPU."""
-    return _document("kernels", measure_kernels, device, quiet)
+def bench_kernels(
+    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Return every fused kernel beside its plain twin, the byte floor and float64; small sizes on CPU.
 
-
-def bench_decode(*, device: str = "auto", quiet: bool = False) -> dict[str, Any]:
-    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU."""
-    return _document("decode", measure_decode, device, quiet)
-
-
-def _document(name: str, measure: Callable[..., dict[str, Any]], device: str, quiet: bool) -> dict[str, Any]:
+    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    """
     place = choose_device(device)
-    with piece_of_work(f"measuring {name}", quiet) as progress:
-        found = measure(place, progress)
-    return {"benchmark": name, **provenance(), "device": device_name(place), **found}
+    with piece_of_work("measuring kernels", quiet) as progress:
+        return measure_kernels(place, out, progress)
+
+
+def bench_decode(
+    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU.
+
+    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    """
+    place = choose_device(device)
+    with piece_of_work("measuring decode", quiet) as progress:
+        return measure_decode(place, out, progress)

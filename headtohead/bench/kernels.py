@@ -1,187 +1,266 @@
-"""Kernels against their peers and against the bytes they must move, all measured in one process."""
+"""Every fused kernel beside its plain twin: its time, the bytes it must move, and how far it is from float64."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headtohead.kernels import attend, backend_name, decode, path_name, plain, rotary_table
-from headtohead.mechanisms.base import Frame, Shape, seeded_draw
-from headtohead.mechanisms.coupled import Coupled, CoupledOptions
+from headtohead.bench.clock import copy_bandwidth, product_rate, seconds_of
+from headtohead.bench.fused import Draw, Fused, Given, odd_cases, training_cases
+from headtohead.bench.rows import Rows
+from headtohead.kernels import path_name
+from headtohead.kernels.path import triton_serves
+from headtohead.study.environment import device_name
 
 Progress = Callable[[str, float], None]
-_REPEATS = 5
+_STACKED = 3
+# How far a result may be from the float64 twin, by relative norm: the step between neighbouring numbers where products
+# are rounded on the way, and a few hundred of them in float32, where sums over all rows are.
+BOUNDS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "float32": 2e-5}
+_MOST_LOST = 0.1
+UNUSABLE = "CUDA error"
+"""What an error says after which the device refuses everything else of this process."""
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
-def seconds_of(call: Callable[[], object], device: torch.device, calls: int = 10) -> float:
-    """Return the median seconds of a call; on a GPU of calls replayed as one graph, so that no launch is waited for."""
-    if device.type != "cuda":
-        call()
-        return statistics.median(_clock(call) for _ in range(_REPEATS))
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    graph.replay()
-    return statistics.median(_event_seconds(graph.replay, 1) / calls for _ in range(_REPEATS))
+def measure_kernels(
+    device: torch.device, out: str | Path | None = None, progress: Progress = lambda words, share: None
+) -> dict[str, Any]:
+    """Return every fused kernel: forward + backward beside its plain twin, what it must move, and its errors.
 
-
-def _event_seconds(call: Callable[[], object], calls: int) -> float:
-    """Return the mean seconds of a call by the GPU's own clock."""
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun.record()
-    for _ in range(calls):
-        call()
-    ended.record()
-    ended.synchronize()
-    return begun.elapsed_time(ended) / 1000 / calls
-
-
-def _clock(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes per second of a large copy, read and written bytes counted.
-
-    Launched one by one: in a graph the same copy is another operation, and on an H200 it ran at two thirds of the speed,
-    which would make every share of the bandwidth look better than it is.
+    Errors are those of outputs and every gradient against the float64 twin on the device: at the training shape, at an
+    odd one, and stacked against separate calls. A kernel that fails is a row that says so. `out` keeps every row as
+    soon as it is measured; rows that stand there, measured at this commit on this device, are not measured again. After
+    an error that leaves the device unusable to this process nothing more is tried: another call goes on behind it.
     """
-    source = torch.randn(2**28 if device.type == "cuda" else 2**22, device=device)
-    target = torch.empty_like(source)
-    if device.type != "cuda":
-        seconds = seconds_of(lambda: target.copy_(source), device)
-    else:
-        target.copy_(source)
-        seconds = min(_event_seconds(lambda: target.copy_(source), 10) for _ in range(_REPEATS))
-    return 2 * source.numel() * source.element_size() / seconds
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """One setting of the coupling, (batch, heads, time, dim)."""
-
-    name: str
-    options: CoupledOptions
-    shape: tuple[int, int, int, int]
-
-
-def kernel_cases(device: torch.device) -> list[KernelCase]:
-    """Return the settings that are measured; small ones where there is no GPU."""
-    shape = (64, 8, 512, 64) if device.type == "cuda" else (2, 2, 16, 16)
-    settings = {
-        "euler": CoupledOptions(),
-        "euler, per head": CoupledOptions(per_head=True),
-        "leapfrog, potential force": CoupledOptions(dynamics="leapfrog", force="potential"),
-        "leapfrog, 7 steps": CoupledOptions(dynamics="leapfrog", steps=7),
+    progress("copy and matrix product", 0.0)
+    roofs = {
+        "copy_bytes_per_second": copy_bandwidth(device),
+        "product_flops_per_second": product_rate(device),
     }
-    return [KernelCase(f"coupled {name}", options, shape) for name, options in settings.items()]
+    rows = Rows("kernels", out, {"device": device_name(device), "kernels": path_name(device), **roofs})
+    work = list(_work(device))
+    for place, (case, dtype, kind) in enumerate(work):
+        facts = {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind}
+        facts["device"] = device_name(device)
+        if rows.known(facts):
+            continue
+        progress(f"{case.name}, {dtype}, {kind}", (place + 1) / (len(work) + 1))
+        found = _row(case, dtype, kind, device, roofs)
+        rows.add(facts, found)
+        if UNUSABLE in found.get("failed", ""):
+            break
+    return rows.document()
 
 
-def measure_kernels(device: torch.device, progress: Progress = lambda words, share: None) -> dict[str, Any]:
-    """Return forward + backward of the coupling: fused, its plain twin (compiled on a GPU), and the byte floor."""
-    bandwidth = copy_bandwidth(device)
-    cases = kernel_cases(device)
-    rows = []
-    for place, case in enumerate(cases):
-        progress(case.name, place / len(cases))
-        rows.append(_coupling(case, device, bandwidth))
-    return {"kernels": path_name(device), "copy_bytes_per_second": bandwidth, "rows": rows}
-
-
-def _coupling(case: KernelCase, device: torch.device, bandwidth: float) -> dict[str, Any]:
-    batch, heads, tokens, dim = case.shape
+def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
+    """Yield what is measured, what matters most first; the kind is training (timed), odd or stacked."""
     gpu = device.type == "cuda"
-    stage = Coupled(Shape(heads * dim, heads), case.options)
-    stage.initialise(seeded_draw(1, "speed", 0.02))
-    stage.to(device)
-    with torch.no_grad():
-        for parameter in stage.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    dtype = torch.bfloat16 if gpu else torch.float32
-    made = (torch.randn(batch, tokens, heads, dim, device=device, dtype=dtype) for _ in range(4))
-    q, k, grad_q, grad_k = (tensor.transpose(1, 2) for tensor in made)
-    leaves = [q.requires_grad_(), k.requires_grad_(), *stage.parameters()]
+    dtypes = tuple(BOUNDS) if gpu else ("float32",)
+    training, odd = training_cases(gpu), odd_cases(gpu)
+    for case in training:
+        yield case, _timed_in(case, device), "training"
+    for dtype in dtypes:
+        for case in odd:
+            yield case, dtype, "odd"
+    for case in odd:
+        if not case.name.startswith("loss"):  # stacked models are small: their loss is the plain twin
+            yield case, _timed_in(case, device), "stacked"
+    for dtype in dtypes:
+        for case in training:
+            # Each setting of the coupling is compiled anew for each precision; one of them stands for all here.
+            chosen = case.name == "coupled euler" or not case.name.startswith("coupled")
+            if chosen and dtype != _timed_in(case, device):
+                yield case, dtype, "training"
 
-    def both(evolve: Callable[[Tensor, Tensor, Frame], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=gpu, cache_enabled=False):
-            outputs = evolve(q, k, Frame(time=tokens))
-        return torch.autograd.grad(outputs, leaves, (grad_q, grad_k))
 
-    ours = seconds_of(lambda: both(stage.evolve), device)
-    with plain():
-        peer = torch.compile(stage.evolve, dynamic=False) if gpu else stage.evolve
-        theirs = seconds_of(lambda: both(peer), device)
-    if gpu:
-        torch.compiler.reset()
-    # Forward reads and writes q and k; backward reads them and both gradients and writes two.
-    floor = 10 * q.numel() * q.element_size() / bandwidth
-    twin = "plain twin, compiled" if gpu else "plain twin"
-    return {"case": case.name, "shape": list(case.shape), "peer": twin, "peer_seconds": theirs} | {
+def _timed_in(case: Fused, device: torch.device) -> str:
+    return case.precision if device.type == "cuda" else "float32"
+
+
+def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
+    """Return a row, with the reason under `failed` for what could not be done."""
+    if kind == "stacked":
+        return attempt(lambda: _stacked_errors(case, dtype, device))
+    found = attempt(lambda: _errors(case, dtype, device))
+    if kind == "training" and dtype == _timed_in(case, device):
+        found |= attempt(lambda: _times(case, dtype, device, roofs))
+        if "seconds" in found:
+            found |= attempt(lambda: _peer(case, dtype, device, found["seconds"]), "peer_failed")
+    return found
+
+
+def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str, Any]:
+    """Return what the work gives, or under `name` its error in one line; memory that is not held is given back."""
+    try:
+        return work()
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return {name: ": ".join((type(error).__name__, *lines[:1]))[:300]}
+    finally:
+        if torch.cuda.is_available():
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
+
+
+def _drawn(case: Fused, dtype: str, device: torch.device, seed: int = 0) -> Given:
+    """Return what a kernel is given, its leaves ready for gradients."""
+    return _with_leaves(case.given(_DTYPES[dtype], _draw(device, seed)))
+
+
+def _draw(device: torch.device, seed: int) -> Draw:
+    generator = torch.Generator(device).manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, device=device, generator=generator)
+
+
+def _with_leaves(given: Given) -> Given:
+    return Given({name: leaf.detach().requires_grad_() for name, leaf in given.leaves.items()}, given.rest)
+
+
+def _both(
+    function: Callable[..., tuple[Tensor, ...]], given: Given, seed: int = 1
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """Return the outputs of a function and the gradients of all leaves, for slopes drawn anew from the seed."""
+    outputs = list(function(*given.leaves.values(), *given.rest))
+    sloped = [output for output in outputs if output.requires_grad]
+    return outputs, torch.autograd.grad(sloped, list(given.leaves.values()), _slopes(sloped, seed))
+
+
+def _slopes(outputs: list[Tensor], seed: int) -> list[Tensor]:
+    draw = _draw(outputs[0].device, seed)
+    # In the outputs' order of memory, and numbers that every precision has.
+    return [
+        torch.ones_like(output)
+        if output.ndim == 0
+        else torch.empty_like(output).copy_(draw(*output.shape).bfloat16())
+        for output in outputs
+    ]
+
+
+def _in_place(case: Fused, given: Given) -> bool:
+    """Return whether the kernel that runs leaves the gradient where its first leaf was."""
+    return case.overwrites and triton_serves(next(iter(given.leaves.values())))
+
+
+def _errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
+    """Return how far outputs and gradients are from the float64 twin's, of the same rounded inputs."""
+    given = _drawn(case, dtype, device)
+    if _in_place(case, given):
+        (leaf,) = given.leaves.values()
+        room = leaf.detach().clone()
+        outputs = [*case.kernel(room, *given.rest)]
+        grads: tuple[Tensor, ...] = (room,)
+    else:
+        outputs, grads = _both(case.kernel, given)
+    exact = _both(case.twin, _in_double(given))
+    names = [*(f"output {place}" for place in range(len(outputs))), *given.leaves]
+    return _compared(names, (*outputs, *grads), (*exact[0], *exact[1]), dtype)
+
+
+def _in_double(given: Given) -> Given:
+    leaves = {name: leaf.detach().double() for name, leaf in given.leaves.items()}
+    rest = tuple(part.double() if part.is_floating_point() else part for part in given.rest)
+    return _with_leaves(Given(leaves, rest))
+
+
+def _compared(
+    names: list[str], ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], dtype: str
+) -> dict[str, Any]:
+    errors, bounds = {}, {}
+    for name, one, other in zip(names, ours, exact, strict=True):
+        errors[name] = _distance(one, other)
+        # Numbers too small for a precision are lost whoever forms them.
+        lost = 2 * _distance(other.to(one.dtype), other)
+        bounds[name] = max(BOUNDS[dtype], lost if lost < _MOST_LOST else 0.0)
+    worst = max(names, key=lambda name: errors[name] / bounds[name])
+    return {
+        "errors": errors,
+        "worst": worst,
+        "error": errors[worst],
+        "bound": bounds[worst],
+        "within": all(errors[name] <= bounds[name] for name in names),
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the relative norm of a difference; infinite where it is not a number."""
+    exact = other.detach().double()
+    found = float((one.detach().double() - exact).norm() / exact.norm().clamp_min(1e-30))
+    return math.inf if math.isnan(found) else found
+
+
+def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
+    """Return how far three stacked calls are from the same calls one by one."""
+    parts = [_drawn(case, dtype, device, seed) for seed in range(_STACKED)]
+    stacked = {name: torch.stack([part.leaves[name].detach() for part in parts]) for name in parts[0].leaves}
+    together = _with_leaves(Given(stacked, parts[0].rest))
+    places = (*(0 for _ in stacked), *(None for _ in together.rest))
+    outputs, grads = _both(torch.vmap(case.kernel, in_dims=places), together)
+    slopes = _slopes(outputs, 1)
+    apart = []
+    for place, part in enumerate(parts):
+        alone = case.kernel(*part.leaves.values(), *part.rest)
+        found = torch.autograd.grad(alone, list(part.leaves.values()), [slope[place] for slope in slopes])
+        apart.append((*alone, *found))
+    names = [*(f"output {place}" for place in range(len(outputs))), *stacked]
+    separate = tuple(torch.stack(list(found)) for found in zip(*apart, strict=True))
+    return {"stacked": _STACKED} | _compared(names, (*outputs, *grads), separate, dtype)
+
+
+def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
+    """Return seconds of forward + backward and the floors set by bytes and by products."""
+    given = _drawn(case, dtype, device)
+    if _in_place(case, given):
+        (leaf,) = given.leaves.values()
+        kept, room = leaf.detach(), leaf.detach().clone()
+        ours = seconds_of(lambda: case.kernel(room, *given.rest), device, before=lambda: room.copy_(kept))
+    else:
+        ours = seconds_of(_step(case.kernel, given, dtype), device)
+    moved = case.numbers * _DTYPES[dtype].itemsize
+    floor = moved / roofs["copy_bytes_per_second"]
+    roof = max(floor, case.flops / roofs["product_flops_per_second"])
+    return {
         "seconds": ours,
+        "bytes": moved,
+        "flops": case.flops,
         "floor_seconds": floor,
         "over_floor": ours / floor,
-        "faster": theirs / ours,
+        "roof_seconds": roof,
+        "over_roof": ours / roof,
     }
 
 
-@dataclass(frozen=True)
-class DecodeCase:
-    """One decoding step: sequences, query heads, key heads, cached tokens, width of a head."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    keys: int
-    dim: int
-
-
-def decode_cases(device: torch.device) -> list[DecodeCase]:
-    """Return the settings that are measured; small ones where there is no GPU."""
-    if device.type == "cuda":
-        return [DecodeCase(64, 8, 8, 8192, 64), DecodeCase(32, 16, 4, 32768, 128)]
-    return [DecodeCase(2, 2, 2, 64, 16), DecodeCase(2, 4, 2, 96, 32)]
+def _peer(case: Fused, dtype: str, device: torch.device, ours: float) -> dict[str, Any]:
+    """Return seconds of the plain twin, compiled on a GPU."""
+    gpu = device.type == "cuda"
+    given = _drawn(case, dtype, device)
+    twin = torch.compile(case.twin, dynamic=False) if gpu else case.twin
+    try:
+        theirs = seconds_of(_step(twin, given, dtype), device)
+    finally:
+        if gpu:
+            torch.compiler.reset()
+    name = "plain twin, compiled" if gpu else "plain twin"
+    return {"peer": name, "peer_seconds": theirs, "faster": theirs / ours}
 
 
-def measure_decode(device: torch.device, progress: Progress = lambda words, share: None) -> dict[str, Any]:
-    """Return one query's attention on a K=V cache beside the library's with separate keys and values."""
-    bandwidth = copy_bandwidth(device)
-    cases = decode_cases(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    rows = []
-    for place, case in enumerate(cases):
-        progress(f"{case.keys} cached tokens", place / len(cases))
-        q = torch.randn(case.batch, case.heads, 1, case.dim, device=device, dtype=dtype)
-        kv, v = (
-            torch.randn(case.batch, case.kv_heads, case.keys, case.dim, device=device, dtype=dtype)
-            for _ in range(2)
-        )
-        table = rotary_table(torch.arange(case.keys, device=device), case.dim, 10_000.0, torch.float32)
-        floor = kv.numel() * kv.element_size() / bandwidth
-        with torch.no_grad():
-            peer = seconds_of(lambda q=q, kv=kv, v=v: attend(q, kv, v), device)  # type: ignore[misc]
-            twice = seconds_of(lambda q=q, kv=kv: attend(q, kv, kv), device)  # type: ignore[misc]
-            for turn in ("nothing", "roundtrip", "score"):
-                call = lambda q=q, kv=kv, table=table, turn=turn: decode(q, kv, table, turn)  # noqa: E731
-                ours = seconds_of(call, device)
-                rows.append(
-                    {"case": vars(case), "turned": turn, "peer": f"{backend_name(q, kv, v)}, K and V"}
-                    | {"peer_seconds": peer, "peer_same_tensor_seconds": twice, "seconds": ours}
-                    | {"floor_seconds": floor, "share_of_copy": floor / ours, "faster": peer / ours}
-                )
-    return {"kernels": path_name(device), "copy_bytes_per_second": bandwidth, "rows": rows}
+def _step(function: Callable[..., tuple[Tensor, ...]], given: Given, dtype: str) -> Callable[[], object]:
+    """Return forward + backward as a call, under autocast where numbers are narrow; the slopes stand ready."""
+    leaves = list(given.leaves.values())
+    device = leaves[0].device.type
+    slopes: list[Tensor] = []
+
+    def step() -> tuple[Tensor, ...]:
+        with torch.autocast(device, _DTYPES[dtype], enabled=dtype != "float32", cache_enabled=False):
+            outputs = [output for output in function(*leaves, *given.rest) if output.requires_grad]
+        if not slopes:
+            slopes.extend(_slopes(outputs, 1))
+        return torch.autograd.grad(outputs, leaves, slopes)
+
+    return step

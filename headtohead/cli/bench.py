@@ -15,7 +15,6 @@ from headtohead.bench.peers import PEERS, WRITERS
 from headtohead.bench.train import SHAPES
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
-from headtohead.common.files import write_atomic
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import piece_of_work
 
@@ -23,33 +22,48 @@ Out = Annotated[str | None, flag("FILE")]
 
 
 def kernels(*, device: str = "auto", out: Out = None) -> int:
-    """Measure the fused coupling, forward + backward, beside its plain twin and the bytes it must move.
+    """Measure every fused kernel: its time, the bytes it must move, and its errors against float64.
 
     Args:
         device: auto, cpu or cuda; on cpu the sizes are small.
-        out: write the document here too.
+        out: a file that keeps every row; rows that stand there are not measured again.
     """
-    document = api.bench_kernels(device=device)
+    document = api.bench_kernels(device=device, out=out)
+    timed = [row for row in document["rows"] if "seconds" in row]
+    columns = (
+        *("forward + backward", "shape", "plain twin, ms", "ours, ms", "faster, x"),
+        *("byte floor, ms", "over the floor", "over the roof"),
+    )
     rows = [
         (
             row["case"],
-            milliseconds(row["peer_seconds"]),
+            " x ".join(map(str, row["shape"])),
+            milliseconds(row.get("peer_seconds")),
             milliseconds(row["seconds"]),
-            f"{row['faster']:.2f}x",
+            number(row.get("faster"), ".2f"),
             milliseconds(row["floor_seconds"]),
             f"{row['over_floor']:.2f}x",
+            f"{row['over_roof']:.2f}x",
         )
+        for row in timed
+    ]
+    print_table("", columns, rows, right=columns[2:])
+    print(
+        "the roof is the byte floor or, where it is higher, the time of the products at a large product's speed"
+    )
+    compared = ("kernel", "shape", "precision", "kind", "worst", "error", "allowed", "within")
+    errors = [
+        (row["case"], " x ".join(map(str, row["shape"])), row["dtype"], row["kind"], *_error_words(row))
         for row in document["rows"]
     ]
-    columns = (
-        "forward + backward",
-        f"{document['rows'][0]['peer']}, ms",
-        "ours, ms",
-        "faster",
-        "byte floor, ms",
-        "over the floor",
-    )
-    return show(document, columns, rows, out)
+    return show(document, compared, errors, right=compared[5:])
+
+
+def _error_words(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return which result is worst, its error and what is allowed, or why there is none."""
+    if "error" not in row:
+        return row.get("failed", "–"), "–", "–", "failed"
+    return row["worst"], number(row["error"], ".1e"), f"{row['bound']:.1e}", "yes" if row["within"] else "NO"
 
 
 def decode(*, device: str = "auto", out: Out = None) -> int:
@@ -57,45 +71,44 @@ def decode(*, device: str = "auto", out: Out = None) -> int:
 
     Args:
         device: auto, cpu or cuda; on cpu the sizes are small.
-        out: write the document here too.
+        out: a file that keeps every row; rows that stand there are not measured again.
     """
-    document = api.bench_decode(device=device)
+    document = api.bench_decode(device=device, out=out)
     rows = [
         (
             "{batch} x ({heads}, {kv_heads}) x {keys} x {dim}".format(**row["case"]),
             row["turned"],
-            milliseconds(row["peer_seconds"]),
-            milliseconds(row["peer_same_tensor_seconds"]),
-            milliseconds(row["seconds"]),
-            f"{row['faster']:.2f}x",
-            f"{row['share_of_copy']:.0%}",
+            milliseconds(row.get("peer_seconds")),
+            milliseconds(row.get("peer_same_tensor_seconds")),
+            milliseconds(row["seconds"]) if "seconds" in row else row["failed"],
+            number(row.get("faster"), ".2f"),
+            number(row.get("share_of_copy"), ".0%"),
+            number(row.get("error"), ".1e"),
         )
         for row in document["rows"]
     ]
+    peer = next((row["peer"] for row in document["rows"] if "peer" in row), "the library's, K and V")
     columns = (
-        *("batch x heads x cached tokens x dim", "turned", f"{document['rows'][0]['peer']}, ms"),
-        *("same tensor twice, ms", "ours, ms", "faster", "of copy bandwidth"),
+        *("batch x heads x cached tokens x dim", "turned", f"{peer}, ms"),
+        *("same tensor twice, ms", "ours, ms", "faster, x", "of copy bandwidth", "error"),
     )
-    return show(document, columns, rows, out)
+    return show(document, columns, rows, right=columns[1:])
 
 
 def show(
-    document: dict[str, Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: str | None
+    document: dict[str, Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: Sequence[str]
 ) -> int:
-    """Print a benchmark's table, then the whole document as the last line; keep it in a file where one is named."""
+    """Print a benchmark's table, then the whole document as the last line."""
     where = f"{document['device']}, {document['kernels']} kernels, torch {document['torch']}"
-    print_table(where, columns, rows, right=columns[1:])
+    print_table(where, columns, rows, right=right)
     print(f"copy {document['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written")
-    text = json.dumps(document)
-    if out is not None:
-        write_atomic(Path(out), text + "\n")
-    print(text)
+    print(json.dumps(document))
     return 0
 
 
-def milliseconds(seconds: float) -> str:
-    """Return seconds as milliseconds with four digits behind the point."""
-    return f"{seconds * 1000:.4f}"
+def milliseconds(seconds: float | None) -> str:
+    """Return seconds as milliseconds with four digits behind the point, or a dash."""
+    return number(None if seconds is None else 1e3 * seconds, ".4f")
 
 
 def train(

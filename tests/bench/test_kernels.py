@@ -1,12 +1,23 @@
-"""Benchmarks of kernels: what they report follows from what they time."""
+"""Benchmarks of kernels: what they report follows from what they time, and errors are seen."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor
 
 import headtohead as h2h
+from headtohead.bench import decode as decoding
+from headtohead.bench import fused
 from headtohead.bench import kernels as speed
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["kernels", "decode"])
@@ -15,16 +26,145 @@ def test_a_benchmark_is_a_document_with_provenance(name: str) -> None:
     assert {"benchmark", "date", "commit", "torch", "device", "kernels", "copy_bytes_per_second"} <= set(
         document
     )
-    for row in document["rows"]:
+    timed = [row for row in document["rows"] if "seconds" in row]
+    assert timed
+    for row in timed:
         assert row["faster"] == pytest.approx(row["peer_seconds"] / row["seconds"])
         share = row["share_of_copy"] if name == "decode" else 1 / row["over_floor"]
         assert share == pytest.approx(row["floor_seconds"] / row["seconds"])
         assert 0 < share < 1.05, "nothing moves its bytes faster than a copy does"
+    assert all("failed" not in row for row in document["rows"])
+    assert all(row["error"] < 2e-5 for row in document["rows"])
 
 
 def test_the_floor_counts_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "copy_bandwidth", lambda device: 1e6)
-    row = speed.measure_kernels(torch.device("cpu"))["rows"][0]
-    assert row["floor_seconds"] == pytest.approx(10 * 2 * 2 * 16 * 16 * 4 / 1e6)
-    row = speed.measure_decode(torch.device("cpu"))["rows"][0]
+    for module in (speed, decoding):
+        monkeypatch.setattr(module, "copy_bandwidth", lambda device: 1e6)
+    rows = {row["case"]: row for row in speed.measure_kernels(CPU)["rows"] if row["kind"] == "training"}
+    state = 2 * 2 * 16 * 16 * 4
+    assert rows["coupled euler"]["floor_seconds"] == pytest.approx(10 * state / 1e6)
+    assert rows["rotation"]["floor_seconds"] == pytest.approx(4 * state / 1e6)
+    assert rows["gate"]["floor_seconds"] == pytest.approx(8 * 64 * 48 * 4 / 1e6)
+    assert rows["loss rows"]["floor_seconds"] == pytest.approx(2 * 16 * 128 * 4 / 1e6)
+    row = decoding.measure_decode(CPU)["rows"][0]
     assert row["floor_seconds"] == pytest.approx(2 * 2 * 64 * 16 * 4 / 1e6)
+
+
+def test_the_coupling_counts_what_the_mechanism_declares() -> None:
+    from headtohead.mechanisms.base import Shape
+    from headtohead.mechanisms.coupled import CoupledOptions, HeadForce
+
+    for options in (CoupledOptions(), CoupledOptions(force="potential")):
+        force = HeadForce(Shape(512, 8), options, options.hidden_width, 64)
+        potential = options.force == "potential"
+        case = fused.coupling("", (64, 8, 512, 64), hidden=options.hidden_width, potential=potential)
+        assert case.flops == 3 * force.flops() * 64 * 8 * 512
+
+
+def test_what_is_measured_is_every_kernel_in_every_precision_at_an_odd_shape_and_stacked() -> None:
+    gpu = torch.device("cuda")
+    work = [(case.name.split(",")[0], dtype, kind) for case, dtype, kind in speed._work(gpu)]
+    kernels = {"rotation", "gate", "norm", "loss rows", "loss with its products", "coupled euler"}
+    for dtype in ("bf16", "fp16", "float32"):
+        for kind in ("training", "odd"):
+            assert kernels <= {name for name, one, other in work if (one, other) == (dtype, kind)}
+    assert {name for name, _, kind in work if kind == "stacked"} >= {
+        "rotation",
+        "gate",
+        "norm",
+        "coupled euler",
+    }
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad * 1.001
+
+    right = fused.gating(5, 7)
+    wrong = fused.Fused(
+        "gate",
+        (5, 7),
+        right.given,
+        lambda x: right.twin(Wrong.apply(x)),
+        right.twin,
+        right.numbers,
+        right.flops,
+    )
+    assert speed._errors(right, "float32", CPU)["within"]
+    found = speed._errors(wrong, "float32", CPU)
+    assert (found["worst"], found["within"]) == ("joined", False)
+    assert found["error"] == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_kernel_that_fails_is_a_row_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*given: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("no such layout\nand more")
+
+    good = fused.gating(5, 7)
+    bad = fused.Fused("bad", (5, 7), good.given, broken, good.twin, good.numbers, good.flops)
+    monkeypatch.setattr(speed, "training_cases", lambda gpu: [bad, good])
+    monkeypatch.setattr(speed, "odd_cases", lambda gpu: [])
+    file = tmp_path / "kernels.json"
+    rows = speed.measure_kernels(CPU, file)["rows"]
+    assert [row.get("failed") for row in rows] == ["RuntimeError: no such layout", None]
+    assert json.loads(file.read_text())["rows"] == rows
+    monkeypatch.setattr(speed, "_row", broken)
+    assert speed.measure_kernels(CPU, file)["rows"] == rows, "rows that stand there are not measured again"
+
+
+def test_after_a_lost_device_another_call_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def lost(*given: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    good = fused.gating(5, 7)
+    bad = fused.Fused("bad", (5, 7), good.given, lost, good.twin, good.numbers, good.flops)
+    monkeypatch.setattr(speed, "training_cases", lambda gpu: [bad, good])
+    monkeypatch.setattr(speed, "odd_cases", lambda gpu: [])
+    file = tmp_path / "kernels.json"
+    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad"]
+    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad", "gate"]
+
+
+def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, file = decoding.decode, tmp_path / "decode.json"
+
+    def broken(q: Tensor, kv: Tensor, table: Tensor, turn: str) -> Tensor:
+        if turn == "score":
+            raise RuntimeError("no such layout")
+        return real(q, kv, table, turn)
+
+    monkeypatch.setattr(decoding, "decode", broken)
+    rows = decoding.measure_decode(CPU, file)["rows"]
+    assert {row["turned"] for row in rows if "failed" in row} == {"score"}
+    assert all("share_of_copy" in row for row in rows if row["turned"] != "score")
+    assert json.loads(file.read_text())["rows"] == rows
+
+
+def test_the_triton_kernels_are_their_twins_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    script = """
+import torch
+from headtohead.bench import fused, kernels
+for case in fused.odd_cases(gpu=False):
+    found = [kernels._errors(case, "float32", torch.device("cpu"))]
+    if not case.name.startswith("loss"):
+        found.append(kernels._stacked_errors(case, "float32", torch.device("cpu")))
+    assert all(row["within"] for row in found), (case.name, found)
+assert kernels.path_name(torch.device("cpu")) == "triton"
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr

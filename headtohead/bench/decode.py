@@ -1,0 +1,113 @@
+"""One query against a long K=V cache, beside the library's attention with separate keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.bench.clock import copy_bandwidth, seconds_of
+from headtohead.bench.kernels import UNUSABLE, attempt
+from headtohead.bench.rows import Rows
+from headtohead.kernels import attend, backend_name, decode, path_name, rotary_table
+from headtohead.kernels.decode import decode_plain
+from headtohead.study.environment import device_name
+
+Progress = Callable[[str, float], None]
+_TURNED = ("nothing", "roundtrip", "score")
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """One decoding step: sequences, query heads, key heads, cached tokens, width of a head."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    keys: int
+    dim: int
+
+
+def decode_cases(device: torch.device) -> list[DecodeCase]:
+    """Return the settings that are measured: the two that are aimed at, then the first at other contexts.
+
+    Small ones where there is no GPU.
+    """
+    if device.type == "cuda":
+        aimed = [DecodeCase(64, 8, 8, 8192, 64), DecodeCase(32, 16, 4, 32_768, 128)]
+        return aimed + [DecodeCase(64, 8, 8, keys, 64) for keys in (1024, 4096, 16_384, 32_768)]
+    return [DecodeCase(2, 2, 2, 64, 16), DecodeCase(2, 4, 2, 96, 32), DecodeCase(2, 2, 2, 32, 16)]
+
+
+def measure_decode(
+    device: torch.device, out: str | Path | None = None, progress: Progress = lambda words, share: None
+) -> dict[str, Any]:
+    """Return one query's attention on a K=V cache beside the library's with separate keys and values.
+
+    `error` is the relative norm of the difference from the float64 twin, over the first and last sequences. A row that
+    fails says why. `out` keeps every row as soon as it is measured; rows that stand there, measured at this commit on this
+    device, are not measured again.
+    """
+    bandwidth = copy_bandwidth(device)
+    where = {"device": device_name(device)}
+    rows = Rows("decode", out, where | {"kernels": path_name(device), "copy_bytes_per_second": bandwidth})
+    cases = decode_cases(device)
+    for place, case in enumerate(cases):
+        progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", place / len(cases))
+        facts: list[dict[str, Any]] = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
+        missing = [row for row in facts if not rows.known(row)]
+        if not missing:
+            continue
+        step = _Step(case, device)
+        with torch.no_grad():
+            peers = attempt(step.peers, "peer_failed")
+            for row in missing:
+                found = {"floor_seconds": step.bytes / bandwidth} | peers
+                found |= attempt(partial(step.ours, row["turned"]))
+                rows.add(row, found | _ratios(found))
+        if any(UNUSABLE in row.get("failed", "") for row in rows.rows[-len(missing) :]):
+            break
+    return rows.document()
+
+
+def _ratios(row: dict[str, Any]) -> dict[str, float]:
+    ours, peer = row.get("seconds"), row.get("peer_seconds")
+    shares = {} if ours is None else {"share_of_copy": row["floor_seconds"] / ours}
+    return shares if ours is None or peer is None else shares | {"faster": peer / ours}
+
+
+class _Step:
+    """One decoding step of a case, on random tensors."""
+
+    def __init__(self, case: DecodeCase, device: torch.device) -> None:
+        self.device = device
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.q = torch.randn(case.batch, case.heads, 1, case.dim, device=device, dtype=dtype)
+        self.kv, self.v = (
+            torch.randn(case.batch, case.kv_heads, case.keys, case.dim, device=device, dtype=dtype)
+            for _ in range(2)
+        )
+        self.table = rotary_table(torch.arange(case.keys, device=device), case.dim, 10_000.0, torch.float32)
+        self.bytes = self.kv.numel() * self.kv.element_size()
+
+    def peers(self) -> dict[str, Any]:
+        """Return the library's attention with keys and values, and with one tensor as both."""
+        q, kv, v = self.q, self.kv, self.v
+        return {
+            "peer": f"{backend_name(q, kv, v)}, K and V",
+            "peer_seconds": seconds_of(lambda: attend(q, kv, v), self.device),
+            "peer_same_tensor_seconds": seconds_of(lambda: attend(q, kv, kv), self.device),
+        }
+
+    def ours(self, turn: str) -> dict[str, Any]:
+        """Return the time of the one-tensor kernel and its error."""
+        q, kv, table = self.q, self.kv, self.table
+        ours = decode(q, kv, table, turn)
+        ends = [0, 1, -2, -1]
+        exact = decode_plain(q[ends].double(), kv[ends].double(), table.double(), turn, q.shape[-1] ** -0.5)
+        error = float((ours[ends].double() - exact).norm() / exact.norm())
+        return {"seconds": seconds_of(lambda: decode(q, kv, table, turn), self.device), "error": error}

@@ -1,0 +1,291 @@
+"""Every fused kernel of a training step as a case: what it is given, what defines it, what it must move and multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headtohead.kernels import dynamics, dynamics_fused, linear_cross_entropy, rotary_table
+from headtohead.kernels.loss import IGNORED, linear_cross_entropy_plain
+from headtohead.kernels.loss_rows import cross_entropy_rows
+from headtohead.kernels.norm import rms_norm_plain
+from headtohead.kernels.norm_rows import norm_rows
+from headtohead.kernels.path import triton_serves
+from headtohead.kernels.rotary import rotate_plain
+from headtohead.kernels.turns import gate, turn
+
+Outputs = tuple[Tensor, ...]
+Draw = Callable[..., Tensor]
+"""draw(*shape) gives float32 numbers of the normal law on the device."""
+_EPS = 1e-6
+_LINE = 64  # what a row of logits is filled up to
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a kernel is given: tensors by name that have gradients, and what has none."""
+
+    leaves: dict[str, Tensor]
+    rest: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A fused kernel at one shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    given: Callable[[torch.dtype, Draw], Given]
+    kernel: Callable[..., Outputs]
+    """The fast path where it serves, of the leaves and the rest."""
+    twin: Callable[..., Outputs]
+    """The definition, in any precision."""
+    numbers: float
+    """How many numbers forward and backward read and write at least, in the precision of the run."""
+    flops: float
+    """Additions, products and exponentials of forward and backward, nothing made twice."""
+    precision: str = "bf16"
+    """What it runs in during a step in bf16, and is timed in on a GPU."""
+    overwrites: bool = False
+    """The Triton kernel leaves the gradient of its first leaf where that leaf was; nothing is left to backward."""
+
+
+def rotation(batch: int, heads: int, time: int, dim: int) -> Fused:
+    """Rotary positions of queries that stand beside keys and values, as a joined projection leaves them."""
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        joined = draw(batch, time, 3, heads, dim).to(dtype)
+        table = rotary_table(torch.arange(time, device=joined.device), dim, 10_000.0, torch.float32)
+        return Given({"x": joined[:, :, 0].transpose(1, 2)}, (table,))
+
+    def twin(x: Tensor, table: Tensor) -> Outputs:
+        return (rotate_plain(x, table),)
+
+    def kernel(x: Tensor, table: Tensor) -> Outputs:
+        return (turn(x, table, False),) if triton_serves(x) else twin(x, table)
+
+    size = batch * heads * time * dim
+    return Fused("rotation", (batch, heads, time, dim), given, kernel, twin, 4 * size, 6 * size)
+
+
+def gating(rows: int, hidden: int) -> Fused:
+    """silu(a) * b of a feed-forward part."""
+
+    def twin(joined: Tensor) -> Outputs:
+        gated, lifted = joined.chunk(2, -1)
+        return (F.silu(gated) * lifted,)
+
+    def kernel(joined: Tensor) -> Outputs:
+        return (gate(joined),) if triton_serves(joined) else twin(joined)
+
+    # Forward reads two and writes one; backward reads those two and a gradient and writes two.
+    return Fused(
+        "gate",
+        (rows, hidden),
+        lambda dtype, draw: Given({"joined": draw(rows, 2 * hidden).to(dtype)}),
+        kernel,
+        twin,
+        numbers=8 * rows * hidden,
+        flops=17 * rows * hidden,
+    )
+
+
+def norm(stack: int, rows: int, width: int) -> Fused:
+    """The root-mean-square norm of stacked seeds, each with its gain; the state between layers is float32."""
+
+    def twin(x: Tensor, gain: Tensor) -> Outputs:
+        wide = x if x.dtype == torch.float64 else x.float()
+        return (rms_norm_plain(wide, gain.unsqueeze(-2), _EPS).to(x.dtype),)
+
+    def kernel(x: Tensor, gain: Tensor) -> Outputs:
+        return (norm_rows(x, gain, _EPS),) if triton_serves(x) else twin(x, gain)
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        return Given({"x": draw(stack, rows, width).to(dtype), "gain": 1 + 0.1 * draw(stack, width)})
+
+    size = stack * rows * width
+    return Fused("norm", (stack, rows, width), given, kernel, twin, 5 * size, 15 * size, "float32")
+
+
+def loss_rows(rows: int, vocabulary: int, smoothing: float = 0.0) -> Fused:
+    """Cross-entropy of rows of logits with its gradient: each read once and written once."""
+    padded = -(-vocabulary // _LINE) * _LINE
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        targets = _targets(draw, rows, vocabulary)
+        return Given({"logits": 3 * draw(rows, padded).to(dtype)}, (targets, (targets != IGNORED).sum()))
+
+    def twin(logits: Tensor, targets: Tensor, count: Tensor) -> Outputs:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        scores = torch.log_softmax(wide[:, :vocabulary], -1)
+        counted = targets != IGNORED
+        chosen = scores.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
+        nats = torch.where(counted, -chosen, 0.0).sum() / count
+        spread = torch.where(counted, -scores.mean(-1), 0.0).sum() / count
+        return ((1 - smoothing) * nats + smoothing * spread if smoothing else nats), nats.detach()
+
+    def kernel(logits: Tensor, targets: Tensor, count: Tensor) -> Outputs:
+        if not triton_serves(logits):
+            return twin(logits, targets, count)
+        nats, objective = cross_entropy_rows(
+            logits, targets, count.float(), vocabulary, ignored=IGNORED, smoothing=smoothing
+        )
+        return objective.sum() / count, nats.sum() / count
+
+    size = rows * padded
+    return Fused(
+        *("loss rows", (rows, vocabulary), given, kernel, twin),
+        numbers=2 * size,
+        flops=6 * size,
+        overwrites=True,
+    )
+
+
+def loss(rows: int, width: int, vocabulary: int, smoothing: float = 0.0, biased: bool = False) -> Fused:
+    """The loss with the products of its read-out, chunk by chunk."""
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        leaves = {"x": draw(rows, width).to(dtype), "weight": width**-0.5 * draw(vocabulary, width)}
+        return Given(
+            leaves | ({"bias": draw(vocabulary)} if biased else {}), (_targets(draw, rows, vocabulary),)
+        )
+
+    def of(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
+        def run(x: Tensor, weight: Tensor, *rest: Tensor) -> Outputs:
+            return function(x, weight, rest[-1], smoothing, rest[0] if biased else None)
+
+        return run
+
+    return Fused(
+        "loss with its products",
+        (rows, width, vocabulary),
+        given,
+        of(linear_cross_entropy),
+        of(linear_cross_entropy_plain),
+        # States and weights read in both directions, their gradients written.
+        numbers=3 * width * (rows + vocabulary),
+        flops=6.0 * rows * width * vocabulary,
+    )
+
+
+def coupling(
+    name: str,
+    shape: tuple[int, int, int, int],
+    *,
+    scheme: str = "euler",
+    steps: int = 1,
+    hidden: int = 64,
+    potential: bool = False,
+    apart: bool = False,
+    biased: bool = True,
+) -> Fused:
+    """The coupled integrator, (batch, heads, time, dim); weights for each head where they are `apart`."""
+    batch, heads, time, dim = shape
+
+    def given(dtype: torch.dtype, draw: Draw) -> Given:
+        sets = (heads,) if apart else ()
+        leaves = {"q": draw(batch, time, heads, dim).to(dtype), "k": draw(batch, time, heads, dim).to(dtype)}
+        leaves |= {"dt": 0.1 + 0.05 * draw(heads), "w1": dim**-0.5 * draw(*sets, hidden, dim)}
+        if biased:
+            leaves["b1"] = 0.1 * draw(*sets, hidden)
+        leaves["w2"] = draw(*sets, hidden) if potential else hidden**-0.5 * draw(*sets, dim, hidden)
+        if biased and not potential:
+            leaves["b2"] = 0.1 * draw(*sets, dim)
+        return Given(leaves)
+
+    def weights(found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """Return w1, b1, w2, b2 with what is not there as None."""
+        left = list(found)
+        w1, b1 = left.pop(0), left.pop(0) if biased else None
+        return w1, b1, left.pop(0), left.pop(0) if left else None
+
+    def twin(q: Tensor, k: Tensor, dt: Tensor, *found: Tensor) -> Outputs:
+        w1, b1, w2, b2 = weights(found)
+        narrow, state = q.dtype, torch.promote_types(q.dtype, torch.float32)
+
+        def force(x: Tensor) -> Tensor:
+            x = x.to(narrow)
+            if potential:
+                return dynamics.potential_force_plain(x, w1, b1, w2).to(state)
+            return dynamics.head_mlp(x, w1, b1, w2, b2).to(state)
+
+        integrate: Any = getattr(dynamics, scheme)
+        q, k = integrate(q.to(state), k.to(state), dt.to(state).unsqueeze(-1), steps, force)
+        return q.to(narrow), k.to(narrow)
+
+    def kernel(q: Tensor, k: Tensor, dt: Tensor, *found: Tensor) -> Outputs:
+        w1, b1, w2, b2 = weights(found)
+        if not triton_serves(q):
+            return twin(q, k, dt, *found)
+        return dynamics_fused.integrate(q, k, dt, steps, scheme, w1, b1, w2, b2)
+
+    rows, evaluations = batch * heads * time, steps + (scheme == "leapfrog")
+    # Forward reads and writes q and k; backward reads them and both gradients and writes two. Backward multiplies
+    # twice what forward does.
+    return Fused(
+        f"coupled {name}",
+        shape,
+        given,
+        kernel,
+        twin,
+        numbers=10 * rows * dim,
+        flops=3.0 * evaluations * 4 * hidden * dim * rows,
+    )
+
+
+def training_cases(gpu: bool) -> list[Fused]:
+    """Return every kernel at the shapes of a training step: 51m with 32,768 tokens, and the norm of sixteen seeds of 1m.
+
+    Where there is no GPU the shapes are small.
+    """
+    if gpu:
+        pair, pointwise, couple = (64, 8, 512, 64), (32_768, 1408), (64, 8, 512, 64)
+        norms, rows, whole = [(1, 32_768, 512), (16, 8192, 128)], (8192, 50_257), (32_768, 512, 50_257)
+    else:
+        pair, pointwise, couple = (2, 2, 16, 16), (64, 48), (2, 2, 16, 16)
+        norms, rows, whole = [(1, 64, 32), (3, 16, 32)], (16, 100), (32, 16, 100)
+    return [
+        rotation(*pair),
+        gating(*pointwise),
+        *(norm(*shape) for shape in norms),
+        loss_rows(*rows),
+        loss(*whole),
+        coupling("euler", couple),
+        coupling("euler, per head", couple, hidden=8, apart=True, biased=False),
+        coupling("leapfrog, potential force", couple, scheme="leapfrog", hidden=128, potential=True),
+        coupling("leapfrog, 7 steps", couple, scheme="leapfrog", steps=7),
+    ]
+
+
+def odd_cases(gpu: bool) -> list[Fused]:
+    """Return every kernel at a shape that fills no block: for its errors, not for its time."""
+    time = 129 if gpu else 5
+    return [
+        rotation(3, 5, time, 48),
+        gating(time, 343),
+        norm(3, 2 * time, 344),
+        loss_rows(time, 5003, smoothing=0.1),
+        loss(2 * time + 1, 72, 1003, smoothing=0.1, biased=True),
+        coupling("euler", (2, 5, time, 48), hidden=20),
+        coupling(
+            *("leapfrog, potential force, per head", (2, 3, time, 24)),
+            scheme="leapfrog",
+            steps=3,
+            hidden=12,
+            potential=True,
+            apart=True,
+        ),
+    ]
+
+
+def _targets(draw: Draw, rows: int, vocabulary: int) -> Tensor:
+    """Return targets of which one in sixteen is not scored."""
+    numbers = draw(rows)
+    chosen = (numbers.abs() * 1e6).long() % vocabulary
+    chosen[::16] = IGNORED
+    return chosen
