@@ -103,12 +103,15 @@ def train(
     *,
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    shape: Annotated[Literal["as_is", "params"], flag()] = "as_is",
     batch: Annotated[str, flag("COUNT")] = "32768",
     rounds: Annotated[int, flag("COUNT")] = 6,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     compile: OneWay = False,
     no_compile: OneWay = False,
+    warm: OneWay = False,
     profile: Annotated[bool, flag()] = False,
     out: Annotated[Path | None, flag("FILE")] = None,
     quiet: Annotated[bool, flag()] = False,
@@ -119,12 +122,15 @@ def train(
         sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
         arms: ours; the first one is what ratios are of.
         peers: theirs; without a name after it, none.
+        context: tokens in a window; several make a row each; the size's own when not given.
+        shape: as_is, or params: the other arms' feed-forward width is solved for the parameters of the first.
         batch: tokens per step.
         rounds: turns of each contender, ten steps a turn; medians are shown.
         precision: arithmetic; bf16 keeps float32 weights.
         device: where.
         compile: torch.compile for all contenders; when nothing is said, on a GPU.
         no_compile: for none of them.
+        warm: compile in processes side by side first, as many as there are cores.
         profile: also show where our step's time goes.
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
@@ -134,11 +140,14 @@ def train(
             sizes,
             arms=arms,
             peers=peers,
+            contexts=[parse_count(count, "--context") for count in context],
+            shape=shape,
             batch=parse_count(batch, "--batch"),
             rounds=rounds,
             precision=precision,
             device=device,
             compile=yes_or_no("compile", compile, no_compile),
+            warm=warm,
             profile=profile,
             out=out,
             progress=progress,
@@ -221,27 +230,34 @@ def stack(
 
 
 def _show(row: dict[str, Any]) -> None:
-    columns = ("contender", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory", "start s")
+    columns = ("contender", "parameters", "tokens/s", "ms/step", "ours over it")
+    columns += ("MFU", "peak memory", "start s")
+    measured = {name: found for name, found in row["results"].items() if "error" not in found}
     table = [
         (
             name,
+            number(found.get("parameters"), ","),
             short_count(found["tokens_per_second"]),
             f"{found['milliseconds']:.2f}",
-            f"{found['first_over_this']:.3f}",
+            number(found["first_over_this"], ".3f"),
             number(found["mfu"], ".1%"),
             "–" if found["peak_bytes"] is None else short_bytes(found["peak_bytes"]),
             f"{found['start_seconds']:.0f}",
         )
-        for name, found in row["results"].items()
+        for name, found in measured.items()
     ]
     title = (
-        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, "
+        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, shape {row.get('shape', 'as_is')}, "
         f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
     )
     print_table(title, columns, table, right=columns[1:])
-    print(
-        f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
-    )
+    for name, found in row["results"].items():
+        if "error" in found:
+            print(f"{name} failed: {found['error']}")
+    if row["gradient_error"] is not None:
+        print(
+            f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
+        )
     if found := row.get("profile"):
         kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
         print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")
