@@ -11,6 +11,10 @@ from headtohead.bench import train as bench_train
 from headtohead.bench.peers import missing
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import SIZES
+from headtohead.study.matching import match_params
 
 QUICK = {"batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
 
@@ -83,6 +87,16 @@ def test_arms_get_the_parameters_of_the_first() -> None:
     assert as_is["sharing:tie=kv"]["ffn"] == as_is["standard"]["ffn"] == matched["standard"]["ffn"] == 176
     assert matched["sharing:tie=kv"]["parameters"] == pytest.approx(117_056, rel=0.005)
     assert matched["sharing:tie=kv"]["ffn"] > 176
+
+
+def test_equal_parameters_take_the_roundest_width_within_the_tolerance() -> None:
+    size, arm = SIZES["60m"], "differential:version=2"
+    layers = parse_layout(arm).layers(size.layers)
+    target = Decoder.outline(size, parse_layout("standard").layers(size.layers)).parameter_count()
+    exact = match_params(size, layers, target)
+    near = bench_train.rounder(exact, layers, target)
+    assert (exact.ffn, near.ffn) == (1875, 1856)
+    assert abs(Decoder.outline(near, layers).parameter_count() / target - 1) <= 0.005
 
 
 def test_each_context_is_a_row() -> None:
