@@ -123,10 +123,10 @@ def bench_growth(
 
 
 def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:
-    """Return what is measured, axis by axis, all arms at one shape before the next."""
-    shapes: list[Slice] = []
+    """Return what is measured: axis by axis, and there arm by arm, so that what slopes are taken of is measured in one go."""
+    lines: list[list[Slice]] = []
     if "context" in axes:
-        shapes += [dataclasses.replace(base, context=one, batch=base.tokens // one) for one in contexts]
+        lines.append([dataclasses.replace(base, context=one, batch=base.tokens // one) for one in contexts])
     steps: dict[str, list[int]] = {
         "batch": [count for part in (4, 2, 1) if (count := base.batch // part)],
         "layers": [base.layers // 2, base.layers, 2 * base.layers],
@@ -134,8 +134,9 @@ def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequ
     }
     for field, values in steps.items():
         if _AXIS_OF_FIELD[field] in axes:
-            shapes += [dataclasses.replace(base, **{field: value}) for value in values]
-    return [dataclasses.replace(shape, arm=arm) for shape in dict.fromkeys(shapes) for arm in arms]
+            lines.append([dataclasses.replace(base, **{field: value}) for value in values])
+    found = (dataclasses.replace(shape, arm=arm) for line in lines for arm in arms for shape in line)
+    return list(dict.fromkeys(found))
 
 
 def facts_of(one: Slice, base: Slice) -> Row:
