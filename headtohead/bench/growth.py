@@ -96,7 +96,7 @@ def bench_growth(
     )
     rows = Rows("growth", out, {})
     wanted = {_key(facts_of(one, base)): one for one in slices(base, arms, axes, contexts)}
-    known = {key: row for row in rows.rows if row["commit"] == commit() and (key := _key(row)) in wanted}
+    known = {key: row for row in rows.rows if row.get("commit") == commit() and (key := _key(row)) in wanted}
     missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds
     crew = Crew(workers or os.cpu_count() or 1, deadline) if compiled else Alone()
@@ -134,7 +134,8 @@ def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequ
     }
     for field, values in steps.items():
         if _AXIS_OF_FIELD[field] in axes:
-            lines.append([dataclasses.replace(base, **{field: value}) for value in values])
+            changes: list[dict[str, Any]] = [{field: value} for value in values]
+            lines.append([dataclasses.replace(base, **change) for change in changes])
     found = (dataclasses.replace(shape, arm=arm) for line in lines for arm in arms for shape in line)
     return list(dict.fromkeys(found))
 

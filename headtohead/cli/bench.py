@@ -330,8 +330,10 @@ def _show_growth(document: dict[str, Any], axis: str) -> None:
 
 
 def _show(row: dict[str, Any]) -> None:
-    columns = ("contender", "parameters", "tokens/s", "ms/step", "ours over it")
-    columns += ("MFU", "peak memory", "start s")
+    columns = (
+        *("contender", "parameters", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory"),
+        "start s",
+    )
     measured = {name: found for name, found in row["results"].items() if "error" not in found}
     table = [
         (
