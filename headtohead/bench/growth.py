@@ -95,7 +95,8 @@ def bench_growth(
         rounds=rounds,
     )
     rows = Rows("growth", out, {})
-    wanted = {_key(facts_of(one, base)): one for one in slices(base, arms, axes, contexts)}
+    able, left_out = _buildable(slices(base, arms, axes, contexts))
+    wanted = {_key(facts_of(one, base)): one for one in able}
     known = {key: row for row in rows.rows if row.get("commit") == commit() and (key := _key(row)) in wanted}
     missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds
@@ -119,7 +120,8 @@ def bench_growth(
             known[_key(facts)] = rows.rows[-1]
     measured = [known[key] for key in wanted if key in known]
     left = len(wanted) - len(measured)
-    return rows.document() | {"rows": measured, "left": left, "growth": growth(measured)}
+    found_so_far = {"rows": measured, "left": left, "left_out": left_out, "growth": growth(measured)}
+    return rows.document() | found_so_far
 
 
 def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:
@@ -138,6 +140,18 @@ def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequ
             lines.append([dataclasses.replace(base, **change) for change in changes])
     found = (dataclasses.replace(shape, arm=arm) for line in lines for arm in arms for shape in line)
     return list(dict.fromkeys(found))
+
+
+def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
+    """Return the slices that can be built, and of the others why not: a layout of two mechanisms cannot fill one layer."""
+    able, left_out = [], []
+    for one in every:
+        try:
+            one.declared  # noqa: B018  a property that builds the outline
+            able.append(one)
+        except UserError as error:
+            left_out.append(f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}: {error}")
+    return able, left_out
 
 
 def facts_of(one: Slice, base: Slice) -> Row:

@@ -291,6 +291,8 @@ def growth(
         print(f"picture: {api.draw_growth(document['rows'], picture)}")
     for axis in axes:
         _show_growth(document, axis)
+    for words in document["left_out"]:
+        print(f"not measured: {words}")
     if document["left"]:
         print(f"{document['left']} rows are left: the time given is over, and the same command goes on")
     print(json.dumps(document, ensure_ascii=False))

@@ -112,6 +112,14 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path) -> None:
     assert "16 failed: RuntimeError: not today" in document["growth"][0]["words"]
 
 
+def test_a_shape_that_a_layout_cannot_fill_is_left_out_with_the_reason() -> None:
+    document = headtohead.bench_growth(("(no_attention standard)",), axes=("layers",), **QUICK)
+    assert [found["layers"] for found in document["rows"]] == [2, 4]
+    (words,) = document["left_out"]
+    assert "1 layers of 64" in words
+    assert "cannot fill 1" in words
+
+
 @pytest.mark.parametrize(
     ("exponent", "memory", "words"),
     [
