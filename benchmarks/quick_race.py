@@ -2,6 +2,10 @@
 
     python benchmarks/quick_race.py
 
+Its parts add up to the whole: start-up is what passes before the first run has its model (imports, the corpus, the
+plan, the workers), judging what passes after the last result (statistics, claims, the page). Between the two, each worker trains
+(the rows it logs included), scores, and does the rest: it builds models, saves weights, waits for the others at the end.
+
 The last line is one JSON document. Memory is proportional set size, sampled twice a second: pages that processes
 share are counted once.
 """
@@ -15,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from headtohead.study.environment import provenance
 from headtohead.study.store import Store
@@ -46,8 +51,30 @@ def proportional_bytes(pids: list[int]) -> int:
     return total
 
 
+def split(
+    folder: Path, costs: list[dict[str, Any]], workers: int, began: float, ended: float
+) -> dict[str, float]:
+    """Return the parts of the race's time, each as a share of it; `began` and `ended` are times of day."""
+    first = min(path.stat().st_mtime for path in folder.glob("runs/*/environment.json"))
+    last = max(path.stat().st_mtime for path in folder.glob("runs/*/result.json"))
+    trained, scored = (
+        sum(cost[key] for cost in costs) / workers for key in ("train_seconds", "score_seconds")
+    )
+    parts = {
+        "start_up": first - began,
+        "training": trained,
+        "scoring": scored,
+        "rest_of_runs": last - first - trained - scored,
+        "judging_and_page": ended - last,
+    }
+    return {name: round(spent / (ended - began), 3) for name, spent in parts.items()}
+
+
 def main() -> None:
     """Measure and print."""
+    load = round(
+        os.getloadavg()[0], 2
+    )  # other work on the machine makes it slow, and hardly moves the shares
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [
@@ -59,29 +86,29 @@ def main() -> None:
             "--out",
             str(out),
         ]
-        began, peak = time.perf_counter(), 0
+        began, peak = time.time(), 0
         with subprocess.Popen(command, env=os.environ | {"H2H_CACHE": f"{folder}/cache"}) as process:
             while process.poll() is None:
                 peak = max(peak, proportional_bytes(tree(process.pid)))
                 time.sleep(0.5)
-        seconds = time.perf_counter() - began
+        ended = time.time()
         costs = [json.loads((run.path / "cost.json").read_text()) for run in Store(out).runs()]
         verdicts = [row["verdict"] for row in json.loads((out / "verdicts.json").read_text())]
-    workers = os.cpu_count() or 1
-    trained, scored = (sum(cost[key] for cost in costs) for key in ("train_seconds", "score_seconds"))
+        workers, seconds = min(os.cpu_count() or 1, len(costs)), ended - began
+        shares = split(out, costs, workers, began, ended)
     facts = {
         "benchmark": "quick_race",
         **provenance(),
         "cores": workers,
         "seconds": round(seconds, 1),
         "peak_bytes": peak,
-        "share_training": round(trained / workers / seconds, 3),
-        "share_scoring": round(scored / workers / seconds, 3),
+        "load_before": load,
+        "shares": shares,
         "runs": len(costs),
         "verdicts": verdicts,
     }
     print(f"quick race: {seconds:.0f} s on {workers} cores, peak {peak / 2**20:.0f} MiB; ", end="")
-    print(f"training {facts['share_training']:.0%}, scoring {facts['share_scoring']:.0%} of the time")
+    print(", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items()))
     print(json.dumps(facts))
 
 

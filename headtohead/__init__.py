@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from headtohead.api import ToyPlan as ToyPlan
     from headtohead.api import bench_decode as bench_decode
     from headtohead.api import bench_generate as bench_generate
+    from headtohead.api import bench_growth as bench_growth
     from headtohead.api import bench_kernels as bench_kernels
     from headtohead.api import bench_stack as bench_stack
     from headtohead.api import bench_train as bench_train
     from headtohead.api import check as check
     from headtohead.api import corpus_stats as corpus_stats
     from headtohead.api import cost as cost
+    from headtohead.api import draw_growth as draw_growth
     from headtohead.api import evaluate as evaluate
     from headtohead.api import evaluate_task as evaluate_task
     from headtohead.api import examine_study as examine_study
@@ -68,12 +70,14 @@ _HOME = {
             "ToyPlan",
             "bench_decode",
             "bench_generate",
+            "bench_growth",
             "bench_kernels",
             "bench_stack",
             "bench_train",
             "check",
             "corpus_stats",
             "cost",
+            "draw_growth",
             "evaluate",
             "evaluate_task",
             "examine_study",

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from headtohead.api.attention import explain, look
-from headtohead.api.bench import bench_decode, bench_generate, bench_kernels, bench_stack, bench_train
+from headtohead.api.bench import (
+    bench_decode,
+    bench_generate,
+    bench_growth,
+    bench_kernels,
+    bench_stack,
+    bench_train,
+    draw_growth,
+)
 from headtohead.api.corpora import corpus_stats
 from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
 from headtohead.api.mechanisms import check, check_settings, cost
@@ -20,6 +28,7 @@ __all__ = [
     "ToyPlan",
     "bench_decode",
     "bench_generate",
+    "bench_growth",
     "bench_kernels",
     "bench_stack",
     "bench_train",
@@ -27,6 +36,7 @@ __all__ = [
     "check_settings",
     "corpus_stats",
     "cost",
+    "draw_growth",
     "evaluate",
     "evaluate_task",
     "examine_study",

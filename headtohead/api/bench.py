@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headtohead.bench.decode import measure_decode
 from headtohead.bench.generate import bench_generate
+from headtohead.bench.growth import bench_growth
 from headtohead.bench.kernels import measure_kernels
 from headtohead.bench.stack import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
 from headtohead.study.environment import choose_device
 
-__all__ = ["bench_decode", "bench_generate", "bench_kernels", "bench_stack", "bench_train"]
+__all__ = [
+    "bench_decode",
+    "bench_generate",
+    "bench_growth",
+    "bench_kernels",
+    "bench_stack",
+    "bench_train",
+    "draw_growth",
+]
 
 
 def bench_kernels(
@@ -38,3 +48,10 @@ def bench_decode(
     place = choose_device(device)
     with piece_of_work("measuring decode", quiet) as progress:
         return measure_decode(place, out, progress)
+
+
+def draw_growth(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
+    """Draw time per token against context, from the rows of `bench_growth`, into a PNG or SVG file; return it."""
+    from headtohead.report.growth import write_growth  # charts are no part of measuring
+
+    return write_growth(rows, Path(path))

@@ -1,17 +1,20 @@
 """The training step beside that of peers of the same shape: tokens/s, MFU, memory, and where our time goes.
 
 Contenders stand in one process and take turns, a few steps each; a step is everything a run does between two batches:
-data, forward, backward, clipping, optimiser.
+data, forward, backward, clipping, optimiser. A contender that fails is in the row with its reason, and the others go on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,17 @@ import torch
 from headtohead.bench.peers import PEERS, Step, missing, peer_step, version
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.rows import Rows
+from headtohead.bench.warm import warm as warm_up
 from headtohead.common.errors import UserError, unknown
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.kernels import plain
+from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
 from headtohead.study.environment import choose_device, device_name
+from headtohead.study.matching import TOLERANCE, match_params
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
@@ -44,6 +50,7 @@ SHAPES = {
 # Dense bf16 FLOP/s by the makers' data sheets; a device that is not here has no MFU.
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 WARM, BURST = 3, 10
+SHAPE_RULES = ("as_is", "params")
 
 
 def bench_train(
@@ -51,36 +58,52 @@ def bench_train(
     *,
     arms: Sequence[str] = ("standard",),
     peers: Sequence[str] = PEERS,
+    contexts: Sequence[int] = (),
+    shape: str = "as_is",
     batch: int = 32_768,
     rounds: int = 6,
     precision: str = "bf16",
     device: str = "auto",
     compile: bool | None = None,
+    warm: bool = False,
     profile: bool = False,
     out: str | Path | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> dict[str, Any]:
-    """Return the document of the benchmark: one row per size, each contender's medians inside.
+    """Return the document of the benchmark: one row per size and context, each contender's medians inside.
 
-    `batch` is tokens per step. `out` keeps every row as soon as it is measured; rows that stand there, measured at this
+    Without `contexts` a size has its own. `shape` is as_is, or params: the feed-forward width of every other arm is solved so
+    that its parameters equal the first one's, to the roundest width within 0.5 %. `batch` is tokens per step. `warm` compiles all contenders of all rows in
+    processes side by side first; this one then finds the compiler's work in its cache. `out` keeps every row as soon as it is measured; rows that stand there, measured at this
     commit on this device with these settings, are not measured again.
     """
     if rounds < 1 or batch < 1:
         raise UserError(f"rounds={rounds} and batch={batch} must be at least 1")
     if not arms:
         raise UserError("arms: at least one is needed, such as standard")
-    shapes = [find_shape(name) for name in sizes]
+    if shape not in SHAPE_RULES:
+        raise unknown("shape rule", shape, SHAPE_RULES)
+    named = [find_shape(name) for name in sizes]
+    shapes = [
+        dataclasses.replace(size, context=context)
+        for size in named
+        for context in (contexts or (size.context,))
+    ]
     where = choose_device(device)
     compiled = where.type == "cuda" if compile is None else compile
     lacking = {name: words for name in peers if (words := missing(name))}
     present = [name for name in peers if name not in lacking]
     rows = Rows("train", out, {"peers": {name: version(name) for name in present}, "missing": lacking})
-    for place, size in enumerate(shapes):
+    todo: list[tuple[dict[str, Any], _Row]] = []
+    for size in shapes:
         if batch % size.context:
             raise UserError(f"batch={batch} tokens per step is not a multiple of the context {size.context}")
+        for arm in arms:
+            parse_layout(arm).layers(size.layers)
         facts: dict[str, Any] = {
             "size": size.name,
             "dims": size.dims,
+            "shape": shape,
             "device": device_name(where),
             "precision": precision,
             "compiled": compiled,
@@ -88,14 +111,17 @@ def bench_train(
             "contenders": [*arms, *present],
             "rounds": rounds,
         }
-        if rows.known(facts):
-            continue
-        row = _Row(size, where, precision, compiled, batch, rounds)
+        if not rows.known(facts):
+            todo.append((facts, _Row(size, arms, shape, where, precision, compiled, batch, rounds)))
+    if warm and compiled:
+        orders = [row.order(name) for _, row in todo for name in (*arms, *present)]
+        warm_up("headtohead.bench.train", orders, progress)
+    for place, (facts, row) in enumerate(todo):
 
-        def show(words: str, share: float, size: Size = size, place: int = place) -> None:
-            progress(f"{size.name}: {words}", (place + share) / len(shapes))
+        def show(words: str, share: float, row: _Row = row, place: int = place) -> None:
+            progress(f"{row.size.name}, context {row.size.context}: {words}", (place + share) / len(todo))
 
-        rows.add(facts, row.measure(arms, present, profile, show))
+        rows.add(facts, row.measure(present, profile, show))
     return rows.document()
 
 
@@ -107,6 +133,19 @@ def find_shape(name: str) -> Size:
     return known[name]
 
 
+def rounder(size: Size, layers: Sequence[Composed], target: int) -> Size:
+    """Return the size with the roundest feed-forward width that is still a match.
+
+    An odd width keeps rows of narrow numbers from starting where the matrix units read: that is no cost of a mechanism.
+    """
+    for multiple in (64, 32, 16, 8):
+        width = multiple * max(1, round(size.ffn / multiple))
+        near = dataclasses.replace(size, ffn=width)
+        if abs(Decoder.outline(near, layers).parameter_count() - target) <= TOLERANCE * target:
+            return near
+    return size
+
+
 def random_windows(size: Size, count: int, seed: int) -> Windows:
     """Return windows over random tokens, the same ones for every seed in an order of its own."""
     tokens = np.random.default_rng(0).integers(0, size.vocabulary, (count + 1) * size.context)
@@ -114,80 +153,150 @@ def random_windows(size: Size, count: int, seed: int) -> Windows:
     return Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed)
 
 
+def in_a_line(error: Exception) -> str:
+    """Return an error as a row keeps it: its kind and the first line of its words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join((type(error).__name__, *lines[:1]))[:300]
+
+
+def _nothing() -> None:
+    """Stand where a contender has no step: not built yet, failed, or done with."""
+
+
+@dataclass
+class _Contender:
+    """What is measured of one contender."""
+
+    name: str
+    step: Step = _nothing
+    error: str = ""
+    """Why it takes no part any more."""
+    start_seconds: float = 0.0
+    held: int = 0
+    memory: int | None = None
+    times: list[float] = field(default_factory=list)
+
+
+def _standing(contenders: Sequence[_Contender]) -> list[_Contender]:
+    return [one for one in contenders if not one.error]
+
+
 class _Row:
     """The contenders at one size."""
 
     def __init__(
-        self, size: Size, device: torch.device, precision: str, compiled: bool, batch: int, rounds: int
+        self,
+        size: Size,
+        arms: Sequence[str],
+        shape: str,
+        device: torch.device,
+        precision: str,
+        compiled: bool,
+        batch: int,
+        rounds: int,
     ) -> None:
-        self.size, self.device, self.precision, self.compiled = size, device, precision, compiled
+        self.size, self.arms, self.shape = size, tuple(arms), shape
+        self.device, self.precision, self.compiled = device, precision, compiled
         self.batch, self.rounds = batch, rounds
 
+    def order(self, name: str) -> dict[str, Any]:
+        """Return what another process must know to build this contender."""
+        return {
+            "size": self.size.name,
+            "context": self.size.context,
+            "arms": self.arms,
+            "shape": self.shape,
+            "device": str(self.device),
+            "precision": self.precision,
+            "batch": self.batch,
+            "name": name,
+        }
+
     def measure(
-        self,
-        arms: Sequence[str],
-        peers: Sequence[str],
-        profile: bool,
-        progress: Callable[[str, float], None],
+        self, peers: Sequence[str], profile: bool, progress: Callable[[str, float], None]
     ) -> dict[str, Any]:
         """Return medians and memory of every contender, ratios to the first arm, and its profile where asked."""
-        names, steps, held, starts = [*arms, *peers], {}, {}, {}
-        for place, name in enumerate(names):
-            progress(f"{name}: building{' and compiling' if self.compiled else ''}", 0.5 * place / len(names))
-            before, began = self._allocated(), time.perf_counter()
-            steps[name] = self._step(name, name in arms)
-            for _ in range(WARM):
-                steps[name]()
-            self._wait()
-            starts[name] = time.perf_counter() - began
-            held[name] = self._allocated() - before
-        memory = {name: self._peak(steps[name], held[name]) for name in names}
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(self.rounds):
-            for name in names:
-                progress(f"{name}: round {turn + 1} of {self.rounds}", 0.5 + 0.5 * turn / self.rounds)
-                times[name].append(self._seconds(steps[name]))
-        progress(f"{arms[0]}: comparing the fast path with the plain one", 1.0)
-        error = self._disagreement(arms[0])
-        found = kernel_times(steps[arms[0]], self.device) if profile else None
-        steps.clear()
-        gc.collect()
-        facts = self._facts(arms, peers, times, memory, starts) | {"gradient_error": error}
+        contenders = [_Contender(name) for name in (*self.arms, *peers)]
+        for place, one in enumerate(contenders):
+            words = "building and compiling" if self.compiled else "building"
+            progress(f"{one.name}: {words}", 0.5 * place / len(contenders))
+            with self._attempt(one):
+                self._start(one)
+        for one in _standing(contenders):
+            with self._attempt(one):
+                one.memory = self._peak(one.step, one.held)
+        for done in range(self.rounds):
+            for one in _standing(contenders):
+                progress(f"{one.name}: round {done + 1} of {self.rounds}", 0.5 + 0.5 * done / self.rounds)
+                with self._attempt(one):
+                    one.times.append(self._seconds(one.step))
+        first, error, found = contenders[0], None, None
+        if not first.error:
+            progress(f"{first.name}: comparing the fast path with the plain one", 1.0)
+            error = self._disagreement(first.name)
+            found = kernel_times(first.step, self.device) if profile else None
+        for one in contenders:
+            one.step = _nothing
+        self._release()
+        facts = self._facts(contenders) | {"gradient_error": error}
         return facts | ({"profile": found} if found else {})
 
-    def _facts(
-        self,
-        arms: Sequence[str],
-        peers: Sequence[str],
-        times: dict[str, list[float]],
-        memory: dict[str, int | None],
-        starts: dict[str, float],
-    ) -> dict[str, Any]:
-        first = arms[0]
-        result: dict[str, Any] = {}
-        for name, seconds in times.items():
-            rate = self.batch / statistics.median(seconds)
-            # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
-            ratios = [theirs / ours for ours, theirs in zip(times[first], seconds, strict=True)]
-            flops = self._flops(name if name in arms else first)
-            peak = PEAK.get(device_name(self.device)) if self.precision == "bf16" else None
-            result[name] = {
-                "tokens_per_second": rate,
-                "milliseconds": 1e3 * statistics.median(seconds),
-                "milliseconds_all": [round(1e3 * value, 3) for value in seconds],
-                "first_over_this": statistics.median(ratios),
-                "mfu": None if peak is None else flops * rate / peak,
-                "peak_bytes": memory[name],
-                "start_seconds": round(starts[name], 1),
-            }
-        better = min(peers, key=lambda name: statistics.median(times[name]), default=None)
-        ours, theirs = memory[first], memory.get("transformers")
+    @contextmanager
+    def _attempt(self, one: _Contender) -> Iterator[None]:
+        """Where the work fails, note why, and let go of what the contender held."""
+        try:
+            yield
+        except Exception as error:
+            one.error = in_a_line(error)
+            one.step = _nothing
+            self._release()
+
+    def _start(self, one: _Contender) -> None:
+        before, began = self._allocated(), time.perf_counter()
+        one.step = self._step(one.name)
+        for _ in range(WARM):
+            one.step()
+        self._wait()
+        one.start_seconds = time.perf_counter() - began
+        one.held = self._allocated() - before
+
+    def _facts(self, contenders: Sequence[_Contender]) -> dict[str, Any]:
+        first = contenders[0]
+        result = {
+            one.name: {"error": one.error} if one.error else self._result(one, first) for one in contenders
+        }
+        peers = [one for one in _standing(contenders) if one.name not in self.arms]
+        better = min(peers, key=lambda one: statistics.median(one.times), default=None)
+        theirs = next((one.memory for one in peers if one.name == "transformers"), None)
         return {
             "results": result,
-            "parameters": Decoder.outline(self.size, self._layers(first)).parameter_count(),
-            "better_peer": better,
-            "over_better_peer": None if better is None else result[better]["first_over_this"],
-            "memory_over_transformers": ours / theirs if ours and theirs else None,
+            "parameters": self._outline(first.name).parameter_count(),
+            "better_peer": None if better is None else better.name,
+            "over_better_peer": None if better is None else result[better.name]["first_over_this"],
+            "memory_over_transformers": first.memory / theirs if first.memory and theirs else None,
+        }
+
+    def _result(self, one: _Contender, first: _Contender) -> dict[str, Any]:
+        rate = self.batch / statistics.median(one.times)
+        ratio = None
+        if not first.error:
+            # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
+            pairs = zip(first.times, one.times, strict=True)
+            ratio = statistics.median(theirs / ours for ours, theirs in pairs)
+        arm = one.name if one.name in self.arms else first.name
+        peak = PEAK.get(device_name(self.device)) if self.precision == "bf16" else None
+        return {
+            "tokens_per_second": rate,
+            "milliseconds": 1e3 * statistics.median(one.times),
+            "milliseconds_all": [round(1e3 * value, 3) for value in one.times],
+            "first_over_this": ratio,
+            "mfu": None if peak is None else self._flops(arm) * rate / peak,
+            "peak_bytes": one.memory,
+            "start_seconds": round(one.start_seconds, 1),
+            "parameters": self._outline(arm).parameter_count(),
+            "ffn": self._solved(arm).ffn,
         }
 
     def _disagreement(self, arm: str) -> float:
@@ -210,16 +319,27 @@ class _Row:
 
     def _flops(self, arm: str) -> float:
         """Return training FLOPs per token, causal attention counted by the keys seen."""
-        model = Decoder.outline(self.size, self._layers(arm))
-        return 3.0 * model.flops(self.size.context, self.batch // self.size.context).causal
+        return 3.0 * self._outline(arm).flops(self.size.context, self.batch // self.size.context).causal
 
     def _layers(self, arm: str) -> Any:
         return parse_layout(arm).layers(self.size.layers)
 
-    def _step(self, name: str, ours: bool) -> Step:
-        size, sequences = self.size, self.batch // self.size.context
-        if not ours:
-            return peer_step(name, size, sequences, self.device, self.precision == "bf16", self.compiled)
+    def _outline(self, arm: str) -> Decoder:
+        return Decoder.outline(self._solved(arm), self._layers(arm))
+
+    def _solved(self, arm: str) -> Size:
+        """Return the size an arm has under the shape rule; the first arm and peers have the row's."""
+        first = self.arms[0]
+        if self.shape == "as_is" or arm == first:
+            return self.size
+        target = Decoder.outline(self.size, self._layers(first)).parameter_count()
+        return rounder(match_params(self.size, self._layers(arm), target), self._layers(arm), target)
+
+    def _step(self, name: str) -> Step:
+        sequences = self.batch // self.size.context
+        if name not in self.arms:
+            return peer_step(name, self.size, sequences, self.device, self.precision == "bf16", self.compiled)
+        size = self._solved(name)
         windows = random_windows(size, 8 * sequences, seed=0)
         model = Decoder(size, self._layers(name), seed=0, companion=windows.tokens).to(self.device)
         settings = TrainSettings(tokens=10**12, batch=self.batch, precision=self.precision)  # type: ignore[arg-type]
@@ -264,3 +384,22 @@ class _Row:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def _release(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Be one of the processes that compile side by side: take the first step of one contender."""
+    order = json.load(sys.stdin)
+    size = dataclasses.replace(find_shape(order["size"]), context=order["context"])
+    device, precision, batch = torch.device(order["device"]), order["precision"], order["batch"]
+    row = _Row(size, order["arms"], order["shape"], device, precision, True, batch, rounds=1)
+    row._step(order["name"])()
+    row._wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,11 +12,12 @@ import tyro
 
 from headtohead import api
 from headtohead.bench.generate import ARMS
+from headtohead.bench.growth import AXES, axis_rows, on_axis, value_of
 from headtohead.bench.peers import PEERS, WRITERS
 from headtohead.bench.train import SHAPES
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
-from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.numbers import parse_count, parse_duration, short_bytes, short_count
 from headtohead.common.progress import piece_of_work
 
 Out = Annotated[str | None, flag("FILE")]
@@ -117,12 +119,15 @@ def train(
     *,
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    shape: Annotated[Literal["as_is", "params"], flag()] = "as_is",
     batch: Annotated[str, flag("COUNT")] = "32768",
     rounds: Annotated[int, flag("COUNT")] = 6,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     compile: OneWay = False,
     no_compile: OneWay = False,
+    warm: OneWay = False,
     profile: Annotated[bool, flag()] = False,
     out: Annotated[Path | None, flag("FILE")] = None,
     quiet: Annotated[bool, flag()] = False,
@@ -133,12 +138,15 @@ def train(
         sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
         arms: ours; the first one is what ratios are of.
         peers: theirs; without a name after it, none.
+        context: tokens in a window; several make a row each; the size's own when not given.
+        shape: as_is, or params: the other arms' feed-forward width is solved for the parameters of the first.
         batch: tokens per step.
         rounds: turns of each contender, ten steps a turn; medians are shown.
         precision: arithmetic; bf16 keeps float32 weights.
         device: where.
         compile: torch.compile for all contenders; when nothing is said, on a GPU.
         no_compile: for none of them.
+        warm: compile in processes side by side first, as many as there are cores.
         profile: also show where our step's time goes.
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
@@ -148,11 +156,14 @@ def train(
             sizes,
             arms=arms,
             peers=peers,
+            contexts=[parse_count(count, "--context") for count in context],
+            shape=shape,
             batch=parse_count(batch, "--batch"),
             rounds=rounds,
             precision=precision,
             device=device,
             compile=yes_or_no("compile", compile, no_compile),
+            warm=warm,
             profile=profile,
             out=out,
             progress=progress,
@@ -319,28 +330,137 @@ def generate(
     return 0
 
 
+def growth(
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM")] = (),
+    axes: Annotated[tuple[str, ...], flag("|".join(AXES))] = AXES,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    size: Annotated[str, flag("SIZE")] = "",
+    batch: Annotated[str, flag("COUNT")] = "0",
+    rounds: Annotated[int, flag("COUNT")] = 3,
+    precision: Annotated[Literal["", "bf16", "float32"], flag("bf16|float32")] = "",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    compile: OneWay = False,
+    no_compile: OneWay = False,
+    workers: Annotated[int, flag("COUNT")] = 0,
+    longest: Annotated[str, flag("TIME")] = "2s",
+    for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
+    out: Annotated[Path | None, flag("FILE")] = None,
+    picture: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Measure how a training step grows with context, batch, layers and parameters, beside what mechanisms declare.
+
+    Args:
+        arms: whose; all mechanisms when not given.
+        axes: along which axes; all four when not given.
+        context: 512 2048 8192 32768 when not given; on a CPU 128 512 2048.
+        size: cut to two layers and a vocabulary of 256; 60m, on a CPU nano.
+        batch: tokens per step, equal for all contexts; 0: the longest context.
+        rounds: bursts of each row; medians are shown.
+        precision: bf16, on a CPU float32, when not given.
+        device: where.
+        compile: compile one block, which serves all layers; when nothing is said, on a GPU.
+        no_compile: compile nothing.
+        workers: processes that compile side by side; 0: as many as there are cores.
+        longest: skip a row whose step would take longer by what was measured before.
+        for_: end after this time; the same command goes on where it ended.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        picture: draw time per token against context into this PNG or SVG file.
+        quiet: show no progress.
+    """
+    with piece_of_work("bench growth", quiet) as progress:
+        document = api.bench_growth(
+            arms,
+            axes=axes,
+            contexts=[parse_count(count, "--context") for count in context],
+            size=size,
+            batch=parse_count(batch, "--batch"),
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            compile=yes_or_no("compile", compile, no_compile),
+            workers=workers,
+            longest=parse_duration(longest),
+            seconds=math.inf if for_ is None else parse_duration(for_),
+            out=out,
+            progress=progress,
+        )
+    if picture is not None:
+        print(f"picture: {api.draw_growth(document['rows'], picture)}")
+    for axis in axes:
+        _show_growth(document, axis)
+    for words in document["left_out"]:
+        print(f"not measured: {words}")
+    if document["left"]:
+        print(f"{document['left']} rows are left: the time given is over, and the same command goes on")
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _show_growth(document: dict[str, Any], axis: str) -> None:
+    rows = [row for row in document["rows"] if on_axis(row, axis)]
+    found = [one for one in document["growth"] if one["axis"] == axis]
+    if not found:
+        return
+    values = sorted({value_of(row, axis) for row in rows}) if axis != "parameters" else []
+    table = []
+    for one in found:
+        own = axis_rows(rows, axis, one["arm"])
+        times = [f"{1e3 * row['seconds']:.3g}" if "seconds" in row else "–" for row in own]
+        cells = dict(zip((value_of(row, axis) for row in own), times, strict=True))
+        shown = [cells.get(value, "–") for value in values] if values else [" / ".join(times)]
+        last = one["slopes"][-1] if one["slopes"] else {}
+        slopes = [number(last.get(key), ".2f") for key in ("time", "flops", "memory")]
+        table.append((one["arm"], *shown, *slopes, one["words"]))
+    heads = [f"{short_count(value)}, ms" for value in values] or ["smallest / middle / largest, ms"]
+    columns = ("arm", *heads, "slope of time", "declared", "of memory", "at the long end")
+    first = rows[0]
+    middle = first["base"]
+    fixed = {
+        "context": f"{middle['context'] * middle['batch']:,} tokens per step at every context",
+        "batch": f"context {middle['context']}",
+        "layers": f"context {middle['context']}, {middle['batch']} sequences",
+        "parameters": f"context {middle['context']}, {middle['batch']} sequences",
+    }[axis]
+    title = (
+        f"{axis}: forward and backward of {first['size']} cut to {middle['layers']} layers of {middle['width']}, {fixed}, "
+        f"{first['precision']}{', one block compiled' if first['compiled'] else ''}, {first['device']}"
+    )
+    print_table(title, columns, table, right=columns[1:-1])
+
+
 def _show(row: dict[str, Any]) -> None:
-    columns = ("contender", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory", "start s")
+    columns = (
+        *("contender", "parameters", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory"),
+        "start s",
+    )
+    measured = {name: found for name, found in row["results"].items() if "error" not in found}
     table = [
         (
             name,
+            number(found.get("parameters"), ","),
             short_count(found["tokens_per_second"]),
             f"{found['milliseconds']:.2f}",
-            f"{found['first_over_this']:.3f}",
+            number(found["first_over_this"], ".3f"),
             number(found["mfu"], ".1%"),
             "–" if found["peak_bytes"] is None else short_bytes(found["peak_bytes"]),
             f"{found['start_seconds']:.0f}",
         )
-        for name, found in row["results"].items()
+        for name, found in measured.items()
     ]
     title = (
-        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, "
+        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, shape {row.get('shape', 'as_is')}, "
         f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
     )
     print_table(title, columns, table, right=columns[1:])
-    print(
-        f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
-    )
+    for name, found in row["results"].items():
+        if "error" in found:
+            print(f"{name} failed: {found['error']}")
+    if row["gradient_error"] is not None:
+        print(
+            f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
+        )
     if found := row.get("profile"):
         kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
         print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
     "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
+    "bench growth": ("bench", "growth", "measure how a step's time and memory grow, beside what is declared"),
     "bench stack": ("bench", "stack", "measure stacked seeds beside a single run and separate processes"),
     "bench kernels": ("bench", "kernels", "measure the fused kernels beside their twins and the byte floor"),
     "bench decode": ("bench", "decode", "measure decoding from a K=V cache beside the library's attention"),

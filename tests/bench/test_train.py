@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 import headtohead
+from headtohead.bench import train as bench_train
 from headtohead.bench.peers import missing
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import SIZES
+from headtohead.study.matching import match_params
 
 QUICK = {"batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
 
@@ -71,9 +77,86 @@ def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> No
     assert "matrix products" in out
 
 
+def test_arms_get_the_parameters_of_the_first() -> None:
+    arms = ("standard", "sharing:tie=kv")
+    as_is, matched = (
+        headtohead.bench_train(("nano",), arms=arms, peers=(), shape=shape, **QUICK)["rows"][0]["results"]  # type: ignore[arg-type]
+        for shape in ("as_is", "params")
+    )
+    assert as_is["sharing:tie=kv"]["parameters"] < as_is["standard"]["parameters"]
+    assert as_is["sharing:tie=kv"]["ffn"] == as_is["standard"]["ffn"] == matched["standard"]["ffn"] == 176
+    assert matched["sharing:tie=kv"]["parameters"] == pytest.approx(117_056, rel=0.005)
+    assert matched["sharing:tie=kv"]["ffn"] > 176
+
+
+def test_equal_parameters_take_the_roundest_width_within_the_tolerance() -> None:
+    size, arm = SIZES["60m"], "differential:version=2"
+    layers = parse_layout(arm).layers(size.layers)
+    target = Decoder.outline(size, parse_layout("standard").layers(size.layers)).parameter_count()
+    exact = match_params(size, layers, target)
+    near = bench_train.rounder(exact, layers, target)
+    assert (exact.ffn, near.ffn) == (1875, 1856)
+    assert abs(Decoder.outline(near, layers).parameter_count() / target - 1) <= 0.005
+
+
+def test_each_context_is_a_row() -> None:
+    rows = headtohead.bench_train(("nano",), peers=(), contexts=(32, 64), **QUICK)["rows"]  # type: ignore[arg-type]
+    assert ["context 32" in row["dims"] for row in rows] == [True, False]
+    assert "context 64" in rows[1]["dims"]
+
+
+BROKEN = """
+import headtohead
+class Broken(headtohead.Mechanism):
+    def forward(self, x, frame):
+        raise RuntimeError("not today\\nnor tomorrow")
+"""
+
+
+def test_an_arm_that_fails_is_recorded_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    broken = f"{tmp_path / 'broken.py'}:Broken"
+    words = "bench train nano --peers --batch 256 --rounds 1 --precision float32 --device cpu --arms"
+    with pytest.raises(SystemExit):
+        main([*words.split(), "standard", broken, "no_attention"])
+    out = capsys.readouterr().out
+    results = json.loads(out.splitlines()[-1])["rows"][0]["results"]
+    assert results[broken] == {"error": "RuntimeError: not today"}
+    assert results["no_attention"]["first_over_this"] > 0
+    assert "failed: RuntimeError: not today" in out
+    (row,) = headtohead.bench_train(("nano",), arms=(broken, "standard"), peers=(), **QUICK)["rows"]  # type: ignore[arg-type]
+    assert row["results"]["standard"]["first_over_this"] is None
+    assert row["gradient_error"] is None
+
+
+def test_contenders_are_compiled_side_by_side_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(
+        bench_train, "warm_up", lambda module, orders, progress: told.append((module, orders))
+    )
+    monkeypatch.setattr(headtohead.model.decoder.Decoder, "compile_hidden", lambda self: None)
+    headtohead.bench_train(
+        ("nano",),
+        arms=("standard", "coupled"),
+        peers=(),
+        compile=True,
+        warm=True,
+        **QUICK,  # type: ignore[arg-type]
+    )
+    ((module, orders),) = told  # type: ignore[misc]
+    assert module == "headtohead.bench.train"
+    assert [order["name"] for order in orders] == ["standard", "coupled"]  # type: ignore[has-type]
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(orders[1])))  # type: ignore[has-type]
+    bench_train.main()
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"sizes": ("nano",), "shape": "parms"}, "params"),
+        ({"sizes": ("nano",), "arms": ("standerd",)}, "standard"),
         ({"sizes": ("nanoo",)}, "nano"),
         ({"sizes": ("nano",), "peers": ("litgtp",)}, "litgpt"),
         ({"sizes": ("nano",), "batch": 100}, "multiple of the context 128"),

@@ -1,0 +1,269 @@
+"""How a training step's time and memory grow with context, batch, layers and parameters, beside what mechanisms declare.
+
+The tokens of a step stay equal along the context axis, so batch shrinks as context grows: what is done to each token
+alone costs the same everywhere, and time per token shows what tokens do with each other. Where every token looks at all
+before it, the slope of that part is 1; where it looks at a state of fixed size, 0. Slopes are log-log, between consecutive values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headtohead.bench.crew import Alone, Crew, OutOfTime
+from headtohead.bench.rows import Rows
+from headtohead.bench.slice import VOCABULARY, Slice
+from headtohead.bench.train import find_shape
+from headtohead.common.errors import UserError, unknown
+from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.model.layout import parse_layout
+from headtohead.study.environment import choose_device, commit, device_name
+
+AXES = ("context", "batch", "layers", "parameters")
+LAYERS = 2
+APART = 0.3
+"""A measured slope farther than this from the declared one is worth a word."""
+_PLAIN_FORMS = {"sharing": "sharing:tie=kv"}
+"""Where a mechanism's default is `standard` itself, the form that is measured."""
+_AXIS_OF_FIELD = {"batch": "batch", "layers": "layers", "width": "parameters"}
+Row = dict[str, Any]
+
+
+def usual_arms() -> tuple[str, ...]:
+    """Return every mechanism at its default, in the form that makes it one of its own."""
+    return tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
+
+
+def bench_growth(
+    arms: Sequence[str] = (),
+    *,
+    axes: Sequence[str] = AXES,
+    contexts: Sequence[int] = (),
+    size: str = "",
+    batch: int = 0,
+    rounds: int = 3,
+    precision: str = "",
+    device: str = "auto",
+    compile: bool | None = None,
+    workers: int = 0,
+    longest: float = 2.0,
+    seconds: float = math.inf,
+    out: str | Path | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> dict[str, Any]:
+    """Return the document of the benchmark: one row per arm and shape, and under `growth` the slopes.
+
+    What is not given: all mechanisms; on a GPU a slice of 60m, contexts 512 to 32,768, bf16, one block compiled by as many
+    `workers` as there are cores; on a CPU a slice of nano, contexts 128 to 2,048, float32, eager. `batch` is tokens per step,
+    the longest context when not given. A row whose step would take more than `longest` seconds by what was measured before is
+    skipped, and says so. After `seconds` it ends with the rows there are; `out` keeps them, and the same call goes on.
+    """
+    where = choose_device(device)
+    on_gpu = where.type == "cuda"
+    arms = tuple(arms) or usual_arms()
+    contexts = sorted(set(contexts)) or ([512, 2048, 8192, 32_768] if on_gpu else [128, 512, 2048])
+    for axis in axes:
+        if axis not in AXES:
+            raise unknown("axis", axis, AXES)
+    if contexts[0] < 1 or rounds < 1 or not longest > 0 or not seconds > 0:
+        raise UserError("contexts, rounds, longest and seconds must be above 0")
+    tokens = batch or contexts[-1]
+    if wrong := next((context for context in contexts if tokens % context), None):
+        raise UserError(f"batch={tokens} tokens per step is not a multiple of the context {wrong}")
+    shape = find_shape(size or ("60m" if on_gpu else "nano"))
+    for arm in arms:
+        parse_layout(arm).layers(LAYERS)
+    compiled = on_gpu if compile is None else compile
+    base = Slice(
+        arm=arms[0],
+        size=shape.name,
+        context=contexts[0],
+        batch=tokens // contexts[0],
+        layers=LAYERS,
+        width=shape.width,
+        precision=precision or ("bf16" if on_gpu else "float32"),
+        device=str(where),
+        compiled=compiled,
+        rounds=rounds,
+    )
+    rows = Rows("growth", out, {})
+    able, left_out = _buildable(slices(base, arms, axes, contexts))
+    wanted = {_key(facts_of(one, base)): one for one in able}
+    known = {key: row for row in rows.rows if row.get("commit") == commit() and (key := _key(row)) in wanted}
+    missing = [one for key, one in wanted.items() if key not in known]
+    deadline = time.monotonic() + seconds
+    crew = Crew(workers or os.cpu_count() or 1, deadline) if compiled else Alone()
+    with suppress(OutOfTime), closing(crew):
+        crew.warm(missing, progress)
+        for place, one in enumerate(missing):
+            if time.monotonic() > deadline:
+                raise OutOfTime
+            progress(
+                f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}", place / len(missing)
+            )
+            facts = facts_of(one, base)
+            forecast = forecast_seconds(one, base, known.values())
+            if forecast > longest:
+                words = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
+                found: Row = {"skipped": words}
+            else:
+                found = crew.measure(one)
+            rows.add(facts, declared(one) | found)
+            known[_key(facts)] = rows.rows[-1]
+    measured = [known[key] for key in wanted if key in known]
+    left = len(wanted) - len(measured)
+    found_so_far = {"rows": measured, "left": left, "left_out": left_out, "growth": growth(measured)}
+    return rows.document() | found_so_far
+
+
+def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:
+    """Return what is measured: axis by axis, and there arm by arm, so that what slopes are taken of is measured in one go."""
+    lines: list[list[Slice]] = []
+    if "context" in axes:
+        lines.append([dataclasses.replace(base, context=one, batch=base.tokens // one) for one in contexts])
+    steps: dict[str, list[int]] = {
+        "batch": [count for part in (4, 2, 1) if (count := base.batch // part)],
+        "layers": [base.layers // 2, base.layers, 2 * base.layers],
+        "width": [base.width // 2, base.width, 2 * base.width],
+    }
+    for field, values in steps.items():
+        if _AXIS_OF_FIELD[field] in axes:
+            changes: list[dict[str, Any]] = [{field: value} for value in values]
+            lines.append([dataclasses.replace(base, **change) for change in changes])
+    found = (dataclasses.replace(shape, arm=arm) for line in lines for arm in arms for shape in line)
+    return list(dict.fromkeys(found))
+
+
+def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
+    """Return the slices that can be built, and of the others why not: a layout of two mechanisms cannot fill one layer."""
+    able, left_out = [], []
+    for one in every:
+        try:
+            one.declared  # noqa: B018  a property that builds the outline
+            able.append(one)
+        except UserError as error:
+            left_out.append(f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}: {error}")
+    return able, left_out
+
+
+def facts_of(one: Slice, base: Slice) -> Row:
+    """Return what a row is known by; `base` is where the axes cross."""
+    facts = dataclasses.asdict(one) | {"device": device_name(choose_device(one.device))}
+    middle = {name: getattr(base, name) for name in ("context", "batch", "layers", "width")}
+    return facts | {"vocabulary": VOCABULARY, "base": middle}
+
+
+def declared(one: Slice) -> Row:
+    """Return what the model says of itself."""
+    parameters, flops = one.declared
+    return {"parameters": parameters, "flops": flops, "positions": one.shape.settings.positions}
+
+
+def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
+    """Return the seconds of a step by the rows before it on its axis: by FLOPs from the last, or by the last slope; 0 without any."""
+    facts, best = facts_of(one, base) | declared(one), 0.0
+    for axis in AXES:
+        if not on_axis(facts, axis):
+            continue
+        before = [
+            row
+            for row in axis_rows(rows, axis, one.arm)
+            if "seconds" in row and value_of(row, axis) < value_of(facts, axis)
+        ]
+        if before:
+            last = before[-1]
+            best = max(best, last["seconds"] * facts["flops"] / last["flops"])
+        if len(before) > 1:
+            slope = _slope(before[-2], before[-1], "seconds", axis)
+            reach = value_of(facts, axis) / value_of(before[-1], axis)
+            best = max(best, before[-1]["seconds"] * reach ** (slope or 0.0))
+    return best
+
+
+def on_axis(row: Mapping[str, Any], axis: str) -> bool:
+    """Return whether a row lies on an axis: in all else it is where the axes cross."""
+    base = row["base"]
+    if axis == "context":
+        equal = row["context"] * row["batch"] == base["context"] * base["batch"]
+        return equal and all(row[name] == base[name] for name in ("layers", "width"))
+    if row["context"] != base["context"]:
+        return False
+    return all(row[name] == base[name] for name, other in _AXIS_OF_FIELD.items() if other != axis)
+
+
+def value_of(row: Mapping[str, Any], axis: str) -> float:
+    """Return where a row stands on an axis."""
+    return float(row[axis])
+
+
+def axis_rows(rows: Iterable[Row], axis: str, arm: str) -> list[Row]:
+    """Return an arm's rows on an axis, in order."""
+    own = [row for row in rows if row["arm"] == arm and on_axis(row, axis)]
+    return sorted(own, key=lambda row: value_of(row, axis))
+
+
+def growth(rows: Sequence[Row]) -> list[Row]:
+    """Return for each axis and arm the slopes of time, declared FLOPs and memory, and what the long end says in words."""
+    found = []
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    for axis in AXES:
+        for arm in arms:
+            own = axis_rows(rows, axis, arm)
+            measured = [row for row in own if "seconds" in row]
+            slopes = [
+                {
+                    "from": value_of(low, axis),
+                    "to": value_of(high, axis),
+                    "time": _slope(low, high, "seconds", axis),
+                    "flops": _slope(low, high, "flops", axis),
+                    "memory": _slope(low, high, "peak_bytes", axis),
+                }
+                for low, high in pairwise(measured)
+            ]
+            if len(own) > 1:
+                found.append(
+                    {"axis": axis, "arm": arm, "slopes": slopes, "words": words_of(axis, own, slopes)}
+                )
+    return found
+
+
+def words_of(axis: str, rows: Sequence[Row], slopes: Sequence[Row]) -> str:
+    """Return what an arm's slope at the long end says beside the declared one, and why rows are missing."""
+    words = []
+    if slopes:
+        last = slopes[-1]
+        apart = last["time"] - last["flops"]
+        if apart > APART:
+            words.append("grows faster than declared: look for a defect")
+        elif apart < -APART:
+            words.append("grows less than declared: launches or bytes still lead")
+        else:
+            words.append("as declared")
+        if axis == "context" and (last["memory"] or 0.0) > APART:
+            words.append("memory per token grows: something with two sides of tokens is kept")
+    for row in rows:
+        if reason := row.get("error") or row.get("skipped"):
+            kind = "failed" if "error" in row else "skipped"
+            words.append(f"{value_of(row, axis):g} {kind}: {reason}")
+    return "; ".join(words)
+
+
+def _slope(low: Mapping[str, Any], high: Mapping[str, Any], key: str, axis: str) -> float | None:
+    if not low.get(key) or not high.get(key):
+        return None
+    reach = math.log(value_of(high, axis) / value_of(low, axis))
+    return round(math.log(high[key] / low[key]) / reach, 3)
+
+
+def _key(facts: Mapping[str, Any]) -> str:
+    """Return what a row is known by, as one word."""
+    names = (*(field.name for field in dataclasses.fields(Slice)), "vocabulary", "base")
+    return json.dumps([facts.get(name) for name in names], sort_keys=True)

@@ -1,0 +1,191 @@
+"""A slice of an arm's model, few layers and a small vocabulary, whose training step shows what the layers cost.
+
+On a GPU one block is compiled and serves all layers: whole models of twenty mechanisms at many shapes would take the
+compiler an hour. The step is forward and backward; what an optimiser does depends on no context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from headtohead.bench.train import find_shape, in_a_line
+from headtohead.mechanisms.base import Mechanism
+from headtohead.mechanisms.terms import Composed
+from headtohead.model.decoder import Block, Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+
+VOCABULARY = 256
+"""With the size's own, the read-out would take most of a step of two layers, and mechanisms differ by little."""
+_BURST_SECONDS, _MOST_STEPS, _WARM = 0.05, 20, 2
+_MOST_GRAPHS = 512
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One arm at one shape, as it is measured."""
+
+    arm: str
+    size: str
+    context: int
+    batch: int
+    """Sequences per step."""
+    layers: int
+    width: int
+    """Heads and feed-forward part keep their proportion to it."""
+    precision: str
+    device: str
+    compiled: bool
+    rounds: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step."""
+        return self.context * self.batch
+
+    @property
+    def graph(self) -> Slice:
+        """What one compiled block serves: the number of layers does not matter."""
+        return dataclasses.replace(self, layers=1, rounds=1)
+
+    @property
+    def mechanisms(self) -> tuple[Composed, ...]:
+        """What stands in each layer."""
+        return tuple(parse_layout(self.arm).layers(self.layers))
+
+    @property
+    def shape(self) -> Size:
+        """The size, cut; an arm that cannot take rotary positions has learned ones."""
+        whole = find_shape(self.size)
+        kinds = [composed.base.kind for composed in self.mechanisms]
+        able = all("rope" in kind.supports.positions for kind in kinds if issubclass(kind, Mechanism))
+        cut = dataclasses.replace(
+            whole,
+            context=self.context,
+            layers=self.layers,
+            width=self.width,
+            heads=max(1, whole.heads * self.width // whole.width),
+            ffn=whole.ffn * self.width // whole.width,
+            vocabulary=VOCABULARY,
+        )
+        return cut if able else cut.with_settings(positions="learned")
+
+    @cached_property
+    def declared(self) -> tuple[int, float]:
+        """Parameters, and the training FLOPs of a step that the mechanism declares, keys seen counted."""
+        model = Decoder.outline(self.shape, self.mechanisms)
+        return model.parameter_count(), 3.0 * self.tokens * model.flops(self.context, self.batch).causal
+
+    def measure(self) -> dict[str, Any]:
+        """Return seconds per step and peak bytes over the model's own, or why there are none."""
+        try:
+            return self._measure()
+        except Exception as error:
+            return {"error": in_a_line(error)}
+        finally:
+            self._release()
+
+    def warm(self) -> str:
+        """Take the first step, which compiles; return why it failed, or nothing."""
+        try:
+            self._step()()
+            self._wait()
+            return ""
+        except Exception as error:
+            return in_a_line(error)
+        finally:
+            self._release()
+
+    def _measure(self) -> dict[str, Any]:
+        step, on_gpu = self._step(), torch.device(self.device).type == "cuda"
+        step()
+        self._wait()
+        peak = None
+        if on_gpu:
+            own = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        seconds = min(self._burst(step, 1) for _ in range(_WARM))
+        if on_gpu:
+            peak = torch.cuda.max_memory_allocated(self.device) - own
+        count = max(1, min(_MOST_STEPS, math.ceil(_BURST_SECONDS / seconds)))
+        times = [self._burst(step, count) for _ in range(self.rounds)]
+        return {
+            "seconds": statistics.median(times),
+            "seconds_all": [float(f"{value:.4g}") for value in times],
+            "peak_bytes": peak,
+        }
+
+    def _burst(self, step: Callable[[], None], count: int) -> float:
+        """Return the time of one step among so many done one behind the other."""
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        self._wait()
+        return (time.perf_counter() - began) / count
+
+    def _step(self) -> Callable[[], None]:
+        """Return forward and backward on one batch."""
+        size, device = self.shape, torch.device(self.device)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, size.vocabulary, (self.batch + 1, self.context), generator=generator)
+        # A companion is cut from a text of at least the context, wherever it begins.
+        text = tokens.flatten().repeat(2)
+        model = Decoder(size, self.mechanisms, seed=0, companion=text).to(device).train()
+        given, targets = tokens[:-1].to(device), tokens[1:].to(device)
+        if self.compiled:
+            self._compile(model)
+
+        def step() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                objective = model(given, targets)[0]
+            objective.backward()
+            model.zero_grad(set_to_none=True)
+
+        return step
+
+    def _compile(self, model: Decoder) -> None:
+        """Let one compiled block serve all layers."""
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
+        with torch.no_grad():  # the rotary tables are made outside the graph
+            model.hidden(torch.zeros(1, self.context, dtype=torch.long, device=self.device))
+        for block in model.layers:
+            # The companion's pass enters a block by `after`.
+            for name in ("forward", "after") if model.companion_spec else ("forward",):
+                setattr(block, name, MethodType(_own(name, self.graph), block))
+
+    def _wait(self) -> None:
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _release(self) -> None:
+        gc.collect()
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.empty_cache()
+
+
+_NUMBER = itertools.count()
+
+
+@cache
+def _own(name: str, graph: Slice) -> Callable[..., Any]:
+    """Return a block's function, compiled, for one shape of one arm.
+
+    It is a copy with a code of its own: graphs are kept by code, and the compiler, looking through those of other arms, asks
+    their guards for things that this arm does not have.
+    """
+    plain = getattr(Block, name)
+    code = plain.__code__.replace(co_name=f"{name}_{next(_NUMBER)}")
+    return torch.compile(FunctionType(code, plain.__globals__, name, plain.__defaults__), dynamic=False)

@@ -1,0 +1,171 @@
+"""One picture of how cost grows: time per token against context, a line for each mechanism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from headtohead.bench.growth import axis_rows, on_axis
+from headtohead.common.errors import UserError
+from headtohead.common.files import write_atomic
+from headtohead.report.charts import BASELINE, PALETTE
+from headtohead.report.pictures import PAPER, as_svg
+
+Row = dict[str, Any]
+GROWS, STAYS, STANDARD = "declared to grow with the context", "declared to stay", "standard"
+_COLOURS = {STANDARD: "#24292f", GROWS: PALETTE[1], STAYS: PALETTE[0]}
+_HEIGHT, _LINE = 460, 15.0
+"""Of the chart, and of a label, in points."""
+_LABELS = 0.42
+"""Width left for labels, over that of the lines."""
+_MORE = 1.1
+"""Declared FLOPs at the longest context over those at the shortest, from where on they grow."""
+
+
+def write_growth(rows: Sequence[Row], path: Path) -> Path:
+    """Draw the rows of `bench growth` into a PNG or SVG file; return it."""
+    if path.suffix not in (".png", ".svg"):
+        raise UserError(f"picture={path}: a file that ends in .png or .svg is needed")
+    if not path.parent.is_dir():
+        raise UserError(f"picture={path}: there is no directory {path.parent}")
+    svg = as_svg(growth_chart(rows), PAPER)
+    if path.suffix == ".svg":
+        write_atomic(path, svg)
+    else:
+        import vl_convert
+
+        write_atomic(path, vl_convert.svg_to_png(svg, scale=3))
+    return path
+
+
+def growth_chart(rows: Sequence[Row]) -> Row:
+    """Return the definition of the chart; the rows must have two contexts or more of one setting, that of the last row."""
+    points = _points(rows)
+    contexts = sorted({point["context"] for point in points})
+    if len(contexts) < 2:
+        raise UserError("a picture of growth needs rows at two contexts or more")
+    ends = _labels(points, contexts)
+    low, high = contexts[0], contexts[-1]
+    beyond = high * (high / low) ** _LABELS
+    times = [point["time"] for point in points]
+    x = alt.X(
+        "context:Q",
+        title="context, tokens",
+        scale=alt.Scale(type="log", domain=[low / 1.1, beyond], nice=False),
+        axis=alt.Axis(values=contexts, format=",d", grid=False, titleAnchor="start"),
+    )
+    y = alt.Y(
+        "time:Q",
+        title="µs per token",
+        scale=alt.Scale(type="log", domain=_range(times), nice=False),
+        axis=alt.Axis(format="~g", values=_ticks(times)),
+    )
+    colour = alt.Color(
+        "kind:N",
+        scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
+        legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolStrokeWidth=3, labelLimit=300),
+    )
+    # What is drawn last lies on top: the baseline.
+    lines = alt.Chart(alt.Data(values=sorted(points, key=lambda point: point["kind"] == STANDARD)))
+    labels = alt.Chart(alt.Data(values=ends))
+    layers = [
+        *(
+            lines.transform_filter(f"datum.kind {sign} '{STANDARD}'")
+            .mark_line(opacity=0.85, strokeWidth=width)
+            .encode(x=x, y=y, color=colour, detail="arm:N")
+            for sign, width in (("!=", 1.6), ("==", 3.5))
+        ),
+        lines.mark_point(filled=True, size=28, opacity=1).encode(x=x, y=y, color=colour),
+        labels.mark_rule(color=BASELINE, strokeWidth=0.6).encode(
+            x=x, y=y, x2=alt.X2("beside:Q"), y2=alt.Y2("place:Q")
+        ),
+        labels.mark_text(align="left", dx=3, fontSize=12).encode(
+            x=alt.X("beside:Q"), y=alt.Y("place:Q"), text="label:N", color=colour
+        ),
+    ]
+    first = _setting(rows)
+    middle = first["base"]
+    words = (
+        f"Forward and backward of {first['size']} cut to {middle['layers']} layers, "
+        f"{middle['context'] * middle['batch']:,} tokens per step at every context, {first['precision']}, {first['device']}"
+    )
+    title = alt.TitleParams(
+        "Time of a training step per token, against context",
+        subtitle=words,
+        anchor="start",
+        fontSize=16,
+        subtitleFontSize=11,
+        subtitleColor=BASELINE,
+    )
+    chart = alt.layer(*layers).properties(height=_HEIGHT, title=title)
+    definition: Row = chart.to_dict()
+    return definition
+
+
+def _setting(rows: Sequence[Row]) -> Row:
+    if not rows:
+        raise UserError("there are no rows to draw")
+    return rows[-1]
+
+
+def _points(rows: Sequence[Row]) -> list[Row]:
+    """Return a point for each measured row on the context axis."""
+    last = _setting(rows)
+    same = ("size", "device", "precision", "compiled", "base")
+    own = [row for row in rows if all(row[key] == last[key] for key in same) and on_axis(row, "context")]
+    points = []
+    for arm in dict.fromkeys(row["arm"] for row in own):
+        line = [row for row in axis_rows(own, "context", arm) if "seconds" in row]
+        kind = STANDARD if arm == STANDARD else GROWS if _grows(axis_rows(own, "context", arm)) else STAYS
+        for row in line:
+            time = 1e6 * row["seconds"] / (row["context"] * row["batch"])
+            points.append({"arm": arm, "kind": kind, "context": row["context"], "time": time})
+    return points
+
+
+def _grows(line: Sequence[Row]) -> bool:
+    """Return whether the FLOPs that an arm declares grow from the shortest to the longest context."""
+    return bool(line[-1]["flops"] > _MORE * line[0]["flops"])
+
+
+def _labels(points: Sequence[Row], contexts: Sequence[int]) -> list[Row]:
+    """Return the end of each line and a place beside it for its name, no two on top of each other."""
+    ends = {point["arm"]: point for point in points}
+    low, high = (math.log(value) for value in _range([point["time"] for point in points]))
+    least = _LINE * (high - low) / _HEIGHT
+    order = sorted(ends.values(), key=lambda point: point["time"])
+    places = spread([math.log(point["time"]) for point in order], least, low, high)
+    beside = contexts[-1] * (contexts[-1] / contexts[0]) ** 0.06
+    return [
+        {**point, "label": point["arm"], "beside": beside, "place": math.exp(place)}
+        for point, place in zip(order, places, strict=True)
+    ]
+
+
+def spread(wanted: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """Return places near those wanted, in their order, at least so far apart, within the ends where there is room."""
+    places: list[float] = []
+    for place in wanted:
+        places.append(max(place, places[-1] + least) if places else max(place, low))
+    top = high
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], top)
+        top = places[index] - least
+    return places
+
+
+def _range(times: Sequence[float]) -> list[float]:
+    return [min(times) / 1.15, max(times) * 1.15]
+
+
+def _ticks(times: Sequence[float]) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten within reach."""
+    low, high = _range(times)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [
+        value for power in powers for factor in (1, 2, 5) if low <= (value := factor * 10.0**power) <= high
+    ]
