@@ -2,7 +2,7 @@
 
 Imported when it first runs (`decode.py` registers the operator). The context is cut into parts; a program takes one
 part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
-kernel joins the parts by those logs.
+kernel joins the parts by those logs. Keys turned in the score have kernels of their own (`decode_turned.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headtohead.kernels.decode_turned import MOST_TURNS, Sums, products, sums
 from headtohead.kernels.dynamics_triton import count, multiprocessors
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -23,7 +24,6 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def _parts(
     q_at,
     kv_at,
-    table_at,
     mix_at,
     log_at,
     turns,
@@ -41,7 +41,6 @@ def _parts(
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
-    TURN: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -58,20 +57,8 @@ def _parts(
     q_place = q_at + sequence * q_b + (head * SHARE + query) * q_h
     kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
     row = tl.arange(0, BLOCK)
-    if TURN:
-        # Pairs apart. Turning key j = first of its block + t and the query by their places is turning the key by t
-        # alone and the query back by that first place: the turns of a block's keys are the same for every block.
-        pair = tl.arange(0, BLOCK_D // 2)
-        halves = (query[:, None] < SHARE) & (2 * pair[None, :] < DIM)
-        even = tl.load(q_place[:, None] + 2 * pair[None, :], mask=halves, other=0.0).to(tl.float32)
-        odd = tl.load(q_place[:, None] + 2 * pair[None, :] + 1, mask=halves, other=0.0).to(tl.float32)
-        known = (row[:, None] < keys) & (2 * pair[None, :] < DIM)
-        turn_at = table_at + row[:, None] * DIM + 2 * pair[None, :]
-        cos = tl.load(turn_at, mask=known, other=0.0)
-        sin = tl.load(turn_at + 1, mask=known, other=0.0)
-    else:
-        wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
-        q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
+    wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
+    q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -81,21 +68,7 @@ def _parts(
         seen = key < last
         inside = seen[:, None] & (dim < DIM)[None, :]
         kv = tl.load(kv_place + key[:, None].to(tl.int64) * kv_n + dim[None, :], mask=inside, other=0.0)
-        if TURN:
-            from_at = table_at + start * DIM + 2 * pair
-            here = (2 * pair < DIM) & (start < keys)
-            cos_0 = tl.load(from_at, mask=here, other=0.0)[None, :]
-            sin_0 = tl.load(from_at + 1, mask=here, other=0.0)[None, :]
-            k_even, k_odd = tl.split(tl.reshape(kv, [BLOCK, BLOCK_D // 2, 2]))
-            k_even, k_odd = k_even.to(tl.float32), k_odd.to(tl.float32)
-            turned_even = (k_even * cos - k_odd * sin).to(DTYPE)
-            turned_odd = (k_odd * cos + k_even * sin).to(DTYPE)
-            q_even = (even * cos_0 + odd * sin_0).to(DTYPE)
-            q_odd = (odd * cos_0 - even * sin_0).to(DTYPE)
-            scores = tl.dot(q_even, tl.trans(turned_even), input_precision=PRECISION)
-            scores = tl.dot(q_odd, tl.trans(turned_odd), scores, input_precision=PRECISION)
-        else:
-            scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
         scores = tl.where(seen[None, :], scores * (scale * _LOG2E), float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
         # A part that has seen nothing yet has no highest score; 0 stands for it, and its weights are 0.
@@ -159,56 +132,64 @@ class Config:
     stages: int
     programs: int
     """Programs wanted for each multiprocessor, in all."""
+    registers: int | None = None
+    """The most a thread may use; None leaves it to the compiler."""
 
 
-# Measured on an H200 (docs/log.md), without and with keys turned in the score.
-CONFIGS = {False: Config(64, 2, 3, 4), True: Config(128, 4, 3, 4)}
+# By whether keys are turned in the score, and whether each has one query head alone. Those without turned keys are the fastest
+# of a sweep on an H200 (docs/log.md); those with them were chosen by counting instructions, and wait for theirs.
+CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
+    (False, False): Config(64, 2, 3, 4),
+    (False, True): Config(64, 2, 3, 4),
+    (True, False): Config(64, 4, 4, 2),
+    (True, True): Sums(8, 1, False, 16),
+}
 _MOST_PARTS = 256
 
 
 def decode(
-    q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float, config: Config | None = None
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor | None,
+    turn: int,
+    scale: float,
+    config: Config | Sums | None = None,
 ) -> Tensor:
     """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
-    config = config or CONFIGS[turn == 1]
     batch, heads, dim = q.shape
     kv_heads, keys = kv.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
     kv = kv if kv.stride(-1) == 1 else kv.contiguous()
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
-    blocks = -(-keys // config.keys)
+    wide = max(32, triton.next_power_of_2(dim))
+    config = config or CONFIGS[turn == 1, share == 1]
+    if isinstance(config, Sums) and (turn != 1 or share > 1):
+        raise ValueError("sums serve turned keys with one query head each")
+    block = config.block(wide * kv.element_size()) if isinstance(config, Sums) else config.keys
+    blocks = -(-keys // block)
     parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
+    parts = max(parts, -(-blocks // MOST_TURNS)) if turn == 1 else parts
     parts = max(1, min(parts, blocks, _MOST_PARTS))
     turns = -(-blocks // parts)
     parts = -(-blocks // turns)
     mix = torch.empty(batch, heads, parts, dim, dtype=torch.float32, device=q.device)
     logs = torch.empty(batch, heads, parts, dtype=torch.float32, device=q.device)
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    wide = max(32, triton.next_power_of_2(dim))
-    _parts[(parts, batch * kv_heads)](
-        q,
-        kv,
-        table,
-        mix,
-        logs,
-        count(turns),
-        keys,
-        turns * config.keys,
-        scale,
-        *q.stride()[:2],
-        *kv.stride()[:3],
-        KV_HEADS=kv_heads,
-        SHARE=share,
-        DIM=dim,
-        BLOCK=config.keys,
-        BLOCK_D=wide,
-        BLOCK_Q=max(16, triton.next_power_of_2(share)),
-        TURN=turn == 1,
-        PRECISION="ieee",
-        STAGES=config.stages,
-        num_warps=config.warps,
-    )
+    grid = (parts, batch * kv_heads)
+    shape = {"KV_HEADS": kv_heads, "DIM": dim, "BLOCK_D": wide}
+    given = (mix, logs, count(turns), keys, turns * block, scale, *q.stride()[:2], *kv.stride()[:3])
+    chip = {"num_warps": config.warps, "maxnreg": config.registers}
+    if isinstance(config, Sums):
+        tiles = {"TILES": config.tiles, "ROWS": block // config.tiles, "AHEAD": config.ahead}
+        sums[grid](q, kv, table, *given, **shape, **tiles, **chip)
+    else:
+        shape |= {"SHARE": share, "BLOCK_Q": max(16, triton.next_power_of_2(share)), "BLOCK": block}
+        loop = {"PRECISION": "ieee", "STAGES": config.stages}
+        if turn == 1:
+            products[grid](q, kv, table, *given, **shape, **loop, **chip)
+        else:
+            _parts[grid](q, kv, *given, **shape, **loop, **chip)
     _join[(batch * heads,)](
         mix,
         logs,
