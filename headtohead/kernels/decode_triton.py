@@ -166,7 +166,12 @@ def decode(
     config = config or CONFIGS[turn == 1, share == 1]
     if isinstance(config, Sums) and (turn != 1 or share > 1):
         raise ValueError("sums serve turned keys with one query head each")
-    block = config.block(wide * kv.element_size()) if isinstance(config, Sums) else config.keys
+    width = wide * kv.element_size()
+    if isinstance(config, Sums):
+        block = config.block(width)
+    else:
+        # The layouts were chosen for rows of 256 bytes at most; wider ones would not fit in registers and shared memory.
+        block = config.keys if turn != 1 else min(config.keys, max(16, config.keys * 256 // width))
     blocks = -(-keys // block)
     parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
     parts = max(parts, -(-blocks // MOST_TURNS)) if turn == 1 else parts
