@@ -141,8 +141,8 @@ class Config:
 CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
     (False, False): Config(64, 2, 3, 4),
     (False, True): Config(64, 2, 3, 4),
-    (True, False): Config(64, 4, 4, 2),
-    (True, True): Sums(8, 1, False, 16),
+    (True, False): Config(64, 4, 4, 3),
+    (True, True): Sums(8, 1, False, 15),
 }
 _MOST_PARTS = 256
 

@@ -69,16 +69,20 @@ def _turns_of(table_at, row, keys, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _queries(q_place, dim, wanted, cos, sin):
-    """Return queries (rows, dim) turned back by cos and sin, and the same a quarter turn on.
+def _queries(at, odd, wanted):
+    """Return queries read at those addresses, and the same a quarter turn on.
 
     Neighbours are read at addresses that run along, not at `dim ^ 1`: those would be laid out one number a thread.
     """
-    odd = (dim % 2 == 1)[None, :]
-    along = tl.load(q_place + dim[None, :], mask=wanted, other=0.0).to(tl.float32)
-    after = tl.load(q_place + dim[None, :] + 1, mask=wanted & ~odd, other=0.0).to(tl.float32)
-    before = tl.load(q_place + dim[None, :] - 1, mask=wanted & odd, other=0.0).to(tl.float32)
-    across = after - before
+    along = tl.load(at, mask=wanted, other=0.0).to(tl.float32)
+    after = tl.load(at + 1, mask=wanted & ~odd, other=0.0).to(tl.float32)
+    before = tl.load(at - 1, mask=wanted & odd, other=0.0).to(tl.float32)
+    return along, after - before
+
+
+@triton.jit
+def _turned_back(along, across, cos, sin):
+    """Return both turned back."""
     return along * cos + across * sin, across * cos - along * sin
 
 
@@ -125,8 +129,9 @@ def products(
     inside = dim < DIM
     wanted = (query < SHARE)[:, None] & inside[None, :]
     q_place = q_at + sequence * q_b + (head * SHARE + query[:, None]) * q_h
+    along, across = _queries(q_place + dim[None, :], (dim % 2 == 1)[None, :], wanted)
     cos, sin = _turn_of(table_at, first, keys, dim, DIM)
-    along, across = _queries(q_place, dim, wanted, cos[None, :], sin[None, :])
+    along, across = _turned_back(along, across, cos[None, :], sin[None, :])
     step_cos, step_sin = _turn_of(table_at, BLOCK, keys, dim, DIM)
     step_cos, step_sin = step_cos[None, :], step_sin[None, :]
     cos, sin = _turns_of(table_at, row, keys, dim, BLOCK, DIM)
@@ -146,7 +151,7 @@ def products(
         # Two products with sums of their own wait half as long as one that goes on where the other ended.
         by_cos = tl.dot(along.to(DTYPE), tl.trans(kv * cos), input_precision=PRECISION)
         by_sin = tl.dot(across.to(DTYPE), tl.trans(kv * sin), input_precision=PRECISION)
-        along, across = along * step_cos + across * step_sin, across * step_cos - along * step_sin
+        along, across = _turned_back(along, across, step_cos, step_sin)
         scores = by_cos * (scale * _LOG2E) + by_sin * (scale * _LOG2E)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
@@ -167,7 +172,7 @@ def _tiles(at, kv_n, row, left, inside, TILES: tl.constexpr, ROWS: tl.constexpr)
     tiles = ()
     for tile in tl.static_range(TILES):
         seen = (row < left - tile * ROWS)[:, None] & inside
-        tiles = tiles + (tl.load(at + tile * ROWS * kv_n, mask=seen, other=0.0),)  # noqa: RUF005 (what Triton reads)
+        tiles = tiles + (tl.load(at + tile * ROWS * kv_n, mask=seen, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
     return tiles
 
 
@@ -209,12 +214,13 @@ def sums(
     dim = tl.arange(0, BLOCK_D)
     row = tl.arange(0, ROWS)
     inside = (dim < DIM)[None, :]
-    cos, sin = _turn_of(table_at, first, keys, dim, DIM)
     q_place = q_at + sequence * q_b + head * q_h
-    along, across = _queries(q_place, dim, inside, cos[None, :], sin[None, :])
+    along, across = _queries(q_place + dim[None, :], (dim % 2 == 1)[None, :], inside)
     along, across = along * (scale * _LOG2E), across * (scale * _LOG2E)
+    cos, sin = _turn_of(table_at, first, keys, dim, DIM)
+    along, across = _turned_back(along, across, cos[None, :], sin[None, :])
     cos, sin = _turns_of(table_at, row, keys, dim, ROWS, DIM)
-    along, across = along * cos + across * sin, across * cos - along * sin
+    along, across = _turned_back(along, across, cos, sin)
     tile_cos, tile_sin = _turn_of(table_at, ROWS, keys, dim, DIM)
     tile_cos, tile_sin = tile_cos[None, :], tile_sin[None, :]
     step_cos, step_sin = _turn_of(table_at, BLOCK, keys, dim, DIM)
@@ -243,10 +249,10 @@ def sums(
         for tile in tl.static_range(TILES):
             score = tl.sum(tiles[tile].to(tl.float32) * turned, 1)
             score = tl.where(row < last - start - tile * ROWS, score, float("-inf"))
-            scores = scores + (score,)  # noqa: RUF005 (what Triton reads)
+            scores = scores + (score,)  # type: ignore[assignment]  # noqa: RUF005
             risen = tl.maximum(risen, score)
             turned, further = further, 2 * tile_cos * further - turned
-        along, across = along * step_cos + across * step_sin, across * step_cos - along * step_sin
+        along, across = _turned_back(along, across, step_cos, step_sin)
         # A row that has seen no key yet has no highest score; 0 stands for it, and its weights are 0.
         base = tl.where(risen == float("-inf"), 0.0, risen)
         fall = tl.exp2(highest - base)
