@@ -17,7 +17,7 @@ import triton.language as tl
 
 # The query goes from block to block by the same step, and each rounds it off by some 1e-7: so many steps at most, where the
 # context can be cut into parts that short.
-MOST_TURNS = 256
+MOST_TURNS = 512
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
