@@ -2,7 +2,7 @@
 
 Imported when it first runs (`decode.py` registers the operators). The context is cut into parts; a program takes one
 part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
-kernel joins the parts by those logs.
+kernel joins the parts by those logs. Keys turned in the score have kernels of their own (`decode_turned.py`).
 
 A recorded step must not know how many keys there are: `place` gives the query's place on the device, and the programs
 share the keys up to it among them. Values of their own may stand beside the keys.
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headtohead.kernels.decode_turned import MOST_TURNS, Sums, products, sums
 from headtohead.kernels.dynamics_triton import count, multiprocessors
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -27,7 +28,6 @@ def _parts(
     q_at,
     kv_at,
     v_at,
-    table_at,
     place_at,
     mix_at,
     log_at,
@@ -49,7 +49,6 @@ def _parts(
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
-    TURN: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     APART: tl.constexpr,
@@ -76,20 +75,8 @@ def _parts(
     kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
     v_place = v_at + sequence * v_b + head.to(tl.int64) * v_h
     row = tl.arange(0, BLOCK)
-    if TURN:
-        # Pairs apart. Turning key j = first of its block + t and the query by their places is turning the key by t
-        # alone and the query back by that first place: the turns of a block's keys are the same for every block.
-        pair = tl.arange(0, BLOCK_D // 2)
-        halves = (query[:, None] < SHARE) & (2 * pair[None, :] < DIM)
-        even = tl.load(q_place[:, None] + 2 * pair[None, :], mask=halves, other=0.0).to(tl.float32)
-        odd = tl.load(q_place[:, None] + 2 * pair[None, :] + 1, mask=halves, other=0.0).to(tl.float32)
-        known = (row[:, None] < keys) & (2 * pair[None, :] < DIM)
-        turn_at = table_at + row[:, None] * DIM + 2 * pair[None, :]
-        cos = tl.load(turn_at, mask=known, other=0.0)
-        sin = tl.load(turn_at + 1, mask=known, other=0.0)
-    else:
-        wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
-        q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
+    wanted = (query[:, None] < SHARE) & (dim[None, :] < DIM)
+    q = tl.load(q_place[:, None] + dim[None, :], mask=wanted, other=0.0)
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -99,21 +86,7 @@ def _parts(
         seen = key < last
         inside = seen[:, None] & (dim < DIM)[None, :]
         kv = tl.load(kv_place + key[:, None].to(tl.int64) * kv_n + dim[None, :], mask=inside, other=0.0)
-        if TURN:
-            from_at = table_at + start * DIM + 2 * pair
-            here = (2 * pair < DIM) & (start < keys)
-            cos_0 = tl.load(from_at, mask=here, other=0.0)[None, :]
-            sin_0 = tl.load(from_at + 1, mask=here, other=0.0)[None, :]
-            k_even, k_odd = tl.split(tl.reshape(kv, [BLOCK, BLOCK_D // 2, 2]))
-            k_even, k_odd = k_even.to(tl.float32), k_odd.to(tl.float32)
-            turned_even = (k_even * cos - k_odd * sin).to(DTYPE)
-            turned_odd = (k_odd * cos + k_even * sin).to(DTYPE)
-            q_even = (even * cos_0 + odd * sin_0).to(DTYPE)
-            q_odd = (odd * cos_0 - even * sin_0).to(DTYPE)
-            scores = tl.dot(q_even, tl.trans(turned_even), input_precision=PRECISION)
-            scores = tl.dot(q_odd, tl.trans(turned_odd), scores, input_precision=PRECISION)
-        else:
-            scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
         scores = tl.where(seen[None, :], scores * (scale * _LOG2E), float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
         # A part that has seen nothing yet has no highest score; 0 stands for it, and its weights are 0.
@@ -185,10 +158,18 @@ class Config:
     stages: int
     programs: int
     """Programs wanted for each multiprocessor, in all."""
+    registers: int | None = None
+    """The most a thread may use; None leaves it to the compiler."""
 
 
-# Measured on an H200 (docs/log.md), without and with keys turned in the score.
-CONFIGS = {False: Config(64, 2, 3, 4), True: Config(128, 4, 3, 4)}
+# By whether keys are turned in the score, and whether each has one query head alone. Those without turned keys are the fastest
+# of a sweep on an H200 (docs/log.md); those with them were chosen by counting instructions, and wait for theirs.
+CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
+    (False, False): Config(64, 2, 3, 4),
+    (False, True): Config(64, 2, 3, 4),
+    (True, False): Config(64, 4, 4, 3),
+    (True, True): Sums(8, 1, False, 15),
+}
 _MOST_PARTS = 256
 
 
@@ -198,7 +179,7 @@ def decode(
     table: Tensor | None,
     turn: int,
     scale: float,
-    config: Config | None = None,
+    config: Config | Sums | None = None,
     *,
     values: Tensor | None = None,
     place: Tensor | None = None,
@@ -206,9 +187,8 @@ def decode(
     """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim).
 
     The query stands at the last of the keys, or at `place` (1,) among them, and sees nothing behind it. `values`, of the
-    keys' shape, are mixed in place of the keys.
+    keys' shape, are mixed in place of the keys; keys turned in the score are their own values.
     """
-    config = config or CONFIGS[turn == 1]
     batch, heads, dim = q.shape
     kv_heads, keys = kv.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
@@ -216,44 +196,44 @@ def decode(
     v = kv if values is None else values if values.stride(-1) == 1 else values.contiguous()
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
-    blocks = -(-keys // config.keys)
+    wide = max(32, triton.next_power_of_2(dim))
+    config = config or CONFIGS[turn == 1, share == 1]
+    if isinstance(config, Sums) and (turn != 1 or share > 1):
+        raise ValueError("sums serve turned keys with one query head each")
+    if turn == 1 and values is not None:
+        raise ValueError("keys turned in the score are their own values")
+    width = wide * kv.element_size()
+    if isinstance(config, Sums):
+        block = config.block(width)
+    else:
+        # The layouts were chosen for rows of 256 bytes at most; wider ones would not fit in registers and shared memory.
+        block = config.keys if turn != 1 else min(config.keys, max(16, config.keys * 256 // width))
+    blocks = -(-keys // block)
     parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
+    parts = max(parts, -(-blocks // MOST_TURNS)) if turn == 1 else parts
     parts = max(1, min(parts, blocks, _MOST_PARTS))
     turns = -(-blocks // parts)
     parts = -(-blocks // turns)
     mix = torch.empty(batch, heads, parts, dim, dtype=torch.float32, device=q.device)
     logs = torch.empty(batch, heads, parts, dtype=torch.float32, device=q.device)
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    wide = max(32, triton.next_power_of_2(dim))
-    _parts[(parts, batch * kv_heads)](
-        q,
-        kv,
-        v,
-        table,
-        table if place is None else place,
-        mix,
-        logs,
-        count(turns),
-        keys,
-        turns * config.keys,
-        scale,
-        *q.stride()[:2],
-        *kv.stride()[:3],
-        *v.stride()[:3],
-        KV_HEADS=kv_heads,
-        SHARE=share,
-        DIM=dim,
-        BLOCK=config.keys,
-        BLOCK_D=wide,
-        BLOCK_Q=max(16, triton.next_power_of_2(share)),
-        TURN=turn == 1,
-        PRECISION="ieee",
-        STAGES=config.stages,
-        APART=values is not None,
-        PLACED=place is not None,
-        COUNTED=isinstance(count(turns), tl.constexpr),
-        num_warps=config.warps,
-    )
+    grid = (parts, batch * kv_heads)
+    shape = {"KV_HEADS": kv_heads, "DIM": dim, "BLOCK_D": wide}
+    given = (mix, logs, count(turns), keys, turns * block, scale, *q.stride()[:2], *kv.stride()[:3])
+    chip = {"num_warps": config.warps, "maxnreg": config.registers}
+    at = table if place is None else place
+    placed = {"PLACED": place is not None, "COUNTED": isinstance(count(turns), tl.constexpr)}
+    if isinstance(config, Sums):
+        tiles = {"TILES": config.tiles, "ROWS": block // config.tiles, "AHEAD": config.ahead}
+        sums[grid](q, kv, table, at, *given, **shape, **tiles, **placed, **chip)
+    else:
+        shape |= {"SHARE": share, "BLOCK_Q": max(16, triton.next_power_of_2(share)), "BLOCK": block}
+        loop = {"PRECISION": "ieee", "STAGES": config.stages, **placed}
+        if turn == 1:
+            products[grid](q, kv, table, at, *given, **shape, **loop, **chip)
+        else:
+            apart = values is not None
+            _parts[grid](q, kv, v, at, *given, *v.stride()[:3], **shape, **loop, APART=apart, **chip)
     _join[(batch * heads,)](
         mix,
         logs,

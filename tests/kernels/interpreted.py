@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headtohead import kernels
-from headtohead.kernels import decode_triton, dynamics, dynamics_fused, dynamics_triton
+from headtohead.kernels import decode_triton, decode_turned, dynamics, dynamics_fused, dynamics_triton
 from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
 from headtohead.kernels.rotary import rotary_table
 from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
@@ -256,6 +256,59 @@ def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn:
     apart = kernels.attend(q, kv[:, :, : place + 1], v[:, :, : place + 1])
     near(attend_placed(q.float(), kv.float(), v.float(), at), apart)
     near(attend_placed(q, kv, v, at), apart, 1e-12)
+
+
+# What the chip is given: few keys a block and many, one program and several, the next block asked for early and not.
+TURNED = [
+    decode_triton.Config(16, 4, 3, 1),
+    decode_triton.Config(64, 4, 3, 8),
+    decode_turned.Sums(4, 1, False, 1),
+    decode_turned.Sums(2, 4, True, 16),
+]
+
+
+def turned(
+    config: Any, batch: int, heads: int, kv_heads: int, keys: int, dim: int, size: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Ours in float32 and the twin's in float64, keys turned in the score."""
+    table = rotary_table(torch.arange(keys), dim, 10_000.0, torch.float64)
+    q, kv = size * draw(batch, heads, 1, dim), size * draw(batch, kv_heads, keys + 5, dim)[:, :, :keys]
+    theirs = decode_plain(q, kv, table, "score", dim**-0.5).squeeze(2)
+    return decode_triton.decode(q.squeeze(2).float(), kv.float(), table.float(), 1, dim**-0.5, config), theirs
+
+
+@pytest.mark.parametrize("config", TURNED, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 2, 2, 1, 64),
+        (2, 3, 3, 77, 64),
+        (1, 4, 2, 130, 96),
+        (1, 4, 1, 67, 128),
+        (1, 2, 2, 261, 32),
+        (1, 8, 1, 33, 32),
+        (1, 24, 1, 19, 32),
+        (1, 1, 1, 45, 256),
+    ],
+    ids=lambda shape: "x".join(map(str, shape)),
+)
+def test_turned_keys_are_their_twin(config: Any, shape: tuple[int, ...]) -> None:
+    if isinstance(config, decode_turned.Sums) and shape[1] != shape[2]:
+        with pytest.raises(ValueError, match="one query head"):
+            turned(config, *shape)  # type: ignore[call-arg]
+        return
+    near(*turned(config, *shape))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("config", TURNED, ids=str)
+@pytest.mark.parametrize("size", [0.0, 1e-20, 30.0])
+def test_turned_keys_at_extreme_values(config: Any, size: float) -> None:
+    near(*turned(config, 1, 2, 2, 70, 32, size), 1e-4)
+
+
+@pytest.mark.parametrize("config", [TURNED[0], TURNED[2]], ids=str)
+def test_a_query_turned_step_by_step_stays_in_place(config: Any) -> None:
+    near(*turned(config, 1, 1, 1, 2000, 32))
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e3])
