@@ -11,6 +11,7 @@ from headtohead import api
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
+from headtohead.measure.attention import THRESHOLDS
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]
@@ -116,8 +117,8 @@ def _show(found: dict[str, Any]) -> None:
         ("relevant mass", *(_cell(table["mass"]) for table in tables)),
         ("over even attention", *(_cell(table.get("over_uniform"), ".2f") for table in tables)),
     ]
-    for at in ("0.1", "0.33", "0.5"):
-        above = (_cell(table.get("confidence", {}).get(at), ".1f") for table in tables)
+    for key, at in THRESHOLDS.items():
+        above = (_cell(table.get("confidence", {}).get(key), ".1f") for table in tables)
         rows.append((f"per cent above {at}", *above))
     for name in ("comprehensiveness", "sufficiency"):
         rows.append((name, *(_cell(table[name]) for table in tables)))
