@@ -34,10 +34,12 @@ def look(
 
     Example: h2h look races/quick/0f3a --text "the cat sat on the mat"
 
+    A run that was trained on a task is shown an example of it where no text is given.
+
     Args:
         runs: one or two runs, each a directory or STUDY/ID.
         text: what to read; longer than the context, it is cut from the left.
-        task: a task whose example is read in place of a text; its relevant tokens are underlined.
+        task: a task whose example is read in place of a text, its relevant tokens underlined; the run's own when not given.
         example: which one, counted from 0.
         split: of the task.
         out: where the page goes.
@@ -66,7 +68,7 @@ def explain(
     runs: Runs,
     /,
     *,
-    task: Annotated[str, flag("NAME")],
+    task: Annotated[str, flag("NAME")] = "",
     split: Annotated[str, flag("train|valid|test")] = "test",
     limit: Annotated[int, flag("COUNT")] = 0,
     seed: int = 0,
@@ -79,7 +81,7 @@ def explain(
 
     Args:
         runs: directories, or STUDY/ID.
-        task: labelled examples with their relevant tokens (h2h data list).
+        task: labelled examples with their relevant tokens (h2h data list); what the runs were trained on when not given.
         split: of the task.
         limit: so many examples, spread evenly over the split; all when 0.
         seed: of the random floor.
@@ -89,7 +91,7 @@ def explain(
         trust_files: execute the mechanism file that a run names.
     """
     if not runs:
-        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID --task grammar")
+        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID")
     if limit < 0:
         raise UserError(f"--limit {limit} is too small; 0 means all")
     found = api.explain(
