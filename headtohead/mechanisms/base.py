@@ -151,6 +151,10 @@ class Frame:
     companion: Companion | None = None
     """The companion at this layer; None without one, and when its tables are in the cache already."""
     training: bool = False
+    narrow: bool = False
+    """Whether the last layer may mix the rows that are asked for alone: less work, equal but for rounding."""
+    rows: Tensor | None = None
+    """(batch,): the one row of each sequence that this layer is asked for; None: every row."""
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def add_loss(self, name: str, value: Tensor) -> None:
@@ -187,9 +191,17 @@ class Frame:
         bias: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention (batch, heads, time, dim) under this frame's view."""
-        causal, padding = self.causal, self.padding
         return attend(
-            q, k, v, causal=causal, padding=padding, window=window, strict=strict, scale=scale, bias=bias
+            q,
+            k,
+            v,
+            causal=self.causal,
+            padding=self.padding,
+            window=window,
+            strict=strict,
+            scale=scale,
+            bias=bias,
+            rows=self.rows,
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
@@ -342,6 +354,11 @@ class Mechanism(nn.Module):
     def initialise(self, draw: Draw) -> None:
         """Set start values: matrices normal, biases zero; other vectors keep what the constructor gave them."""
         default_initialise(self, draw)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether `forward` gives (batch, 1, width) at the rows of `frame.rows` where they are set."""
+        return False
 
     @property
     def residual_options(self) -> Any:
