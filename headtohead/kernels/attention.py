@@ -46,10 +46,10 @@ def attend(
     if rows is not None:
         assert bias is None
         q = q[torch.arange(len(q), device=q.device), :, rows].unsqueeze(2)
-        mask = view_mask(1, keys, q.device, causal, padding, window, strict, rows)
+        seen = view_mask(1, keys, q.device, causal, padding, window, strict, rows)
         if is_plain():
-            return attend_plain(q, k, v, causal=False, mask=mask, scale=scale)
-        return _fused(q, k, v, mask, False, scale)
+            return attend_plain(q, k, v, causal=False, mask=seen, scale=scale)
+        return _fused(q, k, v, seen, False, scale)
     if causal and window and queries == 1 and keys > window:
         k, v = k[..., -window:, :], v[..., -window:, :]
         padding = None if padding is None else padding[:, -window:]
