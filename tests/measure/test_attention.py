@@ -104,7 +104,9 @@ def test_confidence_heat_map_and_published_rules_by_hand() -> None:
 class Bag(Classifier):
     """Scores of class 1: the sum of what each token is worth; the order of tokens must be the reading order."""
 
-    def scores(self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None) -> Tensor:
+    def scores(
+        self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None, frame: Frame | None = None
+    ) -> Tensor:
         worth = torch.tensor([0.0, 1.0, -2.0, 3.0], dtype=torch.float64)[tokens]
         real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else padding
         assert torch.equal(real.sum(-1) - 1, ends)
