@@ -11,6 +11,7 @@ import pytest
 import headtohead as h2h
 from headtohead import Study
 from headtohead.cli.main import main
+from headtohead.cli.race import show_verdicts
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.study.probes import number_at, read_probe, sound
 from headtohead.study.store import RunDirectory, Store
@@ -153,3 +154,22 @@ def test_what_a_run_was_trained_on_need_not_be_named(
         h2h.look(run.path, "some text", out=tmp_path / "c.html", quiet=True)
     with pytest.raises(UserError, match="knows no task"):
         h2h.explain(h2h.load_model(run.path), quiet=True)
+
+
+def test_seeds_are_joined_and_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    race(finished, RECALL, GRAMMAR, probes=[NAME])
+    result = h2h.open_study(finished)
+    rows = {(row.contest.corpus_label, row.label): row for row in result.explained()}
+    assert len(rows) == 4
+    path = "explanations.rollout.mass"
+    each = [number_at(read_probe(run_of(finished, GRAMMAR, "standard", seed), NAME), path) for seed in (1, 2)]
+    row = rows[GRAMMAR, "standard"]
+    assert row.seeds == (1, 2)
+    assert row.mean(path) == pytest.approx(sum(value or 0.0 for value in each) / 2)
+    assert row.mean("accuracy") is not None
+    assert rows[GRAMMAR, "no_attention"].mean(path) is None
+    assert row.mean("explanations.nothing.mass") is None
+    show_verdicts(result)
+    shown = capsys.readouterr().out
+    assert "where they look" in shown
+    assert f"{row.mean(path):.3f}" in shown
