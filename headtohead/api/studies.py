@@ -25,6 +25,7 @@ from headtohead.study import doctor
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
+from headtohead.study.explained import ArmExplained, study_explained
 from headtohead.study.lock import frozen_seconds, frozen_stacking, planned_seeds
 from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
@@ -239,6 +240,10 @@ class StudyResult:
         return corpus_matrix(
             self.outline, self.results, read_probes(Store(self.path), self.outline, self.results)
         )
+
+    def explained(self) -> list[ArmExplained]:
+        """Return where each arm looks on its task, over seeds, where the probe `explain` was taken."""
+        return study_explained(Store(self.path), self.outline, self.results)
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""

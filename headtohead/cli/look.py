@@ -37,7 +37,8 @@ def catalogue() -> dict[str, Any]:
         )
     corpora = [{"name": name, "about": about} for name, about in corpus_names().items()]
     probes = [
-        {"name": name, "argument": probe.argument, "about": probe.about} for name, probe in PROBES.items()
+        {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
+        for name, probe in PROBES.items()
     ]
     return {
         "mechanisms": mechanisms,
@@ -49,8 +50,8 @@ def catalogue() -> dict[str, Any]:
 
 
 def _show_probes() -> None:
-    rows = [(name, probe.argument, probe.about) for name, probe in PROBES.items()]
-    columns = ("probe", "behind a colon", "what it measures on every trained run")
+    rows = [(name, probe.argument, probe.of, probe.about) for name, probe in PROBES.items()]
+    columns = ("probe", "behind a colon", "of studies of", "what it measures on every trained run")
     print_table('probes, as probes = ["indicators", "tasks:lambada"] or --probes', columns, rows)
 
 

@@ -13,6 +13,7 @@ from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
+from headtohead.measure.attention import ATTENTION
 from headtohead.study.matrix import places, short_labels
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
@@ -317,6 +318,7 @@ def show_verdicts(result: StudyResult) -> None:
         print_table(contest.title, columns, rows, right=columns[2:8])
     _show_trends(result)
     _show_matrix(result)
+    _show_explained(result)
     _show_solved(result)
     for words in result.damage:
         print(words)
@@ -351,6 +353,32 @@ def _show_matrix(result: StudyResult) -> None:
     lines.sort(key=lambda line: labels.index(str(line[0])))
     title = f"trained here, tested there: difference to {result.outline.baseline} in bits per byte"
     print_table(title, columns, lines, right=tested)
+
+
+def _show_explained(result: StudyResult) -> None:
+    contests = result.outline.contests()
+    rows = []
+    for row in result.explained():
+        name = next((name for name in ATTENTION if name in row.found["explanations"]), "")
+        numbers = [
+            number(row.mean(path.format(name)), form)
+            for path, form in (
+                ("explanations.{}.mass", ".3f"),
+                ("uniform", ".3f"),
+                ("explanations.{}.confidence.33", ".1f"),
+                ("explanations.{}.aopc_comprehensiveness", ".3f"),
+                ("chance.aopc_comprehensiveness", ".3f"),
+            )
+        ]
+        rows.append((row.contest.title_among(contests), row.label, *numbers, len(row.seeds)))
+    columns = (
+        *("contest", "arm", "on relevant tokens", "even attention"),
+        *("% above .33", "AOPC", "by chance", "n"),
+    )
+    if rows:
+        print_table(
+            "where they look: attention of the read-out row (rollout)", columns, rows, right=columns[2:]
+        )
 
 
 def _show_solved(result: StudyResult) -> None:

@@ -32,15 +32,24 @@ def attend(
     strict: bool = False,
     scale: float | None = None,
     bias: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
     The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
     how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
     it sees nothing else. Values of another width than the keys' give outputs of theirs. `bias`
-    (heads, queries, keys), or (batch, heads, queries, keys), is added to the scaled scores.
+    (heads, queries, keys), or (batch, heads, queries, keys), is added to the scaled scores. `rows` (batch,) asks for
+    one query of each sequence alone, (batch, heads, 1, dim), and no bias is known then.
     """
     queries, keys = q.shape[-2], k.shape[-2]
+    if rows is not None:
+        assert bias is None
+        q = q[torch.arange(len(q), device=q.device), :, rows].unsqueeze(2)
+        seen = view_mask(1, keys, q.device, causal, padding, window, strict, rows)
+        if is_plain():
+            return attend_plain(q, k, v, causal=False, mask=seen, scale=scale)
+        return _fused(q, k, v, seen, False, scale)
     if causal and window and queries == 1 and keys > window:
         k, v = k[..., -window:, :], v[..., -window:, :]
         padding = None if padding is None else padding[:, -window:]
@@ -154,12 +163,17 @@ def view_mask(
     padding: Tensor | None = None,
     window: int = 0,
     strict: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Return what each query may see, (queries, keys) or (batch, 1, queries, keys); true is visible.
 
-    A query with nothing to see, such as one at a padded position, sees itself, so that no row is empty.
+    A query with nothing to see, such as one at a padded position, sees itself, so that no row is empty. `rows` (batch,)
+    says where the one query of each sequence stands; without it queries stand at the last positions of the keys.
     """
-    row = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    if rows is None:
+        row = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    else:
+        row = rows[:, None, None, None]
     column = torch.arange(keys, device=device)
     mask = column <= row if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
     if window:

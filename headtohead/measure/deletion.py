@@ -40,9 +40,13 @@ def deletions(
     if fixed_place(model):
         stays[rows, batch.places] = True
     ranks = _ranks(scores.masked_fill(~real | stays, -torch.inf))
-    found = []
-    for share in shares:
-        top = ranks < cut(share, batch.lengths)[:, None]
+    found: list[Tensor] = []
+    counts = [cut(share, batch.lengths) for share in shares]
+    for place, count in enumerate(counts):
+        if place and torch.equal(count, counts[place - 1]):  # of few tokens several shares are one token
+            found.append(found[-1])
+            continue
+        top = ranks < count[:, None]
         pair = []
         for kept in (real & ~top, top | stays):
             kept = torch.where(kept.any(-1, keepdim=True), kept, real)

@@ -162,6 +162,10 @@ class Frame:
     companion: Companion | None = None
     """The companion at this layer; None without one, and when its tables are in the cache already."""
     training: bool = False
+    narrow: bool = False
+    """Whether the last layer may mix the rows that are asked for alone: less work, equal but for rounding."""
+    rows: Tensor | None = None
+    """(batch,): the one row of each sequence that this layer is asked for; None: every row."""
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     _rows: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
 
@@ -214,9 +218,17 @@ class Frame:
             if bias is not None:
                 raise ValueError("a step that is recorded adds nothing to the scores")
             return attend_placed(q, k, v, self.place, window=window, strict=strict, scale=scale)
-        causal, padding = self.causal, self.padding
         return attend(
-            q, k, v, causal=causal, padding=padding, window=window, strict=strict, scale=scale, bias=bias
+            q,
+            k,
+            v,
+            causal=self.causal,
+            padding=self.padding,
+            window=window,
+            strict=strict,
+            scale=scale,
+            bias=bias,
+            rows=self.rows,
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
@@ -376,6 +388,11 @@ class Mechanism(nn.Module):
     def initialise(self, draw: Draw) -> None:
         """Set start values: matrices normal, biases zero; other vectors keep what the constructor gave them."""
         default_initialise(self, draw)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether `forward` gives (batch, 1, width) at the rows of `frame.rows` where they are set."""
+        return False
 
     @property
     def residual_options(self) -> Any:

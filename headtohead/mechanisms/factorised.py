@@ -193,6 +193,12 @@ class Factorised(Projected):
 
     # What the layer says of itself.
 
+    @property
+    def narrows(self) -> bool:
+        """Its own mixing and writing take one row as they take many."""
+        kind, own = type(self), Factorised
+        return (kind.forward, kind.mix, kind.write) == (own.forward, own.mix, own.write)
+
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
         q, k, _ = self.project(x, None)

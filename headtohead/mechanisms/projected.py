@@ -137,6 +137,12 @@ class Projected(Mechanism):
 
     # What the layer says of itself.
 
+    @property
+    def narrows(self) -> bool:
+        """Where nothing behind the position stage is changed, mixing and writing take one row as they take many."""
+        kind, own = type(self), Projected
+        return (kind.forward, kind.mix, kind.write) == (own.forward, own.mix, own.write)
+
     def initialise(self, draw: Draw) -> None:
         """Set start values; a stage sets its own."""
         super().initialise(draw)

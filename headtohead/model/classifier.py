@@ -124,9 +124,11 @@ class Classifier(Headed):
         self.outputs = classes
         super().__init__(size, layers, seed, companion, causal=causal)
 
-    def scores(self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None) -> Tensor:
+    def scores(
+        self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None, frame: Frame | None = None
+    ) -> Tensor:
         """Return (batch, classes) read at the places `ends` (batch,) of tokens (batch, time)."""
-        return self._scores(self.hidden(tokens, padding=padding, rows=ends).squeeze(1))
+        return self._scores(self.hidden(tokens, padding=padding, rows=ends, frame=frame).squeeze(1))
 
 
 class Pointer(Headed):

@@ -82,14 +82,21 @@ class Block(nn.Module):
         """Return the state after this block, from what `enter` gave."""
         if self.mixes:
             frame.norm = self.mixer_norm
+            if rows is not None and frame.narrow and self.mechanism.narrows:
+                x, frame.rows, rows = _at(x, rows), rows, None
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
         if rows is not None:  # nothing behind the mixing looks at another row
-            x = x[torch.arange(len(x), device=x.device), rows].unsqueeze(1)
+            x = _at(x, rows)
         if self.feeds and self.ffn is not None:
             update = self.ffn(self.ffn_norm(x))
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
         return x
+
+
+def _at(x: Tensor, rows: Tensor) -> Tensor:
+    """Return (batch, 1, width): one row of each sequence."""
+    return x[torch.arange(len(x), device=x.device), rows].unsqueeze(1)
 
 
 class Caches:
@@ -215,7 +222,8 @@ class Decoder(nn.Module):
         """Return what the read-out sees (batch, time, features) of tokens (batch, time): normed states.
 
         `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) asks for one row of
-        each sequence, (batch, 1, features): the last feed-forward part is then done there alone.
+        each sequence, (batch, 1, features): the last feed-forward part is then done there alone, and in a narrow frame
+        the last mixing too where the mechanism can.
         """
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
@@ -224,7 +232,7 @@ class Decoder(nn.Module):
         frame = frame or Frame()
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.place = None if caches is None else caches.place
-        frame.rotary, frame.training = self.rotary, self.training
+        frame.rotary, frame.training, frame.rows = self.rotary, self.training, None
         x = self.embedding(tokens, frame)
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
@@ -336,12 +344,13 @@ class Decoder(nn.Module):
         padding: Tensor | None = None,
         where: Tensor | None = None,
         rows: Tensor | None = None,
+        frame: Frame | None = None,
     ) -> Tensor:
         """Return (batch, time, vocabulary) scores of the next token, or (places, vocabulary) at those of `where`.
 
         `rows` (batch,) asks for one row of each sequence: (batch, 1, vocabulary).
         """
-        x = self.hidden(tokens, caches=caches, padding=padding, rows=rows)
+        x = self.hidden(tokens, caches=caches, padding=padding, rows=rows, frame=frame)
         x = x if where is None else x[where]
         weight, bias = self._readout()
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

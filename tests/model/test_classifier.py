@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.batches import Batches, collated, scoring_batches
 from headtohead.data.tasks.find import prepare_task
+from headtohead.kernels import plain
+from headtohead.mechanisms.base import Frame
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
@@ -183,3 +187,47 @@ def test_one_row_of_each_sequence_is_that_row_of_all(layout: str) -> None:
         whole, some = model.logits(tokens), model.logits(tokens, rows=rows)
     assert some.shape == (3, 1, 20)
     assert torch.allclose(some[:, 0], whole[torch.arange(3), rows], rtol=1e-10, atol=1e-12)
+
+
+NARROWING = {
+    "standard": True,
+    "standard:window=3": True,
+    "standard:kv_heads=1,qk_norm=true": True,
+    "standard+coupled": True,
+    "factorised:form=FAFO": True,
+    "factorised:form=CACO": True,
+    "factorised:form=CAFO": True,
+    "sharing:tie=kv": False,
+    "differential": False,
+    "latent": False,
+    "no_attention": False,
+}
+
+
+@pytest.mark.parametrize("kernels", ["fast", "plain"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("layout", NARROWING)
+def test_a_narrow_frame_mixes_one_row_and_changes_nothing_else(
+    layout: str, causal: bool, kernels: str
+) -> None:
+    positions = "learned" if layout.startswith("factorised") else "rope"
+    layers = parse_layout(layout).layers(2)
+    try:
+        model = Reader(size(20, positions=positions), layers, seed=1, causal=causal).double().eval()
+    except UserError as error:
+        assert "causal only" in str(error)
+        return
+    assert model.layers[-1].mechanism.narrows == NARROWING[layout]
+    tokens, rows = torch.randint(20, (3, 7)), torch.tensor([4, 0, 3])
+    padding = torch.arange(7) < torch.tensor([[5], [2], [7]])
+    with plain() if kernels == "plain" else nullcontext():
+        for real in (None, padding):
+            found = []
+            for frame in (None, Frame(narrow=True)):
+                model.zero_grad()
+                some = model.logits(tokens, padding=real, rows=rows, frame=frame)
+                assert frame is None or (frame.rows is rows) == NARROWING[layout]
+                some.logsumexp(-1).sum().backward()
+                found.append((some.detach(), model.embedding.weight.grad.clone()))
+            for whole, narrow in zip(*found, strict=True):
+                assert torch.allclose(whole, narrow, rtol=1e-9, atol=1e-11)
