@@ -29,6 +29,7 @@ from headtohead.kernels.decode_turned import Sums, products, sums
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {"q_at": "*bf16", "kv_at": "*bf16", "table_at": "*fp32", "mix_at": "*fp32", "log_at": "*fp32"}
+POINTERS |= {"place_at": "*i64"}
 
 
 def compile_for_hopper(config: Config | Sums) -> tuple[Any, float]:
@@ -49,6 +50,7 @@ def compile_for_hopper(config: Config | Sums) -> tuple[Any, float]:
         }
         settings |= {"DIM": 128, "BLOCK_D": 128, "KV_HEADS": 4}
         numbers = config.keys * 128 / 32 / config.warps
+    settings |= {"PLACED": False, "COUNTED": False}
     names = [parameter.name for parameter in kernel.params]
     types = {name: POINTERS.get(name, "fp32" if name == "scale" else "i32") for name in names}
     types |= dict.fromkeys(settings, "constexpr")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headtohead.bench.kernels import copy_bandwidth, seconds_of
+from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.common.files import write_json
 from headtohead.kernels import decode_triton
 from headtohead.study.environment import choose_device, device_name, provenance

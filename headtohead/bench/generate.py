@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.bench.kernels import copy_bandwidth
+from headtohead.bench.clock import copy_bandwidth
 from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer, version
 from headtohead.bench.rows import Rows
 from headtohead.bench.train import find_shape
