@@ -22,6 +22,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.training.optimiser import adamw, decay_is_constant, set_rates
 from headtohead.training.recorded import Recorded
+from headtohead.training.traced import Traced
 from headtohead.training.trainer import Outcome, Trainer, moved
 
 COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto"})
@@ -60,6 +61,7 @@ class StackedTrainer:
         members: Sequence[Trainer],
         *,
         record: bool = False,
+        compile: bool = False,
         save_every: float = 60.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -72,16 +74,13 @@ class StackedTrainer:
         record = record and self.device.type == "cuda" and decay_is_constant(self.settings)
         self.optimiser = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
-        self.leaves = {
-            place.name: place.of(flat.detach()).requires_grad_()
-            for places, flat in zip(self.places, self.flats, strict=True)
-            for place in places
-        }
+        moving = {place.name for places in self.places for place in places}
         self._idle = {
             name: torch.stack([member.model.get_parameter(name).detach() for member in members])
             for name, _ in first.model.named_parameters()
-            if name not in self.leaves
+            if name not in moving
         }
+        self._traced = Traced(self._descent, first.hooks.warn) if compile else None
         self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
@@ -90,6 +89,8 @@ class StackedTrainer:
         outcomes: dict[int, Outcome] = {}
         for member in self.members:
             member.begin()
+            if self._traced is not None:
+                member.hooks.compiling()
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
             nats, norms = self.one_step()
@@ -146,32 +147,62 @@ class StackedTrainer:
         """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
         while True:
             try:
-                nats, grads = self._gradients(tokens, targets)
+                still = [*self._idle.values(), *self.buffers.values()]
+                given = [flat.detach() for flat in self.flats]
+                nats, norms, *grads = (self._traced or self._descent)(tokens, targets, *given, *still)
                 break
             except torch.OutOfMemoryError:
                 self.first.halve()
-        for flat, places in zip(self.flats, self.places, strict=True):
-            flat.grad = self._joined([grads[place.name] for place in places], places)
-        norms = self._clip([flat.grad for flat in self.flats if flat.grad is not None])
+                if self._traced is not None:
+                    self._traced.forget()
+        for flat, grad in zip(self.flats, grads, strict=True):
+            flat.grad = grad
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norms
 
-    def _gradients(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _descent(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
+
+        Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
+        """
+        flats, rest = given[: len(self.places)], list(given[len(self.places) :])
+        leaves = {
+            place.name: place.of(flat.detach()).requires_grad_()
+            for places, flat in zip(self.places, flats, strict=True)
+            for place in places
+        }
+        idle = dict(zip(self._idle, rest, strict=False))
+        buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
+        with torch.enable_grad():
+            nats, grads = self._gradients(leaves, idle, buffers, tokens, targets)
+        joined = [self._joined([grads[place.name] for place in places], places) for places in self.places]
+        return nats, self._clip(joined), *joined
+
+    def _gradients(
+        self,
+        leaves: dict[str, Tensor],
+        idle: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tokens: Tensor,
+        targets: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
-        names, leaves = list(self.leaves), list(self.leaves.values())
         total: list[Tensor] = []
         nats = tokens.new_zeros(len(tokens), dtype=torch.float32)
         micro = self.first.micro
         for part, wanted in zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True):
             share = part.shape[1] / tokens.shape[1]
-            objective, found = self._forward(self.leaves | self._idle, part, wanted)
-            grads = torch.autograd.grad((objective * share if share != 1 else objective).sum(), leaves)
+            objective, found = self._forward(leaves | idle, buffers, part, wanted)
+            scaled = (objective * share if share != 1 else objective).sum()
+            grads = torch.autograd.grad(scaled, list(leaves.values()))
             total = list(torch._foreach_add(total, grads)) if total else list(grads)
             nats = nats + found.detach() * share
-        return nats, dict(zip(names, total, strict=True))
+        return nats, dict(zip(leaves, total, strict=True))
 
-    def _forward(self, weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
         model, smoothing = self.first.model, self.settings.smoothing
 
         def one(
@@ -186,7 +217,7 @@ class StackedTrainer:
             stacking(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
         ):
-            found: tuple[Tensor, Tensor] = vmap(one)(weights, self.buffers, tokens, targets)
+            found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets)
         return found
 
     def _clip(self, grads: list[Tensor]) -> Tensor:
@@ -243,7 +274,7 @@ class StackedTrainer:
         }
         shortest = min(8, models[0].size.context)
         rows = torch.zeros(len(models), 1, shortest, dtype=torch.long, device=self.device)
-        objective, _ = self._forward(weights, rows, rows)
+        objective, _ = self._forward(weights, self.buffers, rows, rows)
         grads = torch.autograd.grad(objective.sum(), list(weights.values()), allow_unused=True)
         return {name for name, grad in zip(weights, grads, strict=True) if grad is None}
 
