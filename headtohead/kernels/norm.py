@@ -19,7 +19,9 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
         result: Tensor = _RmsNorm.apply(x, gain, eps)
         return result
     if is_stacking() and is_compiling():
-        wide = torch.promote_types(x.dtype, torch.float32)  # as the kernels do it; one pass with what stands beside it
+        wide = torch.promote_types(
+            x.dtype, torch.float32
+        )  # as the kernels do it; one pass with what stands beside it
         return rms_norm_plain(x.to(wide), gain, eps).to(x.dtype)
     if is_stacking() and gain.ndim == 1 and triton_serves(x):
         return norm_rows(x.flatten(0, -2).unsqueeze(0), gain.unsqueeze(0), eps).view(x.shape)

@@ -100,9 +100,7 @@ def divide(graph: GraphModule, processors: int) -> int:
             product = call(_ATEN.bmm.default, first, second)
             product = call(_ATEN.reshape.default, product, [stack, parts, rows, columns])
             dtype = node.meta["tensor_meta"].dtype
-            total = call(
-                _ATEN.sum.dim_IntList, product, [1], dtype=torch.promote_types(dtype, torch.float32)
-            )
+            total = call(_ATEN.sum.dim_IntList, product, [1], dtype=torch.promote_types(dtype, torch.float32))
             total = call(_ATEN._to_copy.default, total, dtype=dtype)
         total.meta["tensor_meta"] = node.meta["tensor_meta"]
         node.replace_all_uses_with(total)
