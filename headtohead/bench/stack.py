@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib.util
 import json
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, device_name
+from headtohead.training.compiling import compiler_serves
 from headtohead.training.settings import TrainSettings
 from headtohead.training.stacked import StackedTrainer
 from headtohead.training.trainer import Hooks, Trainer
@@ -134,8 +134,7 @@ def bench_stack(
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
     for arm in arms:
         parse_layout(arm).layers(shape.layers)
-    both = where.type == "cuda" and importlib.util.find_spec("triton") is not None
-    forms = ([False, True] if both else [False]) if compile is None else [compile]
+    forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
     rows = Rows("stack", out, {})
     apart: dict[str, dict[str, float | str]] = {}
     cases = [(arm, count) for arm in arms for count in seeds]

@@ -33,7 +33,7 @@ from headtohead.study.planned import Run
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.compiling import is_small, records
+from headtohead.training.compiling import compiles_stack, is_small, records
 from headtohead.training.stacked import COMPARED, StackedTrainer, stacks
 from headtohead.training.trainer import Outcome
 
@@ -64,7 +64,7 @@ class Stacking:
                 )
                 raise UserError(f"{how}: {words}")
             return True
-        able = torch.device(self.conditions.device).type == "cuda" and self.conditions.compile is not True
+        able = torch.device(self.conditions.device).type == "cuda"
         pays = len({run.seed for run in runs}) > 1 and all(is_small(run.size) for run in runs)
         known = all(term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms)
         return able and pays and known and self._room(runs) and not self._obstacle(runs)
@@ -76,8 +76,6 @@ class Stacking:
 
     def _obstacle(self, runs: Sequence[Run]) -> str:
         """Say what keeps the runs from being stacked, or nothing."""
-        if self.conditions.compile:
-            return "stacked seeds are not compiled"
         if any(run.ground is not None and run.ground.task for run in runs):
             return "runs of tasks are not stacked: their batches are of many lengths"
         if any(run.parent for run in runs):
@@ -190,6 +188,7 @@ def _one_pass(
             [member.trainer for member in members],
             record=may_record(first, chosen)
             and records(conditions.record, size_of(first), device, compiled=False),
+            compile=compiles_stack(conditions.compile, len(runs) * training_of(first).tokens, device),
             save_every=conditions.save_every,
             stop=held,
         )

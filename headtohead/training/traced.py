@@ -53,8 +53,9 @@ class Traced:
                     raise
                 except Exception as error:
                     self.able = False
-                    words = str(error).strip().splitlines()
-                    self.warn(f"the step is not compiled: {words[0] if words else type(error).__name__}")
+                    # The compiler puts the name of its part on the first line, and the reason on the second.
+                    words = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+                    self.warn(f"the step is not compiled: {words}")
         return self.function(*given)
 
     def forget(self) -> None:

@@ -107,6 +107,25 @@ def test_they_come_to_what_separate_runs_come_to(story: Path, finished: Path, tm
         assert score == pytest.approx(separate[place], rel=1e-4)
 
 
+def test_compiled_they_are_the_same_runs(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def compile(graph: Any, **given: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch.compile", compile)
+    chosen = study(story, evaluations=2, probes=["positions"], arms=["standard"])
+    chosen.run(tmp_path, workers=1, stack=True, compile=True, quiet=True)
+    assert len(graphs) == 1
+    assert {run.id for run in Store(tmp_path).runs()} <= {run.id for run in Store(finished).runs()}
+    before = scores(finished)
+    for place, score in scores(tmp_path).items():
+        assert score == pytest.approx(before[place], rel=1e-4)
+
+
 def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Path) -> None:
     before = results(finished)
     again = study(story, evaluations=2, probes=["positions"]).run(finished, quiet=True)
@@ -304,7 +323,7 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     assert not choice(story, size="5m")()
     assert not choice(story, device="cpu")()
     assert not choice(story, seeds=1)()
-    assert not choice(story)(compile=True)
+    assert choice(story)(compile=True)
     assert not choice(story)(wanted=False)
     assert not choice(story)(begun=False)
     assert choice(story, device="cpu")(begun=True)
