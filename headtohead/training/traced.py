@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from headtohead.kernels.path import traced
 
 Function = Callable[..., tuple[Tensor, ...]]
 """Of tensors alone: all that may change from call to call is given to it."""
+Backend = Callable[[GraphModule, list[Tensor]], Function]
 # A product's tile on a GPU, and the fewest terms of a sum that are worth a tile of their own.
 _TILE, _TERMS = 128, 512
 _ATEN = torch.ops.aten
@@ -30,11 +30,9 @@ class Traced:
         self,
         function: Function,
         warn: Callable[[str], None],
-        *,
-        backend: str = "inductor",
-        options: dict[str, Any] | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        self.function, self.warn, self.backend, self.options = function, warn, backend, options
+        self.function, self.warn, self.backend = function, warn, backend or inductor
         self.able = True
         self._graph: Function | None = None
 
@@ -53,9 +51,8 @@ class Traced:
                     raise
                 except Exception as error:
                     self.able = False
-                    # The compiler puts the name of its part on the first line, and the reason on the second.
-                    words = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
-                    self.warn(f"the step is not compiled: {words}")
+                    words = str(error).strip().splitlines()
+                    self.warn(f"the step is not compiled: {words[0] if words else type(error).__name__}")
         return self.function(*given)
 
     def forget(self) -> None:
@@ -63,14 +60,22 @@ class Traced:
         self._graph = None
 
     def _built(self, given: tuple[Tensor, ...]) -> Function:
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+
         with traced(), torch.enable_grad():
             graph = make_fx(self.function)(*given)
         if given[0].is_cuda:
             divide(graph, torch.cuda.get_device_properties(given[0].device).multi_processor_count)
-        compiled: Function = torch.compile(
-            graph, backend=self.backend, fullgraph=True, dynamic=False, options=self.options
-        )
-        return compiled
+        return self.backend(graph, list(given))
+
+
+def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
+    """Return a graph of plain operations compiled for tensors of these shapes; graphs seen before are in its cache."""
+    import torch._inductor
+
+    # Not by torch.compile, which would read the graph as Python first, and stops at attention kernels that return numbers.
+    compiled: Function = torch._inductor.compile(graph, given)
+    return compiled
 
 
 def divide(graph: GraphModule, processors: int) -> int:

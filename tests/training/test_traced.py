@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from headtohead.training.stacked import StackedTrainer
-from headtohead.training.traced import Traced, divide, parts_of
+from headtohead.training.traced import Traced, divide, inductor, parts_of
 from tests.training.test_stacked import SEEDS, SETTINGS, TINY, curves, trainer
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(*members: Any, backend: str = "aot_eager") -> StackedTrainer:
+def compiled(*members: Any, backend: Any = aot_eager) -> StackedTrainer:
     stack = StackedTrainer(members, compile=True)
     assert stack._traced is not None
     stack._traced.backend = backend
@@ -68,7 +61,7 @@ def test_a_function_that_looks_at_its_numbers_goes_on_as_it_stands() -> None:
     def looks(x: Tensor) -> tuple[Tensor, ...]:
         return (x + x.sum().item(),)
 
-    traced = Traced(looks, said.append, backend="aot_eager")
+    traced = Traced(looks, said.append, backend=aot_eager)
     for number in (1.0, 2.0, 3.0):
         assert traced(torch.full((2,), number))[0].tolist() == [3 * number] * 2
     assert len(said) == 1
@@ -81,7 +74,7 @@ def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
     def refuses(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    traced = Traced(lambda x: (x * 2,), said.append, backend=refuses)  # type: ignore[arg-type]
+    traced = Traced(lambda x: (x * 2,), said.append, backend=refuses)
     assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
     assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
     assert len(said) == 1
@@ -135,10 +128,9 @@ def test_a_sum_is_divided_until_all_processors_are_busy(tiles: int, terms: int, 
 
 @pytest.mark.slow
 def test_the_compiler_gives_the_same_steps_and_is_not_asked_twice() -> None:
-    stack = compiled(*(trainer(seed) for seed in SEEDS), backend="inductor")
+    stack = compiled(*(trainer(seed) for seed in SEEDS), backend=inductor)
     whole = StackedTrainer([trainer(seed) for seed in SEEDS])
     torch.testing.assert_close(curves(stack), curves(whole), rtol=2e-4, atol=2e-5)
     hits = counters["inductor"]["fxgraph_cache_hit"]
-    torch._dynamo.reset()
-    compiled(*(trainer(seed + 7) for seed in SEEDS), backend="inductor").one_step()
+    compiled(*(trainer(seed + 7) for seed in SEEDS), backend=inductor).one_step()
     assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1
