@@ -16,6 +16,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
+from headtohead.study.grounds import task_model
 from headtohead.study.perform import (
     Conditions,
     Event,
@@ -76,15 +77,16 @@ class Stacking:
 
     def _obstacle(self, runs: Sequence[Run]) -> str:
         """Say what keeps the runs from being stacked, or nothing."""
-        if any(run.ground is not None and run.ground.task for run in runs):
-            return "runs of tasks are not stacked: their batches are of many lengths"
         if any(run.parent for run in runs):
             return "runs with branches are not stacked"
         if any(run.contest.length.startswith("time") for run in runs):
             return "under length=time a run has its seconds to itself, and is not stacked"
         text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # as long as any companion wants
         for run in {(run.size, run.layers): run for run in runs}.values():
-            if words := stacks(Decoder(run.size, list(run.layers), run.seed, companion=text)):
+            task = run.ground.task if run.ground is not None else None
+            layers = list(run.layers)
+            model = task_model(task, run.size, layers, run.seed, text) if task else None
+            if words := stacks(model or Decoder(run.size, layers, run.seed, companion=text)):
                 return f"arm '{run.arm.text}': {words}"
         return ""
 

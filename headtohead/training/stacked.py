@@ -8,7 +8,7 @@ enters the arithmetic of another, so that one that diverges harms none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from torch.func import functional_call, vmap
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import stacking
+from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
+from headtohead.training.feeds import StackedPart, WindowFeed, stacked_parts
 from headtohead.training.optimiser import adamw, decay_is_constant, set_rates
 from headtohead.training.recorded import Recorded
 from headtohead.training.traced import Traced
@@ -80,7 +82,7 @@ class StackedTrainer:
             for name, _ in first.model.named_parameters()
             if name not in moving
         }
-        self._traced = Traced(self._descent, first.hooks.warn) if compile else None
+        self._traced = Traced(self._on_windows, first.hooks.warn) if compile else None
         self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
@@ -136,20 +138,35 @@ class StackedTrainer:
         """Do one step; return the mean nats and gradient norm of each seed (seeds,), still on the device."""
         if not self.buffers:
             self._stack_buffers()
-        step, count = self.first.step, self.first.sequences
+        step = self.first.step
         set_rates(self.optimiser, self.settings, step, self.first.steps)
+        if not isinstance(self.first.feed, WindowFeed):
+            return self._update(lambda given: self._descent(self._parts(step), given))
+        count = self.first.sequences
         batches = [part for member in self.members for part in member.feed.parts(step, count)]
         tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
         targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
         return (self._recorded or self._whole_step)(tokens, targets)
 
+    def _parts(self, step: int) -> Iterator[StackedPart]:
+        """Yield a step of a task on the device: batches are of many lengths, and each seed has its own."""
+        for part in stacked_parts(
+            [list(member.feed.parts(step, self.first.micro)) for member in self.members]
+        ):
+            given = (part.tokens, part.targets, part.padding, part.share)
+            yield StackedPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
+
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
+        descent = self._traced or self._on_windows
+        return self._update(lambda given: descent(tokens, targets, *given))
+
+    def _update(self, descent: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+        """Do one step down what `descent` finds, with half as much at once where memory runs out."""
         while True:
             try:
-                still = [*self._idle.values(), *self.buffers.values()]
-                given = [flat.detach() for flat in self.flats]
-                nats, norms, *grads = (self._traced or self._descent)(tokens, targets, *given, *still)
+                flats = [flat.detach() for flat in self.flats]
+                nats, norms, *grads = descent([*flats, *self._idle.values(), *self.buffers.values()])
                 break
             except torch.OutOfMemoryError:
                 self.first.halve()
@@ -161,12 +178,20 @@ class StackedTrainer:
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norms
 
-    def _descent(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the descent on windows (seeds, sequences, context), in as many parts as memory asks for."""
+        micro = self.first.micro
+        pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
+        whole = tokens.shape[1]
+        parts = (StackedPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
+        return self._descent(parts, list(given))
+
+    def _descent(self, parts: Iterable[StackedPart], given: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
 
         Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
         """
-        flats, rest = given[: len(self.places)], list(given[len(self.places) :])
+        flats, rest = given[: len(self.places)], given[len(self.places) :]
         leaves = {
             place.name: place.of(flat.detach()).requires_grad_()
             for places, flat in zip(self.places, flats, strict=True)
@@ -175,7 +200,7 @@ class StackedTrainer:
         idle = dict(zip(self._idle, rest, strict=False))
         buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
         with torch.enable_grad():
-            nats, grads = self._gradients(leaves, idle, buffers, tokens, targets)
+            nats, grads = self._gradients(leaves, idle, buffers, parts)
         joined = [self._joined([grads[place.name] for place in places], places) for places in self.places]
         return nats, self._clip(joined), *joined
 
@@ -184,31 +209,40 @@ class StackedTrainer:
         leaves: dict[str, Tensor],
         idle: dict[str, Tensor],
         buffers: dict[str, Tensor],
-        tokens: Tensor,
-        targets: Tensor,
+        parts: Iterable[StackedPart],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
         total: list[Tensor] = []
-        nats = tokens.new_zeros(len(tokens), dtype=torch.float32)
-        micro = self.first.micro
-        for part, wanted in zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True):
-            share = part.shape[1] / tokens.shape[1]
-            objective, found = self._forward(leaves | idle, buffers, part, wanted)
-            scaled = (objective * share if share != 1 else objective).sum()
-            grads = torch.autograd.grad(scaled, list(leaves.values()))
+        nats: Tensor | float = 0.0
+        for part in parts:
+            objective, found = self._forward(leaves | idle, buffers, part.tokens, part.targets, part.padding)
+            scaled = objective * part.share
+            grads = torch.autograd.grad(scaled.sum(), list(leaves.values()))
             total = list(torch._foreach_add(total, grads)) if total else list(grads)
-            nats = nats + found.detach() * share
+            nats = nats + found.detach() * part.share
+        assert isinstance(nats, Tensor)
         return nats, dict(zip(leaves, total, strict=True))
 
     def _forward(
-        self, weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor, targets: Tensor
+        self,
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tokens: Tensor,
+        targets: Tensor,
+        padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         model, smoothing = self.first.model, self.settings.smoothing
+        padded = () if padding is None else (padding,)
 
         def one(
-            weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor, targets: Tensor
+            weights: dict[str, Tensor],
+            buffers: dict[str, Tensor],
+            tokens: Tensor,
+            targets: Tensor,
+            *padded: Tensor,
         ) -> tuple[Tensor, Tensor]:
-            objective, nats, _ = functional_call(model, (weights, buffers), (tokens, targets, smoothing))
+            given = (tokens, targets, smoothing, *padded)
+            objective, nats, _ = functional_call(model, (weights, buffers), given)
             return objective, nats
 
         narrow = self.settings.precision == "bf16"
@@ -217,7 +251,7 @@ class StackedTrainer:
             stacking(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
         ):
-            found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets)
+            found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets, *padded)
         return found
 
     def _clip(self, grads: list[Tensor]) -> Tensor:
@@ -344,13 +378,19 @@ def stacks(model: Decoder) -> str:
     """Say why a model cannot be trained by `torch.vmap`, or nothing: it is tried on a few tokens."""
     if words := unstackable(model.size):
         return words
+    if isinstance(model, Pointer):
+        return "models that point at an answer are not stacked"
     shortest = min(8, model.size.context)
     tokens = torch.zeros(2, 1, shortest, dtype=torch.long, device=model.readout.device)
     weights = {name: torch.stack((part, part)).detach() for name, part in model.state_dict().items()}
+    terms: dict[str, Tensor] = {}
 
     def one(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-        found: tuple[Tensor, ...] = functional_call(model, weights, (tokens, tokens))
-        return found[0]
+        padded = (0.0, tokens == 0) if isinstance(model, Reader) else ()
+        objective, _, own = functional_call(model, weights, (tokens, tokens, *padded))
+        terms.update(own)
+        found: Tensor = objective
+        return found
 
     leaves = {name: part.requires_grad_(part.is_floating_point()) for name, part in weights.items()}
     try:
@@ -359,4 +399,6 @@ def stacks(model: Decoder) -> str:
     except Exception as error:
         words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return f"torch.vmap cannot stack it: {words}"
+    if terms and isinstance(model, Reader):
+        return f"its own loss term '{next(iter(terms))}' would see what fills up a task's batches"
     return ""

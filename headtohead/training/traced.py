@@ -74,7 +74,7 @@ def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
     import torch._inductor
 
     # Not by torch.compile, which would read the graph as Python first, and stops at attention kernels that return numbers.
-    compiled: Function = torch._inductor.compile(graph, given)
+    compiled: Function = torch._inductor.compile(graph, list[Any](given))
     return compiled
 
 
