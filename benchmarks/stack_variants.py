@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._inductor
+import torch._inductor.config
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -27,6 +27,7 @@ from headtohead.bench.profile import kernel_times
 from headtohead.bench.stack import BURST, WARM, Case
 from headtohead.common.files import write_json
 from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.training.traced import inductor
 
 NO = lambda *given: False  # noqa: E731
 PATCHES: dict[str, dict[str, Any]] = {
@@ -51,7 +52,8 @@ def build(case: Case, seeds: int, name: str, said: list[str]) -> Callable[[], ob
     if name in OPTIONS and stack._traced is not None:
 
         def backend(graph: GraphModule, given: list[Tensor]) -> Any:
-            return torch._inductor.compile(graph, given, options=OPTIONS[name])
+            with torch._inductor.config.patch(OPTIONS[name]):
+                return inductor(graph, given)
 
         stack._traced.backend = backend
 

@@ -67,7 +67,11 @@ class Stacking:
             return True
         able = torch.device(self.conditions.device).type == "cuda"
         pays = len({run.seed for run in runs}) > 1 and all(is_small(run.size) for run in runs)
-        known = all(term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms)
+        # What was compared on a GPU: these mechanisms, on windows of a corpus.
+        corpora = not any(run.ground is not None and run.ground.task for run in runs)
+        known = corpora and all(
+            term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms
+        )
         return able and pays and known and self._room(runs) and not self._obstacle(runs)
 
     def _room(self, runs: Sequence[Run]) -> bool:

@@ -73,7 +73,9 @@ class StackedTrainer:
         self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
         self.settings, self.device = first.settings, first.device
         self.places, self.flats, rows = self._layout()
-        record = record and self.device.type == "cuda" and decay_is_constant(self.settings)
+        # A task's batches are of many lengths: each would be compiled, or recorded, anew.
+        alike = isinstance(first.feed, WindowFeed)
+        record = record and alike and self.device.type == "cuda" and decay_is_constant(self.settings)
         self.optimiser = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
         moving = {place.name for places in self.places for place in places}
@@ -82,7 +84,7 @@ class StackedTrainer:
             for name, _ in first.model.named_parameters()
             if name not in moving
         }
-        self._traced = Traced(self._on_windows, first.hooks.warn) if compile else None
+        self._traced = Traced(self._on_windows, first.hooks.warn) if compile and alike else None
         self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:

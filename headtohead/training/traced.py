@@ -72,9 +72,14 @@ class Traced:
 def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
     """Return a graph of plain operations compiled for tensors of these shapes; graphs seen before are in its cache."""
     import torch._inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Not by torch.compile, which would read the graph as Python first, and stops at attention kernels that return numbers.
-    compiled: Function = torch._inductor.compile(graph, list[Any](given))
+    # Only in a context that could hold changing shapes does the compiler look into its cache.
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
+        compiled: Function = torch._inductor.compile(graph, list[Any](given))
     return compiled
 
 

@@ -126,6 +126,22 @@ def test_compiled_they_are_the_same_runs(
         assert score == pytest.approx(before[place], rel=1e-4)
 
 
+def test_seeds_of_tasks_come_to_what_separate_runs_come_to(tmp_path: Path) -> None:
+    tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
+    for folder, stack in (("stacked", True), ("separate", False)):
+        Study(**tasks).run(tmp_path / folder, workers=1, stack=stack, quiet=True)
+    found = [
+        {run.spec()["seed"]: run.result() for run in Store(tmp_path / folder).runs()}
+        for folder in ("stacked", "separate")
+    ]
+    assert len(found[0]) == 3
+    for seed, result in found[0].items():
+        other = found[1][seed]
+        assert result is not None
+        assert other is not None
+        assert result["test"]["nats"] == pytest.approx(other["test"]["nats"], rel=1e-4)
+
+
 def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Path) -> None:
     before = results(finished)
     again = study(story, evaluations=2, probes=["positions"]).run(finished, quiet=True)

@@ -54,6 +54,12 @@ def test_they_are_separate_runs_step_by_step(task: Task, arm: str, given: dict[s
     assert_same(stack, [trainer(task, seed, arm) for seed in SEEDS], 1e-7)
 
 
+def test_their_steps_are_neither_compiled_nor_recorded(task: Task) -> None:
+    stack = StackedTrainer([trainer(task, seed) for seed in SEEDS], compile=True, record=True)
+    assert stack._traced is None
+    assert stack._recorded is None
+
+
 def test_what_fills_up_counts_nowhere(task: Task) -> None:
     seeds = [list(trainer(task, seed).feed.parts(1, 4)) for seed in SEEDS]
     seeds[1] = seeds[1][:1]
