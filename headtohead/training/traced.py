@@ -62,6 +62,7 @@ class Traced:
     def _built(self, given: tuple[Tensor, ...]) -> Function:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
+        self.function(*given)  # tables that are made once, such as those of positions, stay outside
         with traced(), torch.enable_grad():
             graph = make_fx(self.function)(*given)
         if given[0].is_cuda:

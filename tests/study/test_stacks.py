@@ -42,7 +42,8 @@ class Mine(Mechanism):
 
 
 def study(story: Path, **values: Any) -> Study:
-    return Study(**({"arms": ["standard", "coupled"], "corpus": f"file:{story}"} | SMALL | values))
+    given = {"arms": ["standard", "coupled"], "corpus": f"file:{story}"} | SMALL | values
+    return Study(**{key: value for key, value in given.items() if value is not None})
 
 
 def runs_of(story: Path, **values: Any) -> list[Run]:
@@ -342,6 +343,8 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     assert choice(story)(compile=True)
     assert not choice(story)(wanted=False)
     assert not choice(story)(begun=False)
+    assert not choice(story, corpus=None, tasks=["grammar:train=60"])()
+    assert choice(story, corpus=None, tasks=["grammar:train=60"])(wanted=True)
     assert choice(story, device="cpu")(begun=True)
     assert choice(story, device="cpu")(wanted=True)
     assert not choice(story, model={"dropout": 0.1})()
