@@ -93,8 +93,8 @@ class StackedTrainer:
         outcomes: dict[int, Outcome] = {}
         for member in self.members:
             member.begin()
-            if self._traced is not None:
-                member.hooks.compiling()
+        if self._traced is not None:
+            self.first.hooks.compiling()
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
             nats, norms = self.one_step()

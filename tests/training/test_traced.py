@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from headtohead.training.stacked import StackedTrainer
 from headtohead.training.traced import Traced, divide, inductor, parts_of
+from headtohead.training.trainer import Hooks
 from tests.training.test_stacked import SEEDS, SETTINGS, TINY, curves, trainer
 
 
@@ -53,6 +54,13 @@ def test_they_are_the_same_under_bf16() -> None:
     whole = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
     stack = compiled(*(trainer(seed, settings=settings) for seed in SEEDS))
     torch.testing.assert_close(curves(stack), curves(whole), rtol=0.02, atol=0.01)
+
+
+def test_that_it_compiles_is_said_once() -> None:
+    said: list[str] = []
+    hooks = Hooks(compiling=lambda: said.append("compiling"))
+    compiled(*(trainer(seed, hooks=hooks) for seed in SEEDS)).run()
+    assert said == ["compiling"]
 
 
 def test_a_function_that_looks_at_its_numbers_goes_on_as_it_stands() -> None:
