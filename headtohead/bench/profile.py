@@ -12,12 +12,15 @@ from torch.profiler import ProfilerActivity, profile
 STEPS = 3
 # What a kernel's name says of its work; the first that fits counts.
 _KINDS = (
+    # The compiler names its kernels after all that they join, attention and copies among it.
+    ("fused pointwise", ("triton_", "_turn", "_gate")),
     ("attention", ("cudnn", "sdpa", "flash", "fmha", "attention")),
     ("loss", ("_rows",)),
     ("matrix products", ("gemm", "nvjet", "cutlass", "aten::mm", "aten::addmm", "aten::bmm", "splitK")),
     ("optimiser and clipping", ("adam", "multi_tensor", "lpnorm", "LpNorm")),
-    ("fused pointwise", ("triton_", "_turn", "_gate")),
     ("copies", ("memcpy", "memset", "copy", "CatArray")),
+    ("pointwise, one by one", ("elementwise", "reduce_kernel", "oftmax", "embedding", "scatter", "gather")),
+    ("norms and dynamics", ("_forward", "_backward", "norm", "_add_up")),
 )
 
 

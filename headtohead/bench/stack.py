@@ -1,13 +1,14 @@
 """Seeds trained in one pass, beside one run by itself and beside as many processes on one device: aggregate tokens/s.
 
 A step is everything a run does between two batches: data, forward, backward, clipping, optimiser; on a GPU it is recorded
-as one graph, for all contenders. What is fast and wrong is worth nothing: each row also says how far twenty steps of
-stacked seeds are from those of separate runs, in float32.
+as one graph, for all contenders, compiled and not: the best of either kind are compared. What is fast and wrong is worth
+nothing: each row also says how far twenty steps of stacked seeds are from those of separate runs, in float32.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import statistics
 import subprocess
@@ -20,17 +21,20 @@ from typing import Any
 
 import torch
 
+from headtohead.bench.profile import kernel_times
 from headtohead.bench.rows import Rows
 from headtohead.bench.train import find_shape, random_windows
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, device_name
+from headtohead.training.compiling import compiler_serves
 from headtohead.training.settings import TrainSettings
 from headtohead.training.stacked import StackedTrainer
-from headtohead.training.trainer import Trainer
+from headtohead.training.trainer import Hooks, Trainer
 
 Progress = Callable[[str, float], None]
+Warn = Callable[[str], None]
 WARM, BURST = 6, 20
 _COMPARED = 20
 _START_SECONDS = 300.0
@@ -47,7 +51,9 @@ class Case:
     precision: str
     device: str
 
-    def trainer(self, seed: int, record: bool = False) -> Trainer:
+    def trainer(
+        self, seed: int, *, record: bool = False, compile: bool = False, warn: Warn = lambda words: None
+    ) -> Trainer:
         """Return the trainer of one seed."""
         size = find_shape(self.size)
         windows = random_windows(size, 8 * (self.batch // size.context), seed)
@@ -60,13 +66,16 @@ class Case:
             warmup=0.0,
             precision=self.precision,  # type: ignore[arg-type]
         )
-        trainer = Trainer(model.to(self.device), windows, settings, record=record)
+        model = model.to(self.device)
+        trainer = Trainer(model, windows, settings, record=record, compile=compile, hooks=Hooks(warn=warn))
         model.train()
         return trainer
 
-    def single(self, seed: int) -> Callable[[], object]:
+    def single(
+        self, seed: int, compile: bool = False, warn: Warn = lambda words: None
+    ) -> Callable[[], object]:
         """Return one step of one seed by itself."""
-        trainer = self.trainer(seed, record=True)
+        trainer = self.trainer(seed, record=True, compile=compile, warn=warn)
 
         def step() -> None:
             trainer._one_step()
@@ -74,9 +83,16 @@ class Case:
 
         return step
 
-    def stacked(self, seeds: int) -> Callable[[], object]:
+    def stack(self, seeds: int, compile: bool = False, warn: Warn = lambda words: None) -> StackedTrainer:
+        """Return that many seeds, trained in one pass."""
+        members = [self.trainer(seed, warn=warn) for seed in range(seeds)]
+        return StackedTrainer(members, record=True, compile=compile)
+
+    def stacked(
+        self, seeds: int, compile: bool = False, warn: Warn = lambda words: None
+    ) -> Callable[[], object]:
         """Return one step of that many seeds in one pass."""
-        stack = StackedTrainer([self.trainer(seed) for seed in range(seeds)], record=True)
+        stack = self.stack(seeds, compile, warn)
 
         def step() -> None:
             stack.one_step()
@@ -99,14 +115,17 @@ def bench_stack(
     rounds: int = 6,
     precision: str = "bf16",
     device: str = "auto",
+    compile: bool | None = None,
     processes: bool = True,
+    profile: bool = False,
     out: str | Path | None = None,
     progress: Progress = lambda words, share: None,
 ) -> dict[str, Any]:
     """Return the document of the benchmark: one row per arm and number of seeds.
 
-    `batch` is tokens per step of each seed. `out` keeps every row as soon as it is measured; rows that stand there,
-    measured at this commit on this device with these settings, are not measured again.
+    `batch` is tokens per step of each seed. With `compile` unsaid, contenders stand there compiled and not where there is
+    a GPU and Triton. `profile` adds where the time of a stacked step goes. `out` keeps every row as soon as it is
+    measured; rows that stand there, measured at this commit on this device with these settings, are not measured again.
     """
     shape, where = find_shape(size), choose_device(device)
     if rounds < 1 or any(count < 1 for count in seeds):
@@ -115,7 +134,9 @@ def bench_stack(
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
     for arm in arms:
         parse_layout(arm).layers(shape.layers)
+    forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
     rows = Rows("stack", out, {})
+    apart: dict[str, dict[str, float | str]] = {}
     cases = [(arm, count) for arm in arms for count in seeds]
     for place, (arm, count) in enumerate(cases):
         facts: dict[str, Any] = {
@@ -127,8 +148,10 @@ def bench_stack(
             "precision": precision,
             "tokens_per_step": batch,
             "recorded": where.type == "cuda",
+            "compiled": forms,
             "rounds": rounds,
             "processes": processes,
+            "profiled": profile,
         }
         if rows.known(facts):
             continue
@@ -137,42 +160,115 @@ def bench_stack(
         def show(words: str, share: float, arm: str = arm, count: int = count, place: int = place) -> None:
             progress(f"{arm}, {count} seeds: {words}", (place + share) / len(cases))
 
-        rows.add(facts, _measure(case, count, rounds, processes, show))
+        contest = _Contest(case, count, forms, rounds)
+        if arm not in apart:
+            apart[arm] = {_form(form): contest.disagreement(form, show) for form in forms}
+        rows.add(facts, {"disagreement": apart[arm], **contest.measure(processes, profile, show)})
     return rows.document()
 
 
-def _measure(case: Case, seeds: int, rounds: int, processes: bool, progress: Progress) -> dict[str, Any]:
-    progress("comparing with separate runs", 0.0)
-    found = disagreement(case)
-    steps = {"single": (case.single(0), 1), "stacked": (case.stacked(seeds), seeds)}
-    for name, (step, _) in steps.items():
-        progress(f"{name}: first steps", 0.1)
-        for _ in range(WARM):
-            step()
-    rates: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        for name, (step, count) in steps.items():
-            progress(f"{name}: round {turn + 1} of {rounds}", 0.2 + 0.3 * turn / rounds)
-            rates[name].append(count * case.batch / _seconds(case, step))
-    stacked, single = (statistics.median(rates[name]) for name in ("stacked", "single"))
-    steps.clear()
-    separate = None
-    if processes:
-        progress(f"{seeds} processes at once", 0.5)
-        separate = separate_rate(case, seeds, duration=max(0.2, rounds * BURST * case.batch / single))
-    return {
-        "stacked_tokens_per_second": stacked,
-        "stacked_all": [round(rate) for rate in rates["stacked"]],
-        "single_tokens_per_second": single,
-        "single_all": [round(rate) for rate in rates["single"]],
-        "over_single": stacked / single,
-        "separate_tokens_per_second": separate,
-        "over_separate": None if separate is None else stacked / separate,
-        "parameters": Decoder.outline(
-            find_shape(case.size), parse_layout(case.arm).layers(find_shape(case.size).layers)
-        ).parameter_count(),
-        "disagreement": found,
-    }
+def _form(compiled: bool) -> str:
+    return "compiled" if compiled else "as it stands"
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class _Contest:
+    """Stacked seeds and a single run, compiled or not, in turns."""
+
+    def __init__(self, case: Case, seeds: int, forms: list[bool], rounds: int) -> None:
+        self.case, self.seeds, self.forms, self.rounds = case, seeds, forms, rounds
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def measure(self, processes: bool, profile: bool, progress: Progress) -> dict[str, Any]:
+        """Return every contender's median, the best of either kind and their ratios, and profiles where asked."""
+        case, seeds = self.case, self.seeds
+        steps: dict[str, tuple[Callable[[], object], int]] = {}
+        for form in self.forms:
+            build = {"single": (case.single, 0, 1), "stacked": (case.stacked, seeds, seeds)}
+            for kind, (make, given, count) in build.items():
+                name = f"{kind}, {_form(form)}"
+                progress(f"{name}: first steps", 0.1)
+                if (step := self._ready(name, make, given, form)) is not None:
+                    steps[name] = step, count
+        rates: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(self.rounds):
+            for name, (step, count) in steps.items():
+                progress(f"{name}: round {turn + 1} of {self.rounds}", 0.4 + 0.2 * turn / self.rounds)
+                rates[name].append(count * case.batch / _seconds(case, step))
+        for name, found in rates.items():
+            self.results[name] |= {
+                "tokens_per_second": statistics.median(found),
+                "all": [round(rate) for rate in found],
+            }
+        facts: dict[str, Any] = {}
+        if profile:
+            progress("looking where the time goes", 0.6)
+            facts["profile"] = {
+                name: kernel_times(step, torch.device(case.device))
+                for name, (step, _) in steps.items()
+                if name.startswith("stacked")
+            }
+        steps.clear()
+        gc.collect()
+        return self._facts(processes, progress) | facts
+
+    def disagreement(self, compiled: bool, progress: Progress) -> float | str:
+        """Return how far stacked seeds are from separate runs, or what went wrong."""
+        progress(f"{_form(compiled)}: comparing with separate runs", 0.0)
+        try:
+            return disagreement(self.case, compile=compiled)
+        except Exception as error:
+            return _words(error)
+
+    def _ready(
+        self, name: str, make: Callable[..., Callable[[], object]], given: int, compiled: bool
+    ) -> Callable[[], object] | None:
+        """Return a contender's step after its first steps; one that fails leaves its reason in its result."""
+        said: list[str] = []
+        began = time.perf_counter()
+        try:
+            step = make(given, compiled, said.append)
+            for _ in range(WARM):
+                step()
+            self.case.wait()
+        except Exception as error:
+            self.results[name] = {"error": _words(error)}
+            return None
+        self.results[name] = {"start_seconds": round(time.perf_counter() - began, 1)}
+        if said:
+            self.results[name]["warnings"] = sorted(set(said))
+        return step
+
+    def _best(self, kind: str) -> float | None:
+        rates = [
+            float(found["tokens_per_second"])
+            for name, found in self.results.items()
+            if name.startswith(kind) and "tokens_per_second" in found
+        ]
+        return max(rates, default=None)
+
+    def _facts(self, processes: bool, progress: Progress) -> dict[str, Any]:
+        case, size = self.case, find_shape(self.case.size)
+        stacked, single = self._best("stacked"), self._best("single")
+        separate = None
+        if processes and single is not None:
+            progress(f"{self.seeds} processes at once", 0.7)
+            separate = separate_rate(
+                case, self.seeds, duration=max(0.2, self.rounds * BURST * case.batch / single)
+            )
+        return {
+            "results": self.results,
+            "stacked_tokens_per_second": stacked,
+            "single_tokens_per_second": single,
+            "over_single": stacked / single if stacked and single else None,
+            "separate_tokens_per_second": separate,
+            "over_separate": stacked / separate if stacked and separate else None,
+            "parameters": Decoder.outline(size, parse_layout(case.arm).layers(size.layers)).parameter_count(),
+        }
 
 
 def _seconds(case: Case, step: Callable[[], object]) -> float:
@@ -185,13 +281,14 @@ def _seconds(case: Case, step: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / BURST
 
 
-def disagreement(case: Case, seeds: int = 3) -> float:
+def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
     """Return the largest relative difference in nats and gradient norm between stacked seeds and separate runs.
 
-    Twenty steps in float32, four sequences each; on a GPU all but the first of both are recorded ones.
+    Twenty steps in float32, four sequences each; on a GPU all but the first of both are recorded ones. Separate runs are
+    not compiled.
     """
     case = dataclasses.replace(case, precision="float32", batch=4 * find_shape(case.size).context)
-    stack = StackedTrainer([case.trainer(seed) for seed in range(seeds)], record=True)
+    stack = case.stack(seeds, compile, _refuse)
     separate = [case.trainer(seed, record=True) for seed in range(seeds)]
     worst = 0.0
     for _ in range(_COMPARED):
@@ -202,6 +299,10 @@ def disagreement(case: Case, seeds: int = 3) -> float:
             one.step += 1
             worst = max(worst, float(((found - alone) / alone).abs().max()))
     return worst
+
+
+def _refuse(words: str) -> None:
+    raise RuntimeError(words)
 
 
 def separate_rate(case: Case, count: int, duration: float) -> float:

@@ -186,7 +186,10 @@ def stack(
     rounds: Annotated[int, flag("COUNT")] = 6,
     precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    compile: OneWay = False,
+    no_compile: OneWay = False,
     no_processes: OneWay = False,
+    profile: Annotated[bool, flag()] = False,
     out: Annotated[Path | None, flag("FILE")] = None,
     quiet: Annotated[bool, flag()] = False,
 ) -> int:
@@ -200,7 +203,10 @@ def stack(
         rounds: turns of each contender; medians are shown.
         precision: arithmetic; bf16 keeps float32 weights.
         device: where.
+        compile: compiled contenders alone; when nothing is said, on a GPU compiled ones and others.
+        no_compile: none that are compiled.
         no_processes: leave the separate processes out.
+        profile: also show where the time of a stacked step goes.
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
     """
@@ -213,36 +219,77 @@ def stack(
             rounds=rounds,
             precision=precision,
             device=device,
+            compile=yes_or_no("compile", compile, no_compile),
             processes=not no_processes,
+            profile=profile,
             out=out,
             progress=progress,
         )
     columns = (
         *("arm", "seeds", "stacked tokens/s", "single run", "stacked over it", "separate processes"),
-        *("stacked over them", "off separate by"),
+        "stacked over them",
     )
     rows = [
         (
             row["arm"],
             row["seeds"],
-            short_count(row["stacked_tokens_per_second"]),
-            short_count(row["single_tokens_per_second"]),
-            f"{row['over_single']:.2f}x",
-            "–"
-            if row["separate_tokens_per_second"] is None
-            else short_count(row["separate_tokens_per_second"]),
-            "–" if row["over_separate"] is None else f"{row['over_separate']:.2f}x",
-            f"{row['disagreement']:.1e}",
+            _rate(row["stacked_tokens_per_second"]),
+            _rate(row["single_tokens_per_second"]),
+            _ratio(row["over_single"]),
+            _rate(row["separate_tokens_per_second"]),
+            _ratio(row["over_separate"]),
         )
         for row in document["rows"]
     ]
     if document["rows"]:
         last = document["rows"][-1]
         how = "steps recorded as CUDA graphs" if last["recorded"] else "steps one by one"
-        title = f"{last['size']} ({last['dims']}), {last['tokens_per_step']:,} tokens per step and seed, {last['precision']}, {how}, {last['device']}"
+        title = f"{last['size']} ({last['dims']}), {last['tokens_per_step']:,} tokens per step and seed, {last['precision']}, {how}, {last['device']}; the best of each kind"
         print_table(title, columns, rows, right=columns[1:])
+    for row in document["rows"]:
+        _show_contest(row)
     print(json.dumps(document, ensure_ascii=False))
     return 0
+
+
+def _rate(found: float | None) -> str:
+    return "–" if found is None else short_count(found)
+
+
+def _ratio(found: float | None) -> str:
+    return "–" if found is None else f"{found:.2f}x"
+
+
+def _show_contest(row: dict[str, Any]) -> None:
+    """Print every contender of a row of stacked seeds, and where the time of its stacked steps goes."""
+    columns = ("contender", "tokens/s", "start s", "remarks")
+    contenders = [
+        (
+            name,
+            _rate(found.get("tokens_per_second")),
+            number(found.get("start_seconds"), ".0f"),
+            "; ".join([*([found["error"]] if "error" in found else []), *found.get("warnings", ())]),
+        )
+        for name, found in row.get("results", {}).items()
+    ]
+    print_table(f"{row['arm']}, {row['seeds']} seeds", columns, contenders, right=columns[1:3])
+    apart = row["disagreement"]
+    for form, found in (apart if isinstance(apart, dict) else {"as it stands": apart}).items():
+        words = found if isinstance(found, str) else f"{found:.1e}"
+        print(f"off separate runs by, float32, twenty steps, {form}: {words}")
+    for name, found in row.get("profile", {}).items():
+        show_profile(name, found)
+
+
+def show_profile(name: str, found: dict[str, Any]) -> None:
+    """Print the kernels of one step by kind, then the longest."""
+    kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
+    print(f"kernels of one step of {name}, {found['milliseconds']:.2f} ms: {kinds}")
+    kernels = [
+        (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
+        for kernel in found["kernels"][:20]
+    ]
+    print_table("", ("kernel", "ms", "calls"), kernels, right=("ms", "calls"))
 
 
 def generate(
@@ -462,10 +509,4 @@ def _show(row: dict[str, Any]) -> None:
             f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
         )
     if found := row.get("profile"):
-        kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
-        print(f"kernels of one step of {row['contenders'][0]}, {found['milliseconds']:.2f} ms: {kinds}")
-        kernels = [
-            (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
-            for kernel in found["kernels"][:20]
-        ]
-        print_table("", ("kernel", "ms", "calls"), kernels, right=("ms", "calls"))
+        show_profile(row["contenders"][0], found)

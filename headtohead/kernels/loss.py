@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headtohead.kernels.loss_rows import cross_entropy_rows
-from headtohead.kernels.path import is_plain, is_stacking, triton_serves
+from headtohead.kernels.path import is_compiling, is_plain, is_stacking, triton_serves
 
 IGNORED = -1  # a target that is not scored: padding is never counted
 # Logits held at once on a GPU: a gigabyte in bf16.
@@ -27,7 +27,7 @@ def linear_cross_entropy(
     x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 count nowhere.
     """
     # Stacked models are small, and so are all their logits.
-    if is_plain() or is_stacking() or torch.compiler.is_compiling():
+    if is_plain() or is_stacking() or is_compiling():
         return linear_cross_entropy_plain(x, weight, targets, smoothing, bias)
     objective, nats = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
     return objective, nats
@@ -39,7 +39,12 @@ def linear_cross_entropy_plain(
     """The definition."""
     scores = torch.log_softmax(F.linear(x, weight, bias).to(_wide(x)), -1)
     counted = (targets != IGNORED).to(scores.dtype)
-    chosen = scores.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
+    if is_stacking() and is_compiling():
+        # Looked for among all: a pass over the row that the compiler has in hand, where a gather would want it written.
+        columns = torch.arange(scores.shape[1], device=scores.device)
+        chosen = torch.where(columns == targets.unsqueeze(1), scores, 0.0).sum(-1)
+    else:
+        chosen = scores.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1)
     objective = -(chosen * counted).sum() / counted.sum()
     nats = objective.detach()
     if smoothing:

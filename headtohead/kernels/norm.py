@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headtohead.kernels.norm_rows import norm_rows
-from headtohead.kernels.path import eager_cpu, is_plain, is_stacking, triton_serves
+from headtohead.kernels.path import eager_cpu, is_compiling, is_plain, is_stacking, triton_serves
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -18,6 +18,11 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     if eager_cpu(x):
         result: Tensor = _RmsNorm.apply(x, gain, eps)
         return result
+    if is_stacking() and is_compiling():
+        wide = torch.promote_types(
+            x.dtype, torch.float32
+        )  # as the kernels do it; one pass with what stands beside it
+        return rms_norm_plain(x.to(wide), gain, eps).to(x.dtype)
     if is_stacking() and gain.ndim == 1 and triton_serves(x):
         return norm_rows(x.flatten(0, -2).unsqueeze(0), gain.unsqueeze(0), eps).view(x.shape)
     if is_plain() or is_stacking():

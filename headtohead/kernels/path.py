@@ -13,6 +13,7 @@ from torch import Tensor
 # How often each was asked for: several threads may enter and leave in any order.
 _plain = 0
 _stacking = 0
+_traced = 0
 # Looked for, not imported: a command that runs on CPU does not wait for it. Both are read once: inside a compiled graph
 # the environment is out of reach.
 _TRITON = find_spec("triton") is not None
@@ -49,6 +50,22 @@ def stacking() -> Iterator[None]:
 def is_stacking() -> bool:
     """Return whether seeds are being stacked."""
     return _stacking > 0
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Inside, operations are written down for a compiler, which joins plain passes with their neighbours itself."""
+    global _traced
+    _traced += 1
+    try:
+        yield
+    finally:
+        _traced -= 1
+
+
+def is_compiling() -> bool:
+    """Return whether what is done now is compiled."""
+    return _traced > 0 or torch.compiler.is_compiling()
 
 
 def eager_cpu(x: Tensor) -> bool:

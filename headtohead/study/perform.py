@@ -451,7 +451,7 @@ def micro_batch(size: Size, sequences: int, device: torch.device, stacked: int =
 
 def most_stacked(size: Size, training: TrainSettings, device: torch.device) -> int:
     """Return how many seeds of a whole batch each the memory holds at once."""
-    return _sequences(size, device) // (training.batch // size.context)
+    return _sequences(size, device) // max(1, training.batch // size.context)
 
 
 def _sequences(size: Size, device: torch.device) -> int:

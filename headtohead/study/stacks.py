@@ -16,6 +16,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
+from headtohead.study.grounds import task_model
 from headtohead.study.perform import (
     Conditions,
     Event,
@@ -33,7 +34,7 @@ from headtohead.study.planned import Run
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.compiling import is_small, records
+from headtohead.training.compiling import compiles_stack, is_small, records
 from headtohead.training.stacked import COMPARED, StackedTrainer, stacks
 from headtohead.training.trainer import Outcome
 
@@ -64,9 +65,13 @@ class Stacking:
                 )
                 raise UserError(f"{how}: {words}")
             return True
-        able = torch.device(self.conditions.device).type == "cuda" and self.conditions.compile is not True
+        able = torch.device(self.conditions.device).type == "cuda"
         pays = len({run.seed for run in runs}) > 1 and all(is_small(run.size) for run in runs)
-        known = all(term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms)
+        # What was compared on a GPU: these mechanisms, on windows of a corpus.
+        corpora = not any(run.ground is not None and run.ground.task for run in runs)
+        known = corpora and all(
+            term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms
+        )
         return able and pays and known and self._room(runs) and not self._obstacle(runs)
 
     def _room(self, runs: Sequence[Run]) -> bool:
@@ -76,17 +81,16 @@ class Stacking:
 
     def _obstacle(self, runs: Sequence[Run]) -> str:
         """Say what keeps the runs from being stacked, or nothing."""
-        if self.conditions.compile:
-            return "stacked seeds are not compiled"
-        if any(run.ground is not None and run.ground.task for run in runs):
-            return "runs of tasks are not stacked: their batches are of many lengths"
         if any(run.parent for run in runs):
             return "runs with branches are not stacked"
         if any(run.contest.length.startswith("time") for run in runs):
             return "under length=time a run has its seconds to itself, and is not stacked"
         text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # as long as any companion wants
         for run in {(run.size, run.layers): run for run in runs}.values():
-            if words := stacks(Decoder(run.size, list(run.layers), run.seed, companion=text)):
+            task = run.ground.task if run.ground is not None else None
+            layers = list(run.layers)
+            model = task_model(task, run.size, layers, run.seed, text) if task else None
+            if words := stacks(model or Decoder(run.size, layers, run.seed, companion=text)):
                 return f"arm '{run.arm.text}': {words}"
         return ""
 
@@ -190,6 +194,7 @@ def _one_pass(
             [member.trainer for member in members],
             record=may_record(first, chosen)
             and records(conditions.record, size_of(first), device, compiled=False),
+            compile=compiles_stack(conditions.compile, len(runs) * training_of(first).tokens, device),
             save_every=conditions.save_every,
             stop=held,
         )

@@ -10,6 +10,8 @@ from headtohead.model.sizes import Size
 
 # Parameters outside the feed-forward parts; below, launching kernels takes longer than they do, compiled or not.
 _SMALLEST = 1_600_000
+# Tokens of all seeds of a stack; below, compiling takes longer than the faster steps save.
+_LONG = 10**9
 
 
 def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
@@ -19,8 +21,17 @@ def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
     """
     if wanted is not None:
         return wanted
-    able = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return able and not is_small(size)
+    return compiler_serves(device) and not is_small(size)
+
+
+def compiles_stack(wanted: bool | None, tokens: int, device: torch.device) -> bool:
+    """Return what was asked for, or whether compiling pays for stacked seeds that are trained on so many tokens in all."""
+    return (compiler_serves(device) and tokens >= _LONG) if wanted is None else wanted
+
+
+def compiler_serves(device: torch.device) -> bool:
+    """Return whether the compiler's kernels are of use on a device: on a GPU, with Triton."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def is_small(size: Size) -> bool:

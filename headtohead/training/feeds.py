@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example
@@ -28,6 +30,55 @@ class Part:
     padding: Tensor | None
     """(batch, time), true at real tokens; None where all are."""
     share: float
+
+
+@dataclass(frozen=True)
+class StackedPart:
+    """What goes through the models of several seeds at once."""
+
+    tokens: Tensor
+    """(seeds, batch, time)"""
+    targets: Tensor
+    padding: Tensor | None
+    share: Tensor | float
+    """Of each seed's objective (seeds,), or the same for all."""
+
+
+def stacked_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[StackedPart]:
+    """Yield a step of several seeds, filled up to one shape with what counts nowhere.
+
+    A sequence that is too short goes on with padding; a batch of too few examples with copies of its first one, of which
+    nothing is asked; a step of too few parts with a copy of its first one that has no share in it.
+    """
+    for place in range(max(len(parts) for parts in seeds)):
+        chosen = [parts[place] if place < len(parts) else parts[0] for parts in seeds]
+        rows, time = (max(part.tokens.shape[dim] for part in chosen) for dim in (0, 1))
+        whole = all(part.padding is None and part.tokens.shape[1] == time for part in chosen)
+        shares = [
+            part.share if place < len(parts) else 0.0 for part, parts in zip(chosen, seeds, strict=True)
+        ]
+        yield StackedPart(
+            torch.stack([_filled(part.tokens, rows, time, 0) for part in chosen]),
+            torch.stack([_asked(part, rows, time) for part in chosen]),
+            None if whole else torch.stack([_filled(_real(part), rows, time, False) for part in chosen]),
+            torch.tensor(shares),
+        )
+
+
+def _filled(x: Tensor, rows: int, time: int, value: int | bool) -> Tensor:
+    """Return (rows, time): longer sequences, and copies of the first."""
+    x = F.pad(x, (0, time - x.shape[1]), value=value)
+    return torch.cat((x, x[:1].expand(rows - len(x), -1))) if len(x) < rows else x
+
+
+def _asked(part: Part, rows: int, time: int) -> Tensor:
+    targets = _filled(part.targets, rows, time, IGNORED)
+    targets[len(part.targets) :] = IGNORED
+    return targets
+
+
+def _real(part: Part) -> Tensor:
+    return torch.ones_like(part.tokens, dtype=torch.bool) if part.padding is None else part.padding
 
 
 class Feed(Protocol):

@@ -8,7 +8,7 @@ enters the arithmetic of another, so that one that diverges harms none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,13 @@ from torch.func import functional_call, vmap
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import stacking
+from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
+from headtohead.training.feeds import StackedPart, WindowFeed, stacked_parts
 from headtohead.training.optimiser import adamw, decay_is_constant, set_rates
 from headtohead.training.recorded import Recorded
+from headtohead.training.traced import Traced
 from headtohead.training.trainer import Outcome, Trainer, moved
 
 COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto"})
@@ -60,6 +63,7 @@ class StackedTrainer:
         members: Sequence[Trainer],
         *,
         record: bool = False,
+        compile: bool = False,
         save_every: float = 60.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -69,19 +73,18 @@ class StackedTrainer:
         self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
         self.settings, self.device = first.settings, first.device
         self.places, self.flats, rows = self._layout()
-        record = record and self.device.type == "cuda" and decay_is_constant(self.settings)
+        # A task's batches are of many lengths: each would be compiled, or recorded, anew.
+        alike = isinstance(first.feed, WindowFeed)
+        record = record and alike and self.device.type == "cuda" and decay_is_constant(self.settings)
         self.optimiser = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
-        self.leaves = {
-            place.name: place.of(flat.detach()).requires_grad_()
-            for places, flat in zip(self.places, self.flats, strict=True)
-            for place in places
-        }
+        moving = {place.name for places in self.places for place in places}
         self._idle = {
             name: torch.stack([member.model.get_parameter(name).detach() for member in members])
             for name, _ in first.model.named_parameters()
-            if name not in self.leaves
+            if name not in moving
         }
+        self._traced = Traced(self._on_windows, first.hooks.warn) if compile and alike else None
         self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
@@ -90,6 +93,8 @@ class StackedTrainer:
         outcomes: dict[int, Outcome] = {}
         for member in self.members:
             member.begin()
+        if self._traced is not None:
+            self.first.hooks.compiling()
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
             nats, norms = self.one_step()
@@ -135,49 +140,111 @@ class StackedTrainer:
         """Do one step; return the mean nats and gradient norm of each seed (seeds,), still on the device."""
         if not self.buffers:
             self._stack_buffers()
-        step, count = self.first.step, self.first.sequences
+        step = self.first.step
         set_rates(self.optimiser, self.settings, step, self.first.steps)
+        if not isinstance(self.first.feed, WindowFeed):
+            return self._update(lambda given: self._descent(self._parts(step), given))
+        count = self.first.sequences
         batches = [part for member in self.members for part in member.feed.parts(step, count)]
         tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
         targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
         return (self._recorded or self._whole_step)(tokens, targets)
 
+    def _parts(self, step: int) -> Iterator[StackedPart]:
+        """Yield a step of a task on the device: batches are of many lengths, and each seed has its own."""
+        for part in stacked_parts(
+            [list(member.feed.parts(step, self.first.micro)) for member in self.members]
+        ):
+            given = (part.tokens, part.targets, part.padding, part.share)
+            yield StackedPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
+
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
+        descent = self._traced or self._on_windows
+        return self._update(lambda given: descent(tokens, targets, *given))
+
+    def _update(self, descent: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+        """Do one step down what `descent` finds, with half as much at once where memory runs out."""
         while True:
             try:
-                nats, grads = self._gradients(tokens, targets)
+                flats = [flat.detach() for flat in self.flats]
+                nats, norms, *grads = descent([*flats, *self._idle.values(), *self.buffers.values()])
                 break
             except torch.OutOfMemoryError:
                 self.first.halve()
-        for flat, places in zip(self.flats, self.places, strict=True):
-            flat.grad = self._joined([grads[place.name] for place in places], places)
-        norms = self._clip([flat.grad for flat in self.flats if flat.grad is not None])
+                if self._traced is not None:
+                    self._traced.forget()
+        for flat, grad in zip(self.flats, grads, strict=True):
+            flat.grad = grad
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norms
 
-    def _gradients(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
-        names, leaves = list(self.leaves), list(self.leaves.values())
-        total: list[Tensor] = []
-        nats = tokens.new_zeros(len(tokens), dtype=torch.float32)
+    def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the descent on windows (seeds, sequences, context), in as many parts as memory asks for."""
         micro = self.first.micro
-        for part, wanted in zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True):
-            share = part.shape[1] / tokens.shape[1]
-            objective, found = self._forward(self.leaves | self._idle, part, wanted)
-            grads = torch.autograd.grad((objective * share if share != 1 else objective).sum(), leaves)
-            total = list(torch._foreach_add(total, grads)) if total else list(grads)
-            nats = nats + found.detach() * share
-        return nats, dict(zip(names, total, strict=True))
+        pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
+        whole = tokens.shape[1]
+        parts = (StackedPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
+        return self._descent(parts, list(given))
 
-    def _forward(self, weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _descent(self, parts: Iterable[StackedPart], given: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
+
+        Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
+        """
+        flats, rest = given[: len(self.places)], given[len(self.places) :]
+        leaves = {
+            place.name: place.of(flat.detach()).requires_grad_()
+            for places, flat in zip(self.places, flats, strict=True)
+            for place in places
+        }
+        idle = dict(zip(self._idle, rest, strict=False))
+        buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
+        with torch.enable_grad():
+            nats, grads = self._gradients(leaves, idle, buffers, parts)
+        joined = [self._joined([grads[place.name] for place in places], places) for places in self.places]
+        return nats, self._clip(joined), *joined
+
+    def _gradients(
+        self,
+        leaves: dict[str, Tensor],
+        idle: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        parts: Iterable[StackedPart],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
+        total: list[Tensor] = []
+        nats: Tensor | float = 0.0
+        for part in parts:
+            objective, found = self._forward(leaves | idle, buffers, part.tokens, part.targets, part.padding)
+            scaled = objective * part.share
+            grads = torch.autograd.grad(scaled.sum(), list(leaves.values()))
+            total = list(torch._foreach_add(total, grads)) if total else list(grads)
+            nats = nats + found.detach() * part.share
+        assert isinstance(nats, Tensor)
+        return nats, dict(zip(leaves, total, strict=True))
+
+    def _forward(
+        self,
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tokens: Tensor,
+        targets: Tensor,
+        padding: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         model, smoothing = self.first.model, self.settings.smoothing
+        padded = () if padding is None else (padding,)
 
         def one(
-            weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor, targets: Tensor
+            weights: dict[str, Tensor],
+            buffers: dict[str, Tensor],
+            tokens: Tensor,
+            targets: Tensor,
+            *padded: Tensor,
         ) -> tuple[Tensor, Tensor]:
-            objective, nats, _ = functional_call(model, (weights, buffers), (tokens, targets, smoothing))
+            given = (tokens, targets, smoothing, *padded)
+            objective, nats, _ = functional_call(model, (weights, buffers), given)
             return objective, nats
 
         narrow = self.settings.precision == "bf16"
@@ -186,7 +253,7 @@ class StackedTrainer:
             stacking(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
         ):
-            found: tuple[Tensor, Tensor] = vmap(one)(weights, self.buffers, tokens, targets)
+            found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets, *padded)
         return found
 
     def _clip(self, grads: list[Tensor]) -> Tensor:
@@ -243,7 +310,7 @@ class StackedTrainer:
         }
         shortest = min(8, models[0].size.context)
         rows = torch.zeros(len(models), 1, shortest, dtype=torch.long, device=self.device)
-        objective, _ = self._forward(weights, rows, rows)
+        objective, _ = self._forward(weights, self.buffers, rows, rows)
         grads = torch.autograd.grad(objective.sum(), list(weights.values()), allow_unused=True)
         return {name for name, grad in zip(weights, grads, strict=True) if grad is None}
 
@@ -313,13 +380,19 @@ def stacks(model: Decoder) -> str:
     """Say why a model cannot be trained by `torch.vmap`, or nothing: it is tried on a few tokens."""
     if words := unstackable(model.size):
         return words
+    if isinstance(model, Pointer):
+        return "models that point at an answer are not stacked"
     shortest = min(8, model.size.context)
     tokens = torch.zeros(2, 1, shortest, dtype=torch.long, device=model.readout.device)
     weights = {name: torch.stack((part, part)).detach() for name, part in model.state_dict().items()}
+    terms: dict[str, Tensor] = {}
 
     def one(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-        found: tuple[Tensor, ...] = functional_call(model, weights, (tokens, tokens))
-        return found[0]
+        padded = (0.0, tokens == 0) if isinstance(model, Reader) else ()
+        objective, _, own = functional_call(model, weights, (tokens, tokens, *padded))
+        terms.update(own)
+        found: Tensor = objective
+        return found
 
     leaves = {name: part.requires_grad_(part.is_floating_point()) for name, part in weights.items()}
     try:
@@ -328,4 +401,6 @@ def stacks(model: Decoder) -> str:
     except Exception as error:
         words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return f"torch.vmap cannot stack it: {words}"
+    if terms and isinstance(model, Reader):
+        return f"its own loss term '{next(iter(terms))}' would see what fills up a task's batches"
     return ""

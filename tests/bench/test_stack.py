@@ -22,7 +22,8 @@ def test_a_row_holds_stacked_single_and_separate_with_their_ratios() -> None:
         ratio = row["stacked_tokens_per_second"] / row[f"{other}_tokens_per_second"]
         assert row[f"over_{other}"] == pytest.approx(ratio)
         assert ratio > 0
-    assert row["disagreement"] < 1e-3
+    assert row["disagreement"]["as it stands"] < 1e-3
+    assert set(row["results"]) == {"single, as it stands", "stacked, as it stands"}
     assert row["parameters"] == 117_056
     assert {"commit", "torch", "date"} <= row.keys()
 
@@ -45,6 +46,29 @@ def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) 
         stack.StackedTrainer, "_clip", lambda self, grads: usual(self, [grads[0].mul_(3.0), *grads[1:]])
     )
     assert stack.disagreement(case) > 1e-3
+
+
+def test_a_contender_that_fails_leaves_its_reason_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no such graph\nmore")
+
+    monkeypatch.setattr(stack, "BURST", 1)
+    monkeypatch.setattr(stack.Case, "stack", broken)
+    (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]
+    assert row["results"]["stacked, as it stands"] == {"error": "no such graph"}
+    assert row["disagreement"] == {"as it stands": "no such graph"}
+    assert row["over_single"] is None
+    assert row["single_tokens_per_second"] > 0
+
+
+def test_a_profile_says_where_a_stacked_step_spends_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "BURST", 1)
+    (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]
+    found = row["profile"]["stacked, as it stands"]
+    assert found["kinds"]["matrix products"] > 0
+    assert found["kinds"]["attention"] > 0
 
 
 def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

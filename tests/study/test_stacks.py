@@ -42,7 +42,8 @@ class Mine(Mechanism):
 
 
 def study(story: Path, **values: Any) -> Study:
-    return Study(**({"arms": ["standard", "coupled"], "corpus": f"file:{story}"} | SMALL | values))
+    given = {"arms": ["standard", "coupled"], "corpus": f"file:{story}"} | SMALL | values
+    return Study(**{key: value for key, value in given.items() if value is not None})
 
 
 def runs_of(story: Path, **values: Any) -> list[Run]:
@@ -105,6 +106,41 @@ def test_they_come_to_what_separate_runs_come_to(story: Path, finished: Path, tm
     assert {run.id for run in Store(tmp_path).runs()}.isdisjoint(run.id for run in Store(finished).runs())
     for place, score in scores(finished).items():
         assert score == pytest.approx(separate[place], rel=1e-4)
+
+
+def test_compiled_they_are_the_same_runs(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def compile(graph: Any, given: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", compile)
+    chosen = study(story, evaluations=2, probes=["positions"], arms=["standard"])
+    chosen.run(tmp_path, workers=1, stack=True, compile=True, quiet=True)
+    assert len(graphs) == 1
+    assert {run.id for run in Store(tmp_path).runs()} <= {run.id for run in Store(finished).runs()}
+    before = scores(finished)
+    for place, score in scores(tmp_path).items():
+        assert score == pytest.approx(before[place], rel=1e-4)
+
+
+def test_seeds_of_tasks_come_to_what_separate_runs_come_to(tmp_path: Path) -> None:
+    tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
+    for folder, stack in (("stacked", True), ("separate", False)):
+        Study(**tasks).run(tmp_path / folder, workers=1, stack=stack, quiet=True)
+    found = [
+        {run.spec()["seed"]: run.result() for run in Store(tmp_path / folder).runs()}
+        for folder in ("stacked", "separate")
+    ]
+    assert len(found[0]) == 3
+    for seed, result in found[0].items():
+        other = found[1][seed]
+        assert result is not None
+        assert other is not None
+        assert result["test"]["nats"] == pytest.approx(other["test"]["nats"], rel=1e-4)
 
 
 def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Path) -> None:
@@ -304,9 +340,11 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     assert not choice(story, size="5m")()
     assert not choice(story, device="cpu")()
     assert not choice(story, seeds=1)()
-    assert not choice(story)(compile=True)
+    assert choice(story)(compile=True)
     assert not choice(story)(wanted=False)
     assert not choice(story)(begun=False)
+    assert not choice(story, corpus=None, tasks=["grammar:train=60"])()
+    assert choice(story, corpus=None, tasks=["grammar:train=60"])(wanted=True)
     assert choice(story, device="cpu")(begun=True)
     assert choice(story, device="cpu")(wanted=True)
     assert not choice(story, model={"dropout": 0.1})()

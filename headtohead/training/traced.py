@@ -1,0 +1,133 @@
+"""A step's forward and backward as one compiled graph.
+
+The function is written down as the operations it comes to, `torch.vmap` and autograd resolved, so that the compiler has
+both ways of the whole model in hand: norms, casts, sums and the loss become passes that read and write each state once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from headtohead.kernels.path import traced
+
+Function = Callable[..., tuple[Tensor, ...]]
+"""Of tensors alone: all that may change from call to call is given to it."""
+Backend = Callable[[GraphModule, list[Tensor]], Function]
+# A product's tile on a GPU, and the fewest terms of a sum that are worth a tile of their own.
+_TILE, _TERMS = 128, 512
+_ATEN = torch.ops.aten
+
+
+class Traced:
+    """Calls a function as a compiled graph, built at the first call; where that cannot be, as it stands, and that is said."""
+
+    def __init__(
+        self,
+        function: Function,
+        warn: Callable[[str], None],
+        backend: Backend | None = None,
+    ) -> None:
+        self.function, self.warn, self.backend = function, warn, backend or inductor
+        self.able = True
+        self._graph: Function | None = None
+
+    def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return function(*given), without gradients."""
+        with torch.no_grad():
+            if self._graph is not None:
+                return self._graph(*given)
+            if self.able:
+                try:
+                    graph = self._built(given)
+                    found = graph(*given)
+                    self._graph = graph
+                    return found
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as error:
+                    self.able = False
+                    words = str(error).strip().splitlines()
+                    self.warn(f"the step is not compiled: {words[0] if words else type(error).__name__}")
+        return self.function(*given)
+
+    def forget(self) -> None:
+        """Build the graph anew at the next call: the function has changed."""
+        self._graph = None
+
+    def _built(self, given: tuple[Tensor, ...]) -> Function:
+        from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+
+        self.function(*given)  # tables that are made once, such as those of positions, stay outside
+        with traced(), torch.enable_grad():
+            graph = make_fx(self.function)(*given)
+        if given[0].is_cuda:
+            divide(graph, torch.cuda.get_device_properties(given[0].device).multi_processor_count)
+        return self.backend(graph, list(given))
+
+
+def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
+    """Return a graph of plain operations compiled for tensors of these shapes; graphs seen before are in its cache."""
+    import torch._inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Not by torch.compile, which would read the graph as Python first, and stops at attention kernels that return numbers.
+    # Only in a context that could hold changing shapes does the compiler look into its cache.
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
+        compiled: Function = torch._inductor.compile(graph, list[Any](given))
+    return compiled
+
+
+def divide(graph: GraphModule, processors: int) -> int:
+    """Divide products whose few results are long sums, as gradients of small weights are; return how many there were.
+
+    Five seeds' gradients of 128 x 128 weights are five tiles for 132 processors, each a sum over all tokens: parts of
+    the sum are products of their own, added in float32.
+    """
+    found = 0
+    for node in list(graph.graph.nodes):
+        if node.target is not _ATEN.bmm.default:
+            continue
+        left, right = node.args
+        (stack, rows, terms), columns = _shape(left), _shape(right)[2]
+        parts = parts_of(stack * -(-rows // _TILE) * -(-columns // _TILE), terms, processors)
+        if parts == 1:
+            continue
+        found += 1
+        with graph.graph.inserting_before(node):
+
+            def call(target: Any, *given: Any, **named: Any) -> Node:
+                return graph.graph.call_function(target, given, named)
+
+            wide = [stack, rows, parts, terms // parts]
+            first = call(_ATEN.permute.default, call(_ATEN.reshape.default, left, wide), [0, 2, 1, 3])
+            first = call(_ATEN.reshape.default, first, [stack * parts, rows, terms // parts])
+            second = call(_ATEN.reshape.default, right, [stack * parts, terms // parts, columns])
+            product = call(_ATEN.bmm.default, first, second)
+            product = call(_ATEN.reshape.default, product, [stack, parts, rows, columns])
+            dtype = node.meta["tensor_meta"].dtype
+            total = call(_ATEN.sum.dim_IntList, product, [1], dtype=torch.promote_types(dtype, torch.float32))
+            total = call(_ATEN._to_copy.default, total, dtype=dtype)
+        total.meta["tensor_meta"] = node.meta["tensor_meta"]
+        node.replace_all_uses_with(total)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return found
+
+
+def parts_of(tiles: int, terms: int, processors: int) -> int:
+    """Return into how many parts sums of so many terms are divided, so that their tiles keep all processors busy."""
+    parts = 1
+    while tiles * parts < processors and terms % (2 * parts) == 0 and terms // (2 * parts) >= _TERMS:
+        parts *= 2
+    return parts
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(node.meta["tensor_meta"].shape)
