@@ -5,8 +5,9 @@ from __future__ import annotations
 from headtohead.api.attention import explain, look
 from headtohead.api.bench import bench_decode, bench_kernels, bench_stack, bench_train
 from headtohead.api.corpora import corpus_stats
-from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
+from headtohead.api.judging import TableResult, forecast, judge
 from headtohead.api.mechanisms import check, check_settings, cost
+from headtohead.api.reproducing import Reproduction, reproduce
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
 from headtohead.api.toy import Toy, ToyPlan, run_toy
 from headtohead.api.trained import evaluate, evaluate_task, generate_text, load, score_task, score_tasks

@@ -13,7 +13,7 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
-from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.published import SCALES, Paper, find_paper, read_paper
 from headtohead.study.spec import build_study
@@ -78,7 +78,7 @@ def judged(
                 results[run] = {"status": "diverged"} if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, spec, outline, study_verdicts(outline, results))
+    (found,) = judge_claims(paper, scale, {"study": Finished(outline, study_verdicts(outline, results))})
     return found
 
 
@@ -326,7 +326,8 @@ def judged_over_contexts(
                 results[run] = {"status": "done", "test": test}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, "small", spec, outline, study_verdicts(outline, results), results=results)
+    finished = Finished(outline, study_verdicts(outline, results), results)
+    (found,) = judge_claims(paper, "small", {"study": finished})
     return found
 
 
@@ -417,7 +418,8 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
             return None
         return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    (claim,) = judge_claims(paper, "paper", spec, outline, study_verdicts(outline, results), found=found)
+    finished = Finished(outline, study_verdicts(outline, results), found=found)
+    (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 
 

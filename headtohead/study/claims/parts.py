@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headtohead.study.outline import METRIC
 from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, decide
 
@@ -38,7 +39,9 @@ class Compared:
     trouble: str
     """Why the numbers cannot be used, or empty."""
     remark: str
-    unit: str = "bits_per_byte"
+    unit: str = METRIC
+    better: str = "lower"
+    """Which way the unit is better: lower or higher."""
 
 
 def decided(paired: Paired, p: float | None, remark: str) -> str:
@@ -129,6 +132,8 @@ def equivalence(criterion: Criterion, compared: Compared) -> Part:
     paired, margin = compared.paired, criterion.margin
     low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
     free = criterion.expect
+    if compared.better == "higher":
+        free = {"no better": "no worse", "no worse": "no better"}.get(free, free)
     inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
     outside = (free != "no better" and (paired.ci_low or 0.0) > margin) or (
         free != "no worse" and (paired.ci_high or 0.0) < -margin

@@ -82,8 +82,7 @@ def _adjusted(evidence: Evidence, criterion: Criterion, contest: Contest) -> flo
     """Return the p value of a number from a probe, Holm-adjusted over all that the claims ask of probes in a contest."""
     asked = [
         part
-        for claim in evidence.paper.claims
-        for part in claim.criteria
+        for part in evidence.criteria
         if part.kind == "probe"
         and evidence.contest(part.place) == contest
         and all(evidence.label(arm) is not None for arm in part.arms)
