@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headtohead.api import generate_text as generate_text
     from headtohead.api import judge as judge
     from headtohead.api import load as load
+    from headtohead.api import load_model as load_model
     from headtohead.api import look as look
     from headtohead.api import open_study as open_study
     from headtohead.api import reproduce as reproduce
@@ -80,6 +81,7 @@ _HOME = {
             "generate_text",
             "judge",
             "load",
+            "load_model",
             "look",
             "open_study",
             "score_task",

@@ -10,7 +10,15 @@ from headtohead.api.mechanisms import check, check_settings, cost
 from headtohead.api.reproducing import Reproduction, reproduce
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
 from headtohead.api.toy import Toy, ToyPlan, run_toy
-from headtohead.api.trained import evaluate, evaluate_task, generate_text, load, score_task, score_tasks
+from headtohead.api.trained import (
+    evaluate,
+    evaluate_task,
+    generate_text,
+    load,
+    load_model,
+    score_task,
+    score_tasks,
+)
 
 __all__ = [
     "Reproduction",
@@ -35,6 +43,7 @@ __all__ = [
     "generate_text",
     "judge",
     "load",
+    "load_model",
     "look",
     "open_study",
     "reproduce",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtohead.api.trained import load
+from headtohead.api.trained import load_model
 from headtohead.common.errors import UserError
 from headtohead.common.progress import piece_of_work
-from headtohead.data.tasks.base import Example, Task
+from headtohead.data.tasks.base import OWN_TOKENS, Example, Task
 from headtohead.data.tasks.find import prepare_task
 from headtohead.data.tasks.synthetic import SYNTHETIC
 from headtohead.data.tokenizers import Tokenizer
@@ -22,8 +22,10 @@ from headtohead.measure.looking import look_at
 from headtohead.model.classifier import Classifier
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import choose_device
+from headtohead.study.grounds import data_of
 from headtohead.study.intervals import over_seeds
-from headtohead.study.store import find_run
+from headtohead.study.perform import ground_of
+from headtohead.study.store import RunDirectory, find_run
 
 if TYPE_CHECKING:
     from headtohead.report.look import Sight
@@ -42,6 +44,8 @@ class _Subject:
     about: str
     encoding: str
     """The run's own tokenizer, as a task is told it."""
+    run: RunDirectory | None = None
+    """None for a model that is at hand."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,15 @@ def look(
 ) -> Path:
     """Write a page that shows where one or two runs look in a text, or in a task's example; return where it is.
 
-    A model in place of a run needs `tokenizer` to read a text. A text longer than the context is cut from the left.
+    Without either, a run that was trained on a task is shown an example of it. A model in place of a run needs
+    `tokenizer` to read a text. A text longer than the context is cut from the left.
     """
     from headtohead.report.look import write_look
 
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     if not 1 <= len(given) <= 2:
         raise UserError(f"look takes one run, or two side by side; {len(given)} were given")
-    if bool(text) == bool(task):
+    if text and task:
         raise UserError("look takes a text or a task: give one of the two (--text, or --task with --example)")
     target = Path(out).expanduser()
     if not target.parent.is_dir() or target.is_dir():
@@ -90,18 +95,18 @@ def look(
         for place, run in enumerate(given):
             subject = _subject(run, tokenizer, device, trust_files)
             progress(f"looking at {subject.label}", place / len(given))
-            if task:
-                found = _prepared(task, subject, data_dir, progress)
-                matter = _example(found, split, example, subject.model)
-            else:
+            if text:
                 matter = _text(text, subject)
+            else:
+                found = _task(task, subject, data_dir, progress, "a text (--text) or a task (--task)")
+                matter = _example(found, split, example, subject.model)
             sights.append(_sight(subject, matter))
         return write_look(target, sights)
 
 
 def explain(
     runs: Looking | Sequence[Looking],
-    task: str | Task,
+    task: str | Task = "",
     *,
     split: str = "test",
     limit: int = 0,
@@ -113,14 +118,17 @@ def explain(
 ) -> dict[str, Any]:
     """Return where runs look on a task and whether that explains their answers (headtohead/measure/attention.py).
 
-    Of several runs, the seeds of one arm, every number becomes its mean and 95 % t interval over them.
+    The task is the one they were trained on when none is given. Of several runs, the seeds of one arm, every number becomes its mean and 95 % t interval over them.
     """
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
+    labels = [str(find_run(run).spec()["corpus"]["label"]) for run in given if not isinstance(run, Decoder)]
+    if not task and len(names := dict.fromkeys(labels)) > 1:
+        raise UserError(f"these runs were trained on {', '.join(names)}; explain those of one task at a time")
     summaries = []
     with piece_of_work("explaining", quiet) as progress:
         for place, run in enumerate(given):
             subject = _subject(run, None, str(choose_device(device)), trust_files)
-            found = task if isinstance(task, Task) else _prepared(task, subject, data_dir, progress)
+            found = _task(task, subject, data_dir, progress, "a task (--task)")
 
             def shown(share: float, place: int = place, name: str = found.name) -> None:
                 progress(f"explaining {name}", (place + share) / len(given))
@@ -134,19 +142,44 @@ def _subject(run: Looking, tokenizer: Tokenizer | None, device: str, trust_files
     if isinstance(run, Decoder):
         label = ", ".join(dict.fromkeys(composed.text for composed in run.arms))
         return _Subject(run.eval(), tokenizer, label, run.size.dims, "bytes")
-    model, own = load(run, device=device, trust_files=trust_files)
+    model = load_model(run, device=device, trust_files=trust_files)
     folder = find_run(run)
     record = folder.spec()
     name = str(record["corpus"]["tokenizer"])
     about = f"run {folder.id}, seed {record['seed']}, {record['corpus']['label']}, {model.size.dims}"
-    encoding = "bytes" if name == "bytes" else f"file:{folder.path / 'tokenizer.json'}"
-    return _Subject(model, own, str(record["label"]), about, encoding)
+    plain = name in ("bytes", OWN_TOKENS)
+    encoding = "bytes" if plain else f"file:{folder.path / 'tokenizer.json'}"
+    own = None if name == OWN_TOKENS else folder.tokenizer()
+    return _Subject(model, own, str(record["label"]), about, encoding, folder)
+
+
+def _task(
+    given: str | Task,
+    subject: _Subject,
+    data_dir: str | Path | None,
+    progress: Callable[[str, float], None],
+    needed: str,
+) -> Task:
+    """Return a task in the subject's own tokens; the one it was trained on when none is given."""
+    if isinstance(given, Task):
+        return given
+    if given:
+        return _prepared(given, subject, data_dir, progress)
+    if subject.run is None:
+        raise UserError(f"a model in place of a run knows no task of its own; give {needed}")
+    record = subject.run.spec()
+    if "task" not in record:
+        raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
+    progress(f"making {record['corpus']['label']}", 0.0)
+    task = data_of(ground_of(record, data_dir))
+    assert isinstance(task, Task)
+    return task
 
 
 def _prepared(
     name: str, subject: _Subject, data_dir: str | Path | None, progress: Callable[[str, float], None]
 ) -> Task:
-    """Return a task in the subject's own tokens."""
+    """Return a task by its name, in the subject's own tokens."""
     context = subject.model.size.context
     task = prepare_task(name, subject.encoding, context, data_dir=data_dir, progress=progress)
     if task.vocabulary != subject.model.size.vocabulary:
@@ -158,9 +191,14 @@ def _prepared(
 
 
 def _text(text: str, subject: _Subject) -> _Matter:
-    if subject.tokenizer is None:
-        raise UserError("a model in place of a run needs tokenizer= to read a text")
     tokenizer = subject.tokenizer
+    if tokenizer is None and subject.run is not None:
+        raise UserError(
+            f"run {subject.run.id} was trained on a task that draws tokens of its own: it reads no text; "
+            "without --text it is shown an example (--example)"
+        )
+    if tokenizer is None:
+        raise UserError("a model in place of a run needs tokenizer= to read a text")
     tokens = [int(token) for token in tokenizer.encode(text.encode("utf-8", "replace"))]
     return _Matter(tokens, lambda token: tokenizer.decode([token]))
 

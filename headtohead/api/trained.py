@@ -31,11 +31,17 @@ def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> 
 
     A run of a user's own mechanism file executes that file: `trust_files` says that it may.
     """
+    model = load_model(run, device=device, trust_files=trust_files)
+    return model, find_run(run).tokenizer()
+
+
+def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
+    """Return the trained model of a run; one of a task that draws its own tokens has no tokenizer to go with it."""
     folder = find_run(run)
     record = folder.spec()
     refuse_untrained(folder)
     model = restore(folder, record, _trusted_layers(record, trust_files))
-    return model.to(choose_device(device)).eval(), folder.tokenizer()
+    return model.to(choose_device(device)).eval()
 
 
 def evaluate(
@@ -87,10 +93,8 @@ def evaluate_task(
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     with piece_of_work("scoring", quiet) as progress:
-        refuse_untrained(find_run(run))
+        model = load_model(run, device=device, trust_files=trust_files)
         ground = ground_of(record, data_dir)
-        chosen = choose_device(device)
-        model = restore(find_run(run), record, _trusted_layers(record, trust_files)).to(chosen).eval()
         _leave_out(model, skip, keep_ffn)
         name, precision = ground.label, training_of(record).precision
         score = ground.score(model, split, precision, lambda share: progress(f"scoring {name}", share))

@@ -11,6 +11,7 @@ from headtohead import api
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
+from headtohead.measure.attention import THRESHOLDS
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]
@@ -33,10 +34,12 @@ def look(
 
     Example: h2h look races/quick/0f3a --text "the cat sat on the mat"
 
+    A run that was trained on a task is shown an example of it where no text is given.
+
     Args:
         runs: one or two runs, each a directory or STUDY/ID.
         text: what to read; longer than the context, it is cut from the left.
-        task: a task whose example is read in place of a text; its relevant tokens are underlined.
+        task: a task whose example is read in place of a text, its relevant tokens underlined; the run's own when not given.
         example: which one, counted from 0.
         split: of the task.
         out: where the page goes.
@@ -65,7 +68,7 @@ def explain(
     runs: Runs,
     /,
     *,
-    task: Annotated[str, flag("NAME")],
+    task: Annotated[str, flag("NAME")] = "",
     split: Annotated[str, flag("train|valid|test")] = "test",
     limit: Annotated[int, flag("COUNT")] = 0,
     seed: int = 0,
@@ -78,7 +81,7 @@ def explain(
 
     Args:
         runs: directories, or STUDY/ID.
-        task: labelled examples with their relevant tokens (h2h data list).
+        task: labelled examples with their relevant tokens (h2h data list); what the runs were trained on when not given.
         split: of the task.
         limit: so many examples, spread evenly over the split; all when 0.
         seed: of the random floor.
@@ -88,7 +91,7 @@ def explain(
         trust_files: execute the mechanism file that a run names.
     """
     if not runs:
-        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID --task grammar")
+        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID")
     if limit < 0:
         raise UserError(f"--limit {limit} is too small; 0 means all")
     found = api.explain(
@@ -116,8 +119,8 @@ def _show(found: dict[str, Any]) -> None:
         ("relevant mass", *(_cell(table["mass"]) for table in tables)),
         ("over even attention", *(_cell(table.get("over_uniform"), ".2f") for table in tables)),
     ]
-    for at in ("0.1", "0.33", "0.5"):
-        above = (_cell(table.get("confidence", {}).get(at), ".1f") for table in tables)
+    for key, at in THRESHOLDS.items():
+        above = (_cell(table.get("confidence", {}).get(key), ".1f") for table in tables)
         rows.append((f"per cent above {at}", *above))
     for name in ("comprehensiveness", "sufficiency"):
         rows.append((name, *(_cell(table[name]) for table in tables)))

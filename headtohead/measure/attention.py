@@ -28,7 +28,8 @@ from headtohead.model.classifier import Pointer
 from headtohead.model.decoder import Decoder
 
 Array = np.ndarray[Any, Any]
-THRESHOLDS = (0.1, 0.33, 0.5)
+THRESHOLDS = {"10": 0.1, "33": 0.33, "50": 0.5}
+"""Of Attention Confidence, by their spelling in tables: per cent, for a dot would part a path."""
 ATTENTION = ("rollout", "layer_mean")
 EDGES: dict[str, tuple[float, ...]] = {
     "common": (0.0, 0.1, 0.33, 0.5, 1.0),
@@ -111,30 +112,44 @@ class Explained:
             "without_map": self.without_map,
             "explanations": {},
             "chance": _lost(self.deleted["chance"]),
-            "published": {name: self._published(rule) for name, rule in PUBLISHED.items()},
-            "entropy": [_mean(column) for column in self.entropy.T],
-            "sink": [_mean(column) for column in self.sink.T],
-            "indicators": self.indicators,
+            "published": self._rules(),
+            "layers": {},
+            "mean": {"entropy": _mean(self.entropy), "sink": _mean(self.sink)},
         }
+        for place, values in enumerate(self.indicators):
+            found["layers"][str(place + 1)] = {
+                "entropy": _mean(self.entropy[:, place]),
+                "sink": _mean(self.sink[:, place]),
+                "indicators": values,
+            }
+        floor = found["chance"]
         for name in self.deleted:
             if name != "chance":
-                found["explanations"][name] = self._explanation(name) | _lost(self.deleted[name])
+                lost = _lost(self.deleted[name])
+                above = {key: lost[key] - floor[key] if floor[key] is not None else None for key in lost}
+                found["explanations"][name] = self._explanation(name) | lost | {"above_chance": above}
         for name in ATTENTION:
             if name in self.mass and marked.any():
+                grids = ("common", *(word for word in EDGES if self.task.startswith(word)))
                 found["explanations"][name]["heat_maps"] = {
                     grid: {"edges": list(EDGES[grid]), "counts": self.heat_map(name, grid).tolist()}
-                    for grid in ("common", *(word for word in EDGES if self.task.startswith(word)))
+                    for grid in grids
                 }
         return found
 
     def _explanation(self, name: str) -> dict[str, Any]:
         mass, uniform = _mean(self.mass[name]), _mean(self.uniform)
         return {
+            "heat_maps": {},
             "mass": mass,
             "over_uniform": mass / uniform if mass is not None and uniform else None,
-            "confidence": {f"{at:g}": self.confidence(name, at) for at in THRESHOLDS},
-            "confidence_correct": {f"{at:g}": self.confidence(name, at, correct=True) for at in THRESHOLDS},
-            "confidence_all": {f"{at:g}": self.confidence(name, at, everyone=True) for at in THRESHOLDS},
+            "confidence": {key: self.confidence(name, at) for key, at in THRESHOLDS.items()},
+            "confidence_correct": {
+                key: self.confidence(name, at, correct=True) for key, at in THRESHOLDS.items()
+            },
+            "confidence_all": {
+                key: self.confidence(name, at, everyone=True) for key, at in THRESHOLDS.items()
+            },
         }
 
     def confidence(
@@ -156,6 +171,12 @@ class Explained:
         marked, edges = self.marked, EDGES[grid]
         mass, right = (np.clip(values[marked], 0.0, 1.0) for values in (self.mass[name], self.right))
         return np.histogram2d(mass, right, bins=(edges, edges))[0].astype(np.int64)
+
+    def _rules(self) -> dict[str, float | None]:
+        """Return what the paper's rules give, each by its task, and under `own` that of this one where it has one."""
+        found = {name: self._published(rule) for name, rule in PUBLISHED.items()}
+        own = next((found[name] for name in PUBLISHED if self.task.startswith(name)), None)
+        return found | {"own": own}
 
     def _published(self, rule: Published) -> float | None:
         if rule.row not in self.mass:

@@ -282,6 +282,14 @@ class TaskGround:
         )
 
 
+def data_of(ground: Ground) -> Prepared | Task:
+    """Return the corpus or the task itself."""
+    if isinstance(ground, TaskGround):
+        return ground.examples
+    assert isinstance(ground, CorpusGround)
+    return ground.corpus
+
+
 def task_model(
     facts: dict[str, Any], size: Size, layers: Layers, seed: int | None, companion: Any = None
 ) -> Reader:

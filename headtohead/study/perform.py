@@ -30,7 +30,7 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
-from headtohead.study.grounds import CorpusGround, Ground, TaskGround
+from headtohead.study.grounds import CorpusGround, Ground, TaskGround, data_of
 from headtohead.study.outline import METRIC
 from headtohead.study.probes import Subject, read_probe, take
 from headtohead.study.records import size_of, training_of
@@ -304,8 +304,6 @@ def take_probes(
     if not probes:
         return
     ground = _ground(record, conditions)
-    assert isinstance(ground, CorpusGround)
-    corpus = ground.corpus
     for place, name in enumerate(probes):
         if stop():
             return
@@ -313,7 +311,7 @@ def take_probes(
         def shown(share: float, place: int = place) -> None:
             tell({"kind": "scoring", "run": run.id, "share": round((place + share) / len(probes), 3)})
 
-        subject = Subject(model, corpus.tokenizer, corpus, record, conditions.data_dir, shown)
+        subject = Subject(model, data_of(ground), record, conditions.data_dir, shown)
         try:
             found = take(name, subject)
         except Exception as error:  # no reason to doubt the run: the next start tries the probe again

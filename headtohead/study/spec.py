@@ -14,7 +14,7 @@ from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.data.tasks.find import refuse_unknown_task
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
-from headtohead.study.probes import corpora, probe_names
+from headtohead.study.probes import corpora, probe_names, refuse_unserved
 from headtohead.training.settings import TrainSettings, train_settings
 
 SHAPES = ("as_is", "params", "cache")
@@ -186,7 +186,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         training=training,
         tune=_tune(values.get("tune"), training, "bytes" in values),
         bytes=parse_count(values.get("bytes", 0), "bytes"),
-        probes=() if tasks else _probes(values),
+        probes=_probes(values, bool(tasks)),
         tasks=tasks,
         causal=_causal(values.get("causal", True)),
         answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
@@ -221,7 +221,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
 
 _MARGIN = 0.005
 _OF_TASKS = ("causal", "answer", "metric", "from")
-_OF_CORPORA = ("corpus", "bytes", "branches", "probes")
+_OF_CORPORA = ("corpus", "bytes", "branches")
 
 
 def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
@@ -341,10 +341,11 @@ def _yes(value: Any, name: str) -> bool:
     return value in (True, "true")
 
 
-def _probes(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _probes(values: Mapping[str, Any], of_tasks: bool) -> tuple[str, ...]:
     """Return the probes in their one spelling; `corpora` alone means every corpus of the study."""
     every = corpora.argument(_words(values.get("corpus", "stdlib"), "corpus"))
     found = probe_names(values.get("probes", ()))
+    refuse_unserved(found, "tasks" if of_tasks else "corpora")
     return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
 
 

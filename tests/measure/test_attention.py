@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,8 @@ def test_confidence_heat_map_and_published_rules_by_hand() -> None:
     assert summary["explanations"]["rollout"]["over_uniform"] == pytest.approx(1.55)
     assert summary["chance"]["comprehensiveness"] is None
     # squad: 3 of 5 above .1; agreement: half of the mass, so .2 and .45, both with p above .1; hatexplain: 2 above .33.
-    assert summary["published"] == {"squad": 60.0, "agreement": 40.0, "hatexplain": 40.0}
+    assert summary["published"] == {"squad": 60.0, "agreement": 40.0, "hatexplain": 40.0, "own": None}
+    assert replace(found, task="squad-whole").summary()["published"]["own"] == 60.0
     assert set(summary["explanations"]["rollout"]["heat_maps"]) == {"common", "toy"}
 
 
@@ -241,8 +243,8 @@ def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:
     task = prepare_task("grammar:train=30", context=48)
     found = explain_model(model("classes", task.vocabulary, "no_attention"), task).summary()
     assert set(found["explanations"]) == {"gradient"}
-    assert found["indicators"] == [None, None]
-    assert found["published"] == {"squad": None, "agreement": None, "hatexplain": None}
+    assert [layer["indicators"] for layer in found["layers"].values()] == [None, None]
+    assert set(found["published"].values()) == {None}
 
 
 def test_examples_without_relevant_tokens_are_left_out_and_counted() -> None:
@@ -255,7 +257,7 @@ def test_examples_without_relevant_tokens_are_left_out_and_counted() -> None:
         assert values["mass"] == pytest.approx(one["explanations"][name]["mass"])
     none = explain_model(subject, task_of([bare, row([1, 2], [[]], 0)])).summary()
     assert none["explanations"]["rollout"]["mass"] is None
-    assert none["explanations"]["rollout"]["confidence"] == {"0.1": None, "0.33": None, "0.5": None}
+    assert none["explanations"]["rollout"]["confidence"] == {"10": None, "33": None, "50": None}
     assert none["explanations"]["rollout"]["comprehensiveness"] is not None
 
 

@@ -166,7 +166,7 @@ def test_a_run_is_looked_at_and_what_cannot_be_is_refused_in_one_line(
     out = tmp_path / "no.html"
     for arguments, words in (
         ({"runs": bare, "text": "a"}, "has no trained weights"),
-        ({"runs": run, "text": ""}, "a text or a task"),
+        ({"runs": run, "text": ""}, "trained on a corpus; give a text"),
         ({"runs": run, "text": "a", "task": "toy"}, "a text or a task"),
         ({"runs": [run] * 3, "text": "a"}, "3 were given"),
         ({"runs": run, "task": "toy"}, "its tokens are others"),

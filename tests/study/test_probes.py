@@ -144,7 +144,7 @@ def subject(arm: str, data_dir: str = "") -> Subject:
     model = Decoder(
         size, parse_layout(arm).layers(size.layers), 1, companion=corpus.splits["train"].tokens
     ).eval()
-    return Subject(model, corpus.tokenizer, corpus, {"training": {"precision": "float32"}}, data_dir)
+    return Subject(model, corpus, {"training": {"precision": "float32"}}, data_dir)
 
 
 def test_windows_are_spread_over_the_test_split() -> None:

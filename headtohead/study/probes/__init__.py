@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, UserError, unknown
-from headtohead.study.probes import corpora, decode, indicators, maps, positions, skip, tasks
+from headtohead.study.probes import corpora, decode, explain, indicators, maps, positions, skip, tasks
 from headtohead.study.probes.base import NONE, Found, Probe, Subject, fits, number_at
 from headtohead.study.store import RunDirectory
 
@@ -19,6 +19,7 @@ PROBES: dict[str, Probe] = {
     "tasks": tasks.PROBE,
     "skip": skip.PROBE,
     "decode": decode.PROBE,
+    "explain": explain.PROBE,
 }
 
 
@@ -38,6 +39,17 @@ def probe_names(given: Any) -> tuple[str, ...]:
         argument = check(argument) if check else ""
         found.append(f"{name}:{argument}" if argument else name)
     return tuple(dict.fromkeys(found))
+
+
+def refuse_unserved(names: Sequence[str], of: str) -> None:
+    """Refuse probes that do not serve the runs of a study `of` corpora or tasks."""
+    serving = [name for name, probe in PROBES.items() if probe.of == of]
+    for text in names:
+        probe = PROBES[name := text.partition(":")[0]]
+        if probe.of != of:
+            raise UserError(
+                f"probe '{name}' is of studies of {probe.of}; a study of {of} takes {', '.join(serving)}"
+            )
 
 
 def refuse_unready(names: Sequence[str], data_dir: str | Path | None) -> None:
@@ -84,6 +96,7 @@ __all__ = [
     "probe_names",
     "read_probe",
     "refuse_unready",
+    "refuse_unserved",
     "sound",
     "take",
 ]

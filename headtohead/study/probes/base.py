@@ -17,6 +17,7 @@ from torch import Tensor
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import is_number
 from headtohead.data.shards import Prepared
+from headtohead.data.tasks.base import Task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.model.decoder import Decoder
 
@@ -34,13 +35,29 @@ class Subject:
 
     model: Decoder
     """In evaluation mode, on the device the study runs on."""
-    tokenizer: Tokenizer
-    corpus: Prepared
-    """The corpus it was trained on."""
+    ground: Prepared | Task
+    """The corpus or the task it was trained on."""
     record: dict[str, Any]
     """Its spec.json."""
     data_dir: str = ""
     progress: Callable[[float], None] = lambda share: None
+
+    @property
+    def corpus(self) -> Prepared:
+        """The corpus it was trained on."""
+        assert isinstance(self.ground, Prepared)
+        return self.ground
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The corpus' tokenizer."""
+        return self.corpus.tokenizer
+
+    @property
+    def task(self) -> Task:
+        """The task it was trained on."""
+        assert isinstance(self.ground, Task)
+        return self.ground
 
     @property
     def precision(self) -> str:
@@ -78,6 +95,8 @@ class Probe:
     """Whether the argument says how much is measured, rather than what."""
     ready: Callable[[str, str | Path | None], None] | None = None
     """Raises UserError where what the argument names is not at hand; asked, with the data directory, before training."""
+    of: str = "corpora"
+    """Whose runs it serves: those of studies of `corpora`, or of `tasks`."""
 
 
 def whole_number(argument: str, probe: str, what: str, usual: int, most: int) -> str:

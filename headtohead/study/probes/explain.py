@@ -1,0 +1,75 @@
+"""Where a run trained on a task looks on its test split, and whether that explains its answers.
+
+What is found is the summary of `measure/attention.py`, the one that `h2h explain RUN --json` gives. Its numbers by path,
+null where they are not defined; E is rollout, layer_mean or gradient, T is 10, 33 or 50, N a layer counted from 1, and D
+comprehensiveness, sufficiency (at 5 %), aopc_comprehensiveness or aopc_sufficiency:
+
+    accuracy, right                     share of examples whose every read is right; probability of the right answer
+    examples, marked, marked_share      how many, and how many have relevant tokens
+    uniform                             relevant mass of even attention
+    explanations.E.mass                 relevant mass; explanations.E.over_uniform is its ratio to that of even attention
+    explanations.E.confidence.T         per cent of marked examples with more mass than T %
+    explanations.E.confidence_correct.T the same, and answered rightly; explanations.E.confidence_all.T of all examples
+    explanations.E.D, chance.D          probability lost; explanations.E.above_chance.D is the difference of the two
+    published.own                       the paper's own rule for the task; published.squad, .agreement, .hatexplain: each
+    mean.entropy, mean.sink             of the read-out row, over layers; layers.N.entropy and layers.N.sink one by one
+    layers.N.indicators.NAME            of whole maps
+
+Rollout is missing where a layer gives no map, both attention explanations where none does. The heat maps stand in
+explanations.E.heat_maps.GRID as edges and counts.
+"""
+
+from __future__ import annotations
+
+from headtohead.measure.attention import THRESHOLDS, explain_model
+from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
+
+EXAMPLES = 2000
+"""At most, spread evenly over the split: the same for all arms."""
+
+
+def _measure(subject: Subject, argument: str) -> Found:
+    limit = int(argument or EXAMPLES)
+    return explain_model(subject.model, subject.task, limit=limit, progress=subject.progress).summary()
+
+
+_ABOVE = dict.fromkeys(THRESHOLDS, NUMBER)
+_LOST = dict.fromkeys(
+    ("comprehensiveness", "sufficiency", "aopc_comprehensiveness", "aopc_sufficiency"), NUMBER
+)
+PROBE = Probe(
+    f"where a run trained on a task looks, over {EXAMPLES:,} test examples: attention on relevant tokens, Attention "
+    "Confidence, comprehensiveness and sufficiency beside gradient and chance",
+    _measure,
+    {
+        "task": str,
+        "examples": int,
+        "marked": int,
+        "marked_share": float,
+        "accuracy": float,
+        "right": float,
+        "uniform": NUMBER,
+        "signed_layers": [int],
+        "without_map": [str],
+        "explanations": {
+            str: {
+                "mass": NUMBER,
+                "over_uniform": NUMBER,
+                "confidence": _ABOVE,
+                "confidence_correct": _ABOVE,
+                "confidence_all": _ABOVE,
+                **_LOST,
+                "above_chance": _LOST,
+                "heat_maps": {str: {"edges": [float], "counts": [[int]]}},
+            }
+        },
+        "chance": _LOST,
+        "published": {str: NUMBER},
+        "layers": {str: {"entropy": NUMBER, "sink": NUMBER, "indicators": ({str: NUMBER}, None)}},
+        "mean": {"entropy": NUMBER, "sink": NUMBER},
+    },
+    lambda text: whole_number(text, "explain", "examples", EXAMPLES, 10**6),
+    "how many examples",
+    amount=True,
+    of="tasks",
+)
