@@ -93,11 +93,12 @@ _NEEDED: dict[str, set[str]] = {
     "open": {"reason"},
 }
 _WITHIN = ("level", "no higher")
+_BOUNDED = ("no lower", "no higher")
 _EXPECTED = {
     "equivalence": ("no better", "no worse"),
     "change": ("lower", "higher"),
     "interaction": ("lower", "higher"),
-    "probe": ("lower", "higher"),
+    "probe": ("lower", "higher", *_BOUNDED),
     "trend": ("lower", "higher", *_WITHIN),
 }
 TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
@@ -400,8 +401,11 @@ def _criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, _St
         values["compare"] = _choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":
         (values["probe"],) = probe_names([_text(part["probe"], "probe")])
-        if ("expect" in part) == ("margin" in part):
-            raise UserError("a probe criterion takes expect, or the margin within which it counts as equal")
+        if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
+            raise UserError(
+                "a probe criterion takes expect, or the margin within which it counts as equal; "
+                f"both where {' or '.join(_BOUNDED)} by more than that is expected"
+            )
         if "guard" in part:
             guard = part["guard"]
             if not isinstance(guard, list) or len(guard) != 2:
