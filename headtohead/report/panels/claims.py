@@ -16,7 +16,7 @@ _WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason"
 _MOST_OPEN = 6
 """More claims than this are folded away: the verdicts stand below them."""
 _CHIPS = ("supported", "contradicted", "open")
-_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, None, [(str, float, None)])}]}]
+_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
 
 
 def figure(views: Sequence[View]) -> Figure | None:

@@ -9,6 +9,7 @@ from typing import Any
 from headtohead.study.outline import METRIC
 from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, decide
+from headtohead.study.verdict import metric_words
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
@@ -91,7 +92,7 @@ def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
 def _numbers(criterion: Criterion, compared: Compared) -> str:
     paired = compared.paired
     words = (
-        f"{compared.label}: {paired.difference:+.4f} {compared.unit.replace('_', ' ')}"
+        f"{compared.label}: {paired.difference:+.4f} {metric_words(compared.unit)}"
         if paired.difference is not None
         else compared.label
     )
