@@ -13,8 +13,9 @@ from headtohead.api.bench import (
     draw_growth,
 )
 from headtohead.api.corpora import corpus_stats
-from headtohead.api.judging import Reproduction, TableResult, forecast, judge, reproduce
+from headtohead.api.judging import TableResult, forecast, judge
 from headtohead.api.mechanisms import check, check_settings, cost
+from headtohead.api.reproducing import Reproduction, reproduce
 from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
 from headtohead.api.toy import Toy, ToyPlan, run_toy
 from headtohead.api.trained import (

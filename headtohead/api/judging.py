@@ -1,25 +1,21 @@
-"""What is said before and beside a study: forecasts, runs trained elsewhere, published claims."""
+"""What is said before and beside a study: forecasts, and runs trained elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from headtohead.api.studies import CLAIMS, Study, StudyResult, open_study, processes, say_skipped
-from headtohead.api.toy import as_seconds, run_toy
-from headtohead.common.errors import DamagedFile, UserError, unknown
+from headtohead.api.studies import Study, StudyResult, open_study, processes, say_skipped
+from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import piece_of_work
-from headtohead.study.claims import ClaimResult, TaskStudy, judge_claims
 from headtohead.study.environment import choose_device
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.lock import NAME as LOCK
@@ -27,13 +23,10 @@ from headtohead.study.lock import frozen_stacking
 from headtohead.study.pace import LockedPace
 from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
-from headtohead.study.probes import read_probe
-from headtohead.study.published import find_paper, read_paper
 from headtohead.study.stacks import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
 from headtohead.study.tuning import grid_spec
-from headtohead.toy.work import Toy
 
 
 @dataclass
@@ -152,74 +145,3 @@ def forecast(
             keep_weights=keep_weights,
             progress=progress,
         )
-
-
-def _sound_probe(store: Store, run: str, name: str) -> dict[str, Any] | None:
-    """Return what a probe found in a run; a damaged file counts as none, and the page names it."""
-    try:
-        return read_probe(store.run(run), name)
-    except DamagedFile:
-        return None
-
-
-TASKS = "tasks"
-"""Where the study of tasks of a paper stands, in the directory of its study."""
-
-
-@dataclass
-class Reproduction:
-    """What the study of a paper says of its claims, and where it stands."""
-
-    study: StudyResult
-    scale: str
-    claims: list[ClaimResult]
-    path: Path
-    """claims.json."""
-    toy: Toy | None = None
-    """What the paper's toy came to, where it has one at this scale."""
-
-
-def reproduce(
-    paper: str, *, scale: str = "smoke", out: str | Path | None = None, **conditions: Any
-) -> Reproduction:
-    """Run the study of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
-
-    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. Run again, it does
-    only what is missing. What it says is written to `claims.json` in `out`, and stands on the page.
-    """
-    known = read_paper(find_paper(paper))
-    study = Study(**known.settings(scale))
-    end = time.monotonic() + as_seconds(conditions.get("seconds", math.inf))
-    result = study.run(out if out is not None else Path("races") / f"{known.name}-{scale}", **conditions)
-    toy = None
-    if scale in known.toy:
-        shared = {key: conditions[key] for key in ("device", "workers", "quiet") if key in conditions}
-        left = max(0.0, end - time.monotonic())
-        toy = run_toy(known.toy[scale], result.path, seconds=left, **shared)
-        result.summary.left += toy.left
-        result.summary.stopped = result.summary.stopped or toy.left > 0
-    tasks = None
-    if scale in known.tasks:
-        left = max(0.0, end - time.monotonic())
-        done = Study(**known.tasks[scale]).run(result.path / TASKS, **(conditions | {"seconds": left}))
-        result.summary.left += done.summary.left
-        result.summary.stopped = result.summary.stopped or done.summary.stopped
-        result.summary.trouble += done.summary.trouble
-        tasks = TaskStudy(done.outline, done.verdicts)
-    store = Store(result.path)
-    claims = judge_claims(
-        known,
-        scale,
-        study.spec,
-        result.outline,
-        result.verdicts,
-        results=result.results,
-        found=lambda run, name: _sound_probe(store, run, name),
-        toy=toy,
-        tasks=tasks,
-    )
-    path = result.path / CLAIMS
-    write_json(path, [claim.as_dict() for claim in claims])
-    if result.verdicts:  # so that the claims stand on the page
-        result.write(quiet=bool(conditions.get("quiet")), only_if_changed=True)
-    return Reproduction(result, scale, claims, path, toy)

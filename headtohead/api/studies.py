@@ -153,7 +153,7 @@ class Study:
         record = {
             "outline": outline.as_dict(),
             "added_seeds": sorted(added),
-            "settings": _plain(self.values),
+            "settings": plain(self.values),
             "seconds": frozen_seconds(store.path),
         }
         write_json(store.path / "study.json", record, indent=None)
@@ -358,12 +358,12 @@ def examine_study(path: str | Path, *, mend: bool = False, quiet: bool = False) 
     return findings
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return settings JSON-ready; a class handed over as an arm is named."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return (
         value
         if isinstance(value, str | int | float | bool | None)

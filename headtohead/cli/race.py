@@ -14,6 +14,7 @@ from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
 from headtohead.measure.attention import ATTENTION
+from headtohead.study.execute import Summary
 from headtohead.study.matrix import places, short_labels
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
@@ -139,20 +140,18 @@ def race(
     )
     if result.verdicts:
         show_result(result)
-    return show_left(result)
+    return show_left(result.summary)
 
 
-def show_left(result: StudyResult) -> int:
+def show_left(summary: Summary) -> int:
     """Say what is left to do, if anything; return the exit code, 1 where runs have no result and none was stopped."""
-    if result.summary.left and result.summary.stopped:
-        print(
-            f"\nstopped with {result.summary.left} runs left; the same command continues where this one stopped"
-        )
-    elif result.summary.left:
-        for words in result.summary.trouble:
+    if summary.left and summary.stopped:
+        print(f"\nstopped with {summary.left} runs left; the same command continues where this one stopped")
+    elif summary.left:
+        for words in summary.trouble:
             print(words)
         print(
-            f"\n{result.summary.left} runs have no result; see to the cause, and the same command goes on with them"
+            f"\n{summary.left} runs have no result; see to the cause, and the same command goes on with them"
         )
         return 1
     return 0

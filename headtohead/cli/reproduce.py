@@ -20,6 +20,7 @@ def reproduce(
     *,
     scale: Annotated[Literal["smoke", "small", "paper"], flag()] = "smoke",
     out: Annotated[str | None, flag("DIR")] = None,
+    only: Annotated[str, flag("NAME")] = "",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     workers: Annotated[int, flag("COUNT")] = 0,
     threads: Annotated[int, flag("COUNT")] = 1,
@@ -33,7 +34,7 @@ def reproduce(
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
 ) -> int:
-    """Run the study of a paper and say of each of its claims: supported, contradicted or open, and at which scale.
+    """Run the studies of a paper and say of each of its claims: supported, contradicted or open, and at which scale.
 
     Direction and size of effect are judged apart. Run it again and it does only what is missing.
 
@@ -43,6 +44,7 @@ def reproduce(
         paper: coupled, sharing, deconstructed, faster_qk, kuramoto, or a TOML file with claims.
         scale: smoke proves that the machinery runs; small takes tens of minutes on one GPU; paper is what was published.
         out: where runs, verdicts, the page and claims.json go; races/PAPER-SCALE when not given.
+        only: run one of the paper's studies alone: study, toy or a name; claims are judged by all that stands in DIR.
         device: where to train.
         workers: runs at once; 0: one per core on CPU, one on a GPU.
         threads: threads of each run on CPU; another number gives other last digits.
@@ -60,6 +62,7 @@ def reproduce(
         paper,
         scale=scale,
         out=out,
+        only=only,
         device=device,
         workers=workers,
         threads=threads,
@@ -71,8 +74,10 @@ def reproduce(
         keep_weights=keep_weights,
         quiet=quiet,
     )
-    if found.study.verdicts:
-        show_result(found.study)
+    for name in found.ran:
+        if found.studies[name].verdicts:
+            print(f"\n{found.studies[name].outline.name}")
+            show_result(found.studies[name])
     print()
     columns = ("claim", "statement", "published", "direction", "size", "scale", "reason")
     rows = [
@@ -80,11 +85,13 @@ def reproduce(
         for row in found.claims
     ]
     print_table(f"claims at scale {scale}", columns, rows)
-    if found.toy is not None:
+    if found.toy is not None and only in ("", "toy"):
         off = [finding for finding in found.toy.findings if not finding.holds]
         print(f"toy:      {len(found.toy.findings) - len(off)} of {len(found.toy.findings)} numbers hold")
         for finding in off:
             print(f"          {finding.words()}")
         print(f"          {found.toy.path}, and toy.html with the pictures beside it")
     print(f"claims:   {found.path}")
-    return show_left(found.study)
+    for name, reason in found.trouble.items():
+        print(f"study {name} was not run: {reason}")
+    return max(show_left(found.summary), int(bool(found.trouble)))

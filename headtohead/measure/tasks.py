@@ -241,8 +241,9 @@ def _write(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
     written: list[list[int]] = [[] for _ in examples]
     open_rows = set(range(len(examples)))
     for step in generate(model, prompts.to(device), max(1, room), padding=padding):
+        tokens = step[:, 0].tolist()  # at once: a GPU is waited for every time it is asked
         for row in sorted(open_rows):
-            token = int(step[row, 0])
+            token = tokens[row]
             if token == task.tokenizer.separator:
                 open_rows.discard(row)
             else:

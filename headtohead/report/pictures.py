@@ -36,6 +36,7 @@ class Picture:
     hint: str
     chart: Definition | None
     table: Table | None
+    links: Sequence[tuple[str, str]] = ()
 
 
 def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Picture]:
@@ -59,6 +60,7 @@ def drawn(figures: dict[str, Figure | None]) -> dict[str, Picture]:
                 figure.hint,
                 None if figure.chart is None else figure.chart.to_dict(validate=False),
                 figure.table,
+                figure.links,
             )
             for name, figure in figures.items()
             if figure is not None

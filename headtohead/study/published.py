@@ -3,15 +3,19 @@
     [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
     [study]                 the settings of a study, as in any study file
     [scale.smoke]           what is different at that scale; small and paper likewise
+    [also.NAME]             the settings of another study, of corpora or tasks, where the paper has several
+    [also.NAME.smoke]       what is different at that scale; at a scale that is left out there is no such study
     [toy.smoke]             runs of the toy, seeds, and until which loss, where the paper has a toy
     [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
 
-A claim holds when all of its criteria do. Numbers are differences of loss, arm - baseline: below 0 is better.
+A claim holds when all of its criteria do. Numbers are differences, arm - baseline: of a loss, where below 0 is better, or
+of a task's metric, where above 0 is.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.study.probes import probe_names
-from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
+from headtohead.study.spec import build_study, changed_settings, read_study
 from headtohead.study.trends import OVER
 from headtohead.toy.findings import CHECKS
 from headtohead.toy.runs import LOSSES, RUNS
@@ -32,8 +36,14 @@ PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 TOY_QUANTITIES = ("alpha", "qk", "ov")
 COMPARED_AS = ("difference", "ratio", "value")
+MAIN, TOY = "study", "toy"
+"""What the study of [study] and the toy are called where one of several is named."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Folders and tables that stand beside the other studies.
+_TAKEN = (MAIN, TOY, "runs", "charts")
 
-_COMPARED = {"kind", "arm", "against", *PLACE}
+_TRAINED = {"kind", "study", "at", *PLACE}
+_COMPARED = {"arm", "against"} | _TRAINED
 # What each kind of criterion is decided by, and the settings it takes.
 KINDS: dict[str, set[str]] = {
     # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
@@ -41,7 +51,7 @@ KINDS: dict[str, set[str]] = {
     # the arm differs from another by less than a margin; with expect, on one side of it
     "equivalence": _COMPARED | {"margin", "expect", "effect"},
     # the first arm is better than each of the others
-    "order": {"kind", "first", "then", *PLACE},
+    "order": {"first", "then"} | _TRAINED,
     # the difference itself differs between two places: `over` names what, `values` the two
     "change": _COMPARED | {"over", "values", "expect", "effect"},
     # the difference moves with size, tokens per parameter or context; numbers are per doubling of it
@@ -50,15 +60,15 @@ KINDS: dict[str, set[str]] = {
     "spread": _COMPARED,
     # the arm's median over seeds is better or worse than another's
     "median": _COMPARED | {"expect"},
-    # the difference differs from that of another pair of arms, control - control_against
-    "interaction": _COMPARED | {"control", "control_against", "expect", "effect"},
+    # the difference differs from that of another pair of arms, control - control_against, or from a share of that
+    "interaction": _COMPARED | {"control", "control_against", "share", "expect", "effect"},
     # a number that a probe found: `path` says which; compared as difference, ratio, or the arm's own value
     "probe": _COMPARED
     | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
     # what an arm costs by formula, as a ratio to another: no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
-    # the arm's mean share of wrong answers over the paper's study of tasks is better or worse than another's
-    "tasks": {"kind", "arm", "against", "expect", "effect", "at_least", "at_most"},
+    # the arm's mean over all tasks of a study is better or worse than another's
+    "tasks": {"kind", "study", "at", "arm", "against", "expect", "effect", "at_least", "at_most"},
     # a quantity of the toy's runs rises from each to the next by more than a margin, at each of some losses
     "toy": {"kind", "quantity", "order", "losses", "margins"},
     # tables and theory of the toy are reproduced
@@ -77,27 +87,30 @@ _NEEDED: dict[str, set[str]] = {
     "interaction": {"arm", "control", "expect"},
     "probe": {"arm", "probe", "path"},
     "cost": {"arm", "size", "quantity", "ratio"},
-    "tasks": {"arm", "expect"},
+    "tasks": {"study", "arm", "expect"},
     "toy": {"quantity", "order", "losses"},
     "toy_check": {"checks"},
     "open": {"reason"},
 }
 _WITHIN = ("level", "no higher")
+_BOUNDED = ("no lower", "no higher")
 _EXPECTED = {
     "equivalence": ("no better", "no worse"),
     "change": ("lower", "higher"),
     "interaction": ("lower", "higher"),
-    "probe": ("lower", "higher"),
+    "probe": ("lower", "higher", *_BOUNDED),
     "trend": ("lower", "higher", *_WITHIN),
 }
-TRAINED = frozenset(KINDS) - {"cost", "tasks", "toy", "toy_check", "open"}
+TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that must hold for a claim to hold; numbers in bits per byte, except a cost's ratio and a probe's own."""
+    """One thing that must hold for a claim to hold; numbers in bits per byte or a task's metric, except a cost's ratio and a probe's own."""
 
     kind: str
+    study: str = MAIN
+    """Which of the paper's studies it is about."""
     arm: str = ""
     against: str = ""
     """The baseline when empty."""
@@ -124,6 +137,8 @@ class Criterion:
     control: str = ""
     control_against: str = ""
     """The baseline when empty."""
+    share: float = 1.0
+    """How much of the control's difference counts: half of a gain is share 0.5."""
     probe: str = ""
     path: str = ""
     compare: str = "difference"
@@ -131,6 +146,8 @@ class Criterion:
     """A path, and what the baseline's number there must reach: below it the study cannot tell, as where all guess."""
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
+    at: dict[str, Any] = field(default_factory=dict)
+    """Where its own numbers were published, in place of the claim's."""
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -156,7 +173,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's claims, and the settings of its study at each scale."""
+    """A paper's claims, and the settings of its studies at each scale."""
 
     name: str
     title: str
@@ -167,14 +184,22 @@ class Paper:
     claims: tuple[Claim, ...]
     toy: dict[str, ToyPlan] = field(default_factory=dict)
     """What of the toy is done at each scale."""
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The settings of the paper's study of tasks, at the scales that have one."""
+    also: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """The settings of its other studies, by name and scale."""
 
-    def settings(self, scale: str) -> dict[str, Any]:
-        """Return the study's settings at a scale."""
+    def studies(self, scale: str) -> dict[str, dict[str, Any]]:
+        """Return the settings of all its studies at a scale by name, the one of [study] first."""
         if scale not in self.scales:
             raise unknown("scale", scale, self.scales)
-        return self.scales[scale]
+        others = {name: scales[scale] for name, scales in self.also.items() if scale in scales}
+        return {MAIN: self.scales[scale]} | others
+
+    def settings(self, scale: str, study: str = MAIN) -> dict[str, Any]:
+        """Return a study's settings at a scale."""
+        known = self.studies(scale)
+        if study not in known:
+            raise unknown(f"study of {self.name} at scale {scale}", study, known)
+        return known[study]
 
 
 def find_paper(name: str) -> Path:
@@ -208,7 +233,7 @@ def read_paper(path: Path) -> Paper:
 def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] in it: h2h race runs a study without claims")
-    _known(values, {"paper", "study", "scale", "task_study", "task_scale", "toy", "claim"}, "table")
+    _known(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
     about = _table(values.get("paper", {}), "paper")
     _known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
     unit = _choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
@@ -219,50 +244,60 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
         )
     # nats / unit to bits / byte
     factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
-    common = _table(values.get("study"), "study")
     tables = _table(values.get("scale"), "scale")
     _known(tables, set(SCALES), "scale")
-    scales: dict[str, dict[str, Any]] = {}
-    specs: dict[str, StudySpec] = {}
     for scale in SCALES:
         if scale not in tables:
             raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
-        scales[scale] = changed_settings(common, _table(tables[scale], f"scale.{scale}"))
-        try:
-            specs[scale] = build_study({"name": f"{name}, {scale}"} | scales[scale])
-        except UserError as error:
-            raise UserError(f"scale.{scale}: {error}") from None
-        scales[scale].setdefault("name", f"{name}, {scale}")
-    arms = {word for spec in specs.values() for arm in spec.arms for word in (arm.text, arm.label)}
-    tasks, task_arms = _task_scales(name, values)
+    main = _Study(f"{name}, ", "scale", _table(values.get("study"), "study"), tables)
+    also = _also(name, _table(values.get("also", {}), "also"))
     claims: list[Claim] = []
     for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
-        claim = _claim(_table(entry, "claim"), factor, arms, task_arms)
+        claim = _claim(_table(entry, "claim"), factor, {MAIN: main} | also)
         if any(claim.id == other.id for other in claims):
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
     words = (_text(about.get("title", name), "title"), _text(about.get("about", ""), "about"))
-    return Paper(name, *words, unit, length, scales, tuple(claims), _toy(values.get("toy", {})), tasks)
+    others = {key: study.scales for key, study in also.items()}
+    return Paper(name, *words, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
 
 
-def _task_scales(name: str, values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """Return the settings of the study of tasks by scale, and the words for its arms."""
-    common = _table(values.get("task_study", {}), "task_study")
-    tables = _table(values.get("task_scale", {}), "task_scale")
-    _known(tables, set(SCALES), "scale of the study of tasks")
-    scales, arms = {}, set()
-    for scale, table in tables.items():
-        scales[scale] = {"name": f"{name}, tasks, {scale}"} | changed_settings(
-            common, _table(table, f"task_scale.{scale}")
-        )
-        try:
-            spec = build_study(scales[scale])
-            if not spec.tasks:
-                raise UserError("it has no tasks")
-        except UserError as error:
-            raise UserError(f"task_scale.{scale}: {error}") from None
-        arms |= {word for arm in spec.arms for word in (arm.text, arm.label)}
-    return scales, arms
+class _Study:
+    """The settings of one study by scale, and what criteria about it may name."""
+
+    def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+        self.scales: dict[str, dict[str, Any]] = {}
+        self.arms: set[str] = set()
+        kinds: set[bool] = set()
+        for scale in (word for word in SCALES if word in tables):
+            settings = changed_settings(common, _table(tables[scale], f"{place}.{scale}"))
+            self.scales[scale] = {"name": f"{name}{scale}"} | settings
+            try:
+                spec = build_study(self.scales[scale])
+            except UserError as error:
+                raise UserError(f"{place}.{scale}: {error}") from None
+            self.arms |= {word for arm in spec.arms for word in (arm.text, arm.label)}
+            kinds.add(bool(spec.tasks))
+        if len(kinds) > 1:
+            raise UserError(f"{place}: some of its scales are of tasks, others of corpora; it is of one kind")
+        self.of_tasks = True in kinds
+
+
+def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
+    """Return the paper's other studies by name."""
+    studies = {}
+    for name, entry in given.items():
+        table, place = _table(entry, f"also.{name}"), f"also.{name}"
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"[{place}]: a study's name is of small letters, digits and _, and none of {', '.join(_TAKEN)}"
+            )
+        common = {key: value for key, value in table.items() if key not in SCALES}
+        scales = {key: value for key, value in table.items() if key in SCALES}
+        if not scales:
+            raise UserError(f"[{place}] has no scale: [{place}.small] gives it one")
+        studies[name] = _Study(f"{paper}, {name}, ", place, common, scales)
+    return studies
 
 
 def _toy(given: Any) -> dict[str, ToyPlan]:
@@ -286,30 +321,34 @@ def _toy(given: Any) -> dict[str, ToyPlan]:
     return plans
 
 
-def _claim(entry: Mapping[str, Any], factor: float, arms: set[str], task_arms: set[str]) -> Claim:
+def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Claim:
     name = _text(entry.get("id"), "a claim's id")
     try:
         _known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
-        at = _table(entry.get("at", {}), "at")
-        _known(at, {"corpus", "size", "tokens"}, "setting of at")
-        places: dict[str, Any] = {
-            key: _texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at
-        }
-        if "tokens" in at:
-            places["tokens"] = parse_count(at["tokens"], "at.tokens")
+        places = _at(entry.get("at", {}))
         given = entry.get("criteria")
         if not isinstance(given, list) or not given:
             raise UserError(
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
-        criteria = tuple(_criterion(_table(part, "a criterion"), factor, arms, task_arms) for part in given)
+        criteria = tuple(_criterion(_table(part, "a criterion"), factor, studies) for part in given)
         words = (_text(entry.get("statement"), "statement"), _text(entry.get("published"), "published"))
         return Claim(name, *words, criteria, places)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None
 
 
-def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms: set[str]) -> Criterion:
+def _at(given: Any) -> dict[str, Any]:
+    """Return where something was published: corpora, sizes, and tokens."""
+    at = _table(given, "at")
+    _known(at, {"corpus", "size", "tokens"}, "setting of at")
+    places: dict[str, Any] = {key: _texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at}
+    if "tokens" in at:
+        places["tokens"] = parse_count(at["tokens"], "at.tokens")
+    return places
+
+
+def _criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Criterion:
     kind = _choice(part.get("kind"), "kind of criterion", tuple(KINDS))
     _known(part, KINDS[kind], f"setting of a {kind} criterion")
     for key in sorted(_NEEDED[kind] - part.keys()):
@@ -317,8 +356,12 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms
     place = {key: _texts(part[key], key) for key in PLACE if key in part}
     if "branch" in place:
         place["branch"] = tuple(exact_count(parse_count(word, "branch")) for word in place["branch"])
-    values: dict[str, Any] = {"kind": kind, "place": place}
-    factor = 1.0 if kind in ("probe", "tasks") else factor
+    name = _choice(part.get("study", MAIN), "study of the paper", tuple(studies))
+    study = studies[name]
+    values: dict[str, Any] = {"kind": kind, "place": place, "study": name, "at": _at(part.get("at", {}))}
+    if kind == "tasks" and not study.of_tasks:
+        raise UserError(f"a tasks criterion is about a study of tasks; {name} has none")
+    factor = 1.0 if kind == "probe" or study.of_tasks else factor
     for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
         if key in part:
             values[key] = _text(part[key], key)
@@ -328,7 +371,7 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms
     for key in ("at_least", "at_most", "margin"):
         if key in part:
             values[key] = _number(part[key], key) * factor
-    for key in ("ratio", "tolerance"):
+    for key in ("ratio", "tolerance", "share"):
         if key in part:
             values[key] = _number(part[key], key)
     if "effect" in part:
@@ -358,8 +401,11 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms
         values["compare"] = _choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":
         (values["probe"],) = probe_names([_text(part["probe"], "probe")])
-        if ("expect" in part) == ("margin" in part):
-            raise UserError("a probe criterion takes expect, or the margin within which it counts as equal")
+        if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
+            raise UserError(
+                "a probe criterion takes expect, or the margin within which it counts as equal; "
+                f"both where {' or '.join(_BOUNDED)} by more than that is expected"
+            )
         if "guard" in part:
             guard = part["guard"]
             if not isinstance(guard, list) or len(guard) != 2:
@@ -370,10 +416,9 @@ def _criterion(part: Mapping[str, Any], factor: float, arms: set[str], task_arms
             raise UserError("ratios are above 0")
     criterion = Criterion(**values)
     # A cost needs no training, so its arms need not stand in the study.
-    known = task_arms if kind == "tasks" else arms
-    for arm in criterion.arms if kind in TRAINED | {"tasks"} else ():
-        if arm not in known:
-            raise unknown("arm", arm, known)
+    for arm in criterion.arms if kind in TRAINED else ():
+        if arm not in study.arms:
+            raise unknown("arm", arm, study.arms)
     return criterion
 
 

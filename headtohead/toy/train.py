@@ -1,7 +1,8 @@
 """Plain SGD on many toy runs in one pass: all runs of one form and batch size share every matmul.
 
-On a GPU a window of steps is one CUDA graph, and the forms run side by side on streams of their own: a step is some
-ten kernels too small to fill the device, so what counts is how many wait for each other.
+On a GPU a window of steps is one CUDA graph, or one kernel where `fused` has it, and the forms run side by side on
+streams of their own: a step is some ten kernels too small to fill the device, so what counts is how many wait for each
+other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headtohead.data.tasks.toy import CLASSES, VOCABULARY, Source
+from headtohead.toy import fused
 from headtohead.toy.forms import ATTENTION, OUTPUT, State, default, tiny
 from headtohead.toy.measure import Mark, imposed_mass, measure_gain, measure_mark, relevant_mass
 from headtohead.toy.runs import LOSSES, RATE, ToyRun
@@ -99,6 +101,7 @@ class Batch:
         self.done: list[ToyResult] = []
         self.over: set[int] = set()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.fused = self.stream is not None and fused.serves(self.form, runs[0].batch, device)
         self._take([start_state(run) for run in runs])
 
     @property
@@ -106,9 +109,15 @@ class Batch:
         """The runs still at work."""
         return [result.run for place, result in enumerate(self.results) if place not in self.over]
 
+    @property
+    def share(self) -> float:
+        """How far its slowest run has come, about."""
+        return self.step / self.expected
+
     def _take(self, states: list[State]) -> None:
         """Stack the states of the runs at work, and make room for a window's sequences."""
         runs = self.runs
+        self.expected = max(run.expected_steps for run in runs)
         self.window = math.gcd(self.step, *(run.batches for run in runs))
         self.state = {
             name: torch.stack([state[name].to(self.device, torch.float32) for state in states])
@@ -177,10 +186,37 @@ class Batch:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             self._fill()
+            if self.fused and self.step == 0:
+                self.fused = self._fused_as_plain()
+            if self.fused:
+                self.losses = self._in_one_kernel(self.state)
+                return
             if self.graph is None:
                 self._capture()
             assert self.graph is not None
             self.graph.replay()
+
+    def _in_one_kernel(self, state: State) -> Tensor:
+        return fused.window_steps(state, self.known, self.ask, self.pull, self.target, RATE)
+
+    def _fused_as_plain(self) -> bool:
+        """Do the first window both ways from the same state, which stays; return whether they agree."""
+        states = [{name: value.clone() for name, value in self.state.items()} for _ in range(2)]
+        inputs, own = self.known.clone(), self.state
+        try:
+            losses = self._in_one_kernel(states[0])
+        except Exception:  # whatever keeps the kernel from running here, the plain steps do without it
+            return False
+        self.state = states[1]
+        expected = self._steps()
+        self.state = own
+        self.known.copy_(inputs)
+        pairs = [(losses, expected), *((states[0][name], states[1][name]) for name in own)]
+        return all(torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5) for ours, theirs in pairs)
+
+    def ready(self) -> bool:
+        """Whether the window that was begun is done."""
+        return self.stream is None or self.stream.query()
 
     def _capture(self) -> None:
         """Record a window as a CUDA graph; the state and the sequences are as before."""
@@ -296,19 +332,22 @@ def train(
     `finished` is told each result as it comes; `stop` is asked between windows and ends the work early.
     """
     place = torch.device(device)
-    batches = [Batch(group, place) for group in batched(runs)]
+    batches = [] if stop() else [Batch(group, place) for group in batched(runs)]
     ended: dict[ToyRun, ToyResult] = {}
+    for batch in batches:
+        batch.launch()
     while batches and not stop():
-        for batch in batches:
-            batch.launch()
-        for batch in batches:
+        # A form's next window does not wait for the other forms.
+        for batch in [batch for batch in batches if batch.ready()]:
             batch.collect()
             for result in batch.done:
                 ended[result.run] = result
                 finished(result)
             batch.done.clear()
-        batches = [batch for batch in batches if batch.runs]
-        if batches:
-            share = min(min(1.0, batch.step / run.expected_steps) for batch in batches for run in batch.runs)
+            if not batch.runs:
+                batches.remove(batch)
+                continue
+            share = min(1.0, min(other.share for other in batches))
             progress(f"toy: {len(ended)} of {len(runs)} runs", share)
+            batch.launch()
     return [ended[run] for run in runs if run in ended]

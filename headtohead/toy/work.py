@@ -162,6 +162,22 @@ def work_toy(
     return toy
 
 
+def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
+    """Return what a finished or stopped toy in `out` came to, nothing done or solved again; None where none stands there."""
+    try:
+        findings = [Finding(**row) for row in read_json(out / "toy.json")["findings"]]
+    except MissingFile:
+        return None
+    except (KeyError, TypeError) as error:
+        raise DamagedFile(
+            f"damaged file {out / 'toy.json'}: {error}; the toy's own command writes it again"
+        ) from None
+    runs, store = plan.chosen(), out / "toy"
+    stored = [[_stored(store, run, torch.device(kind)) for run in runs] for kind in ("cuda", "cpu")]
+    found = max(([result for result in one if result is not None] for one in stored), key=len)
+    return Toy(found, len(runs) - len(found), [], {}, findings, out / "toy.json")
+
+
 def _theory(
     stepped: float, progress: Callable[[str, float], None]
 ) -> tuple[list[Point], dict[float, list[Point]], list[Finding]]:

@@ -18,6 +18,7 @@ from headtohead.report.panels.maps import absent_heads, map_rows
 from headtohead.report.panels.skip import skip_rows
 from headtohead.report.panels.tasks import task_rows
 from headtohead.study.outline import Contest, Outline
+from headtohead.toy.findings import near
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 
@@ -121,3 +122,18 @@ def test_claims_that_were_decided_come_first(tmp_path: Path) -> None:
     assert found.table is not None
     assert [row[0] for row in found.table.rows] == ["y", "z", "x"]
     assert "1 supported, 1 contradicted, 1 open" in found.words
+    assert found.links == []
+
+
+def test_claims_decided_by_a_toy_show_with_links_to_the_papers_other_pages(tmp_path: Path) -> None:
+    words = dict.fromkeys(("id", "statement", "published", "direction", "size", "scale", "reason"), "open")
+    (tmp_path / "claims.json").write_text(
+        json.dumps([words | {"measured": [near("t1", "x", [1.0], 1, 1).as_dict()]}])
+    )
+    for page in ("lists/report.html", "toy.html"):
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text("")
+    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    found = claims.figure([View(tmp_path, outline, CONTEST, [], [])])
+    assert found is not None
+    assert found.links == [("lists", "lists/report.html"), ("toy", "toy.html")]

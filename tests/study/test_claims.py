@@ -13,11 +13,12 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
-from headtohead.study.claims import ClaimResult, judge_claims
+from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.published import SCALES, Paper, find_paper, read_paper
 from headtohead.study.spec import build_study
 from headtohead.study.verdict import study_verdicts
+from headtohead.training.rules import assign
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
 FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
@@ -78,7 +79,7 @@ def judged(
                 results[run] = {"status": "diverged"} if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, spec, outline, study_verdicts(outline, results))
+    (found,) = judge_claims(paper, scale, {"study": Finished(outline, study_verdicts(outline, results))})
     return found
 
 
@@ -93,11 +94,14 @@ def test_the_five_papers_are_whole() -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
     paper = read_paper(find_paper(name))
-    for scale in SCALES:
-        spec = build_study(paper.settings(scale))
+    for settings in (values for scale in SCALES for values in paper.studies(scale).values()):
+        spec = build_study(settings)
         for arm in spec.arms:
             size = spec.size(spec.sizes[0], arm)
-            assert Decoder.outline(size, arm.layout.layers(size.layers)).parameter_count() > 0
+            model = Decoder.outline(size, arm.layout.layers(size.layers))
+            assert model.parameter_count() > 0
+            if not spec.tasks:  # a task's model has a head of its own
+                assign(spec.train_settings(arm).circuit_lr, model.circuits(), size.layers)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,8 @@ def judged_over_contexts(
                 results[run] = {"status": "done", "test": test}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, "small", spec, outline, study_verdicts(outline, results), results=results)
+    finished = Finished(outline, study_verdicts(outline, results), results)
+    (found,) = judge_claims(paper, "small", {"study": finished})
     return found
 
 
@@ -417,7 +422,8 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
             return None
         return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    (claim,) = judge_claims(paper, "paper", spec, outline, study_verdicts(outline, results), found=found)
+    finished = Finished(outline, study_verdicts(outline, results), found=found)
+    (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 
 
@@ -439,6 +445,9 @@ LOW, HIGH = [0.10, 0.11, 0.12, 0.11, 0.10], [0.20, 0.22, 0.23, 0.20, 0.21]
         (', expect = "higher", compare = "value", at_least = 0.15}', "supported", "contradicted"),
         (", margin = 0.2}", "supported", "open"),
         (", margin = 0.05}", "contradicted", "open"),
+        (', expect = "no higher", margin = 0.02}', "supported", "open"),
+        (', expect = "no lower", margin = 0.02}', "contradicted", "open"),
+        (', expect = "no lower", margin = 0.2}', "supported", "open"),
         (', expect = "lower", guard = ["mean.base", 0.1]}', "supported", "open"),
         (', expect = "lower", guard = ["mean.base", 0.3]}', "open", "open"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from headtohead import Study, UserError, evaluate, open_study
 from headtohead.cli.race import show_verdicts
 from headtohead.data.shards import prepare
-from headtohead.study.claims import judge_claims
+from headtohead.study.claims import Finished, judge_claims
 from headtohead.study.outline import outline_from
 from headtohead.study.plan import plan_study
 from headtohead.study.published import find_paper, read_paper
@@ -224,13 +224,12 @@ def test_a_claim_reads_the_dial(folder: Path, dials: list[str]) -> None:
     (criterion,) = claim.criteria
     assert set(criterion.values) <= set(paper.scales["small"]["corpus"])
     assert criterion.expect == "lower"
-    spec = build_study({"arms": ARMS, "corpus": dials, "probes": "corpora"} | TINY)
     result = open_study(folder)
     turned = dataclasses.replace(
         claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
     )
     paper = dataclasses.replace(paper, claims=(claim, turned))
-    there, here = judge_claims(paper, "small", spec, result.outline, result.verdicts)
+    there, here = judge_claims(paper, "small", {"study": Finished(result.outline, result.verdicts)})
     assert there.scale == "not run"
     assert here.scale == "reduced scale"
     low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")

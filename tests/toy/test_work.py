@@ -13,10 +13,9 @@ import torch
 
 import headtohead as h2h
 from headtohead import UserError
-from headtohead.study.claims import judge_claims
+from headtohead.study.claims import Finished, judge_claims
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.published import find_paper, read_paper
-from headtohead.study.spec import build_study
 from headtohead.toy.findings import run_findings
 from headtohead.toy.measure import Mark
 from headtohead.toy.runs import RUNS, SEEDS
@@ -120,11 +119,10 @@ def made(alphas: dict[str, dict[float, float]]) -> Toy:
 
 def answer(toy: Toy | None, claim: int, scale: str = "small") -> tuple[str, str]:
     paper = read_paper(find_paper("faster_qk"))
-    spec = build_study(paper.settings(scale))
     outline = Outline("p", (("standard", "standard"),), "standard", "standard", 0.005, (1,), ())
     contest = Contest("enwik8", "enwik8", "1m", "as_is", "tokens")
     outline = replace(outline, entries=(Entry("r", "standard", 1, contest),))
-    found = judge_claims(paper, scale, spec, outline, [], toy=toy)[claim - 1]
+    found = judge_claims(paper, scale, {"study": Finished(outline, [])}, toy=toy)[claim - 1]
     return found.direction, found.scale
 
 

@@ -86,3 +86,5 @@ class Figure:
     hint: str = ""
     """What a reader can do with it on a screen."""
     table: Table | None = None
+    links: Sequence[tuple[str, str]] = ()
+    """Pages beside this one: a name, and where it is from here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import read_json
@@ -15,7 +16,7 @@ _WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason"
 _MOST_OPEN = 6
 """More claims than this are folded away: the verdicts stand below them."""
 _CHIPS = ("supported", "contradicted", "open")
-_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, None, [(str, float, None)])}]}]
+_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -50,7 +51,17 @@ def figure(views: Sequence[View]) -> Figure | None:
     head = ("claim", "statement", "direction", "size", "published", "measured, and why", "scale")
     folded = f"All {len(rows)} claims" if len(rows) > _MOST_OPEN else ""
     table = Table(head, rows, left=len(head), folded=folded)
-    return Figure("What became of the paper's claims.", words, table=table)
+    links = _links(views[0].path)
+    if links:
+        words += " The paper's other studies have pages of their own:"
+    return Figure("What became of the paper's claims.", words, table=table, links=links)
+
+
+def _links(path: Path) -> list[tuple[str, str]]:
+    """Return the pages of the paper's other studies, which stand in folders of this one, and of its toy."""
+    pages = [page.relative_to(path).as_posix() for page in sorted(path.glob("*/report.html"))]
+    found = [(page.partition("/")[0], page) for page in pages]
+    return found + ([("toy", "toy.html")] if (path / "toy.html").is_file() else [])
 
 
 def _chip(word: str) -> Chip:

@@ -13,17 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headtohead.study.claims import arms
-from headtohead.study.claims.evidence import Evidence, Finder
+from headtohead.study.claims.evidence import Evidence, Finished
 from headtohead.study.claims.parts import NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, Part, all_of
 from headtohead.study.claims.probes import probed
-from headtohead.study.claims.tasks import KIND as TASKS
-from headtohead.study.claims.tasks import TaskStudy, of_tasks
+from headtohead.study.claims.tasks import of_tasks
 from headtohead.study.claims.toy import toy_checks, toy_order
-from headtohead.study.outline import Contest, Outline
-from headtohead.study.published import Claim, Criterion, Paper
-from headtohead.study.spec import StudySpec
-from headtohead.study.trends import axis_values
-from headtohead.study.verdict import Result, Verdict
+from headtohead.study.outline import Contest
+from headtohead.study.published import MAIN, Claim, Criterion, Paper
+from headtohead.study.spec import build_study
 from headtohead.toy.work import Toy
 
 _TRAINED: dict[str, Callable[[Evidence, Criterion, Sequence[Contest]], Part]] = {
@@ -36,6 +33,7 @@ _TRAINED: dict[str, Callable[[Evidence, Criterion, Sequence[Contest]], Part]] = 
     "median": arms.median,
     "spread": arms.spread,
     "probe": probed,
+    "tasks": of_tasks,
 }
 """How each kind of criterion about a study's own runs is judged, from the contests it is about."""
 
@@ -61,26 +59,41 @@ class ClaimResult:
 def judge_claims(
     paper: Paper,
     scale: str,
-    spec: StudySpec,
-    outline: Outline,
-    verdicts: Sequence[Verdict],
+    studies: Mapping[str, Finished],
     *,
-    results: Mapping[str, Result] | None = None,
-    found: Finder = lambda run, probe: None,
     toy: Toy | None = None,
-    tasks: TaskStudy | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> list[ClaimResult]:
-    """Return what a study of that scale, and the paper's toy and study of tasks where it has them, say of each claim.
+    """Return what the studies of that scale, by name, and the paper's toy where it has one, say of each claim.
 
-    A trend over size takes `results` too; `found` gives what a probe found in a run.
+    A study that is not given leaves what it decides open; `absent` may say why it is not.
     """
-    axes = axis_values(outline, results or {})
-    evidence = Evidence(paper, scale, spec, outline, verdicts, axes, found, toy, tasks)
-    return [_judged(claim, evidence) for claim in paper.claims]
+    settings = paper.studies(scale)
+    asked = _Asked(
+        scale,
+        build_study(settings[MAIN]).baseline_arm.text,
+        {name: Evidence(paper, name, build_study(settings[name]), study) for name, study in studies.items()},
+        dict.fromkeys(settings, "has not been run") | dict(absent or {}),
+        toy,
+    )
+    return [_judged(claim, asked) for claim in paper.claims]
 
 
-def _judged(claim: Claim, evidence: Evidence) -> ClaimResult:
-    parts = [_part(evidence, criterion, claim) for criterion in claim.criteria]
+@dataclass(frozen=True)
+class _Asked:
+    """All that there is to decide claims by."""
+
+    scale: str
+    baseline: str
+    """Of the main study, as text: what costs are measured against."""
+    studies: Mapping[str, Evidence]
+    absent: Mapping[str, str]
+    """Why a study of this scale is not among them."""
+    toy: Toy | None
+
+
+def _judged(claim: Claim, asked: _Asked) -> ClaimResult:
+    parts = [_part(asked, criterion, claim) for criterion in claim.criteria]
     scales = {part.scale for part in parts}
     scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
     sizes = [part.size for part in parts if part.size is not None]
@@ -99,20 +112,22 @@ def _judged(claim: Claim, evidence: Evidence) -> ClaimResult:
     )
 
 
-def _part(evidence: Evidence, criterion: Criterion, claim: Claim) -> Part:
+def _part(asked: _Asked, criterion: Criterion, claim: Claim) -> Part:
     """Return what one criterion comes to."""
-    scale = evidence.scale
+    scale = asked.scale
     if criterion.kind == "open":
         return Part(OPEN, None, NOT_RUN, criterion.reason)
     if criterion.kind == "cost":
-        return arms.cost(evidence, criterion)
-    if criterion.kind == TASKS:
-        return of_tasks(evidence.tasks, evidence.paper, criterion, scale)
+        return arms.cost(asked.baseline, criterion)
     if criterion.kind in ("toy", "toy_check"):
-        if evidence.toy is None:
+        if asked.toy is None:
             return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {scale}")
         judge = toy_order if criterion.kind == "toy" else toy_checks
-        return judge(criterion, evidence.toy, scale == "smoke")
+        return judge(criterion, asked.toy, scale == "smoke")
+    if criterion.study not in asked.studies:
+        why = asked.absent.get(criterion.study, f"is not part of scale {scale}")
+        return Part(OPEN, None, NOT_RUN, f"study {criterion.study} {why}")
+    evidence = asked.studies[criterion.study]
     missing = [arm for arm in criterion.arms if evidence.label(arm) is None]
     if missing:
         return Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {scale}")
@@ -138,4 +153,4 @@ def _part(evidence: Evidence, criterion: Criterion, claim: Claim) -> Part:
     return part
 
 
-__all__ = ["ClaimResult", "TaskStudy", "judge_claims"]
+__all__ = ["ClaimResult", "Finished", "judge_claims"]

@@ -34,6 +34,7 @@ from headtohead.study.statistics import (
     decide,
 )
 from headtohead.study.trends import FEWEST, OVER, trend_of
+from headtohead.study.verdict import metric_words
 
 Contests = Sequence[Contest]
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
@@ -69,11 +70,11 @@ def change(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
 
 
 def interaction(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge the difference of two arms less the difference of two others, over paired seeds."""
+    """Judge the difference of two arms less that of two others, or less a share of it, over paired seeds."""
     control = (contests[0], criterion.control, criterion.control_against)
-    return _second_less_first(
-        evidence, criterion, (control, (contests[0], criterion.arm, criterion.against)), "({1}) less ({0})"
-    )
+    share = "" if criterion.share == 1 else f"{criterion.share:g} of "
+    places = (control, (contests[0], criterion.arm, criterion.against))
+    return _second_less_first(evidence, criterion, places, f"({{1}}) less {share}({{0}})")
 
 
 def _second_less_first(
@@ -81,13 +82,15 @@ def _second_less_first(
 ) -> Part:
     gaps = [evidence.gaps(*place) for place in places]
     seeds = [seed for seed in evidence.outline.seeds if seed in gaps[0] and seed in gaps[1]]
-    paired = compare_paired([gaps[1][seed] for seed in seeds], [gaps[0][seed] for seed in seeds])
+    first = [criterion.share * gaps[0][seed] for seed in seeds]
+    paired = compare_paired([gaps[1][seed] for seed in seeds], first)
     pair = [evidence.compare(*place) for place in places]
     trouble = next((found.trouble for found in pair if found.trouble), "")
     remark = _diverged(pair)
     label = words.format(*(found.label for found in pair))
     decision = decided(paired, paired.p, remark)
-    return signed_difference(criterion, Compared(label, paired, paired.p, decision, trouble, remark))
+    unit = evidence.outline.measure(places[0][0]).name
+    return signed_difference(criterion, Compared(label, paired, paired.p, decision, trouble, remark, unit))
 
 
 def _diverged(found: Sequence[Compared]) -> str:
@@ -110,11 +113,12 @@ def median(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     if p is None:
         reason = f"{what}: {shift:+.4f}; a median takes {MEDIAN_SEEDS} paired seeds, here are {len(seeds)}"
         return Part(OPEN, None, REDUCED, reason, [row])
-    decision = decide(shift, p, None, None, 0.0)
+    decision = decide(shift, p, None, None, 0.0, compared.better)
     if compared.remark:
         decision = "undecided"
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(decision, CONTRADICTED)
-    reason = f"{what}: {shift:+.4f} bits per byte, p {p:.2g} by swapping arms in every seed: {decision}"
+    unit = metric_words(compared.unit)
+    reason = f"{what}: {shift:+.4f} {unit}, p {p:.2g} by swapping arms in every seed: {decision}"
     return Part(direction, None, REDUCED, reason, [row])
 
 
@@ -136,7 +140,8 @@ def trend(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
     remark = _diverged(found)
     decision = decided(paired, paired.p, remark)
     label = f"slope of {found[0].label} per doubling of {what}"
-    compared = Compared(label, paired, paired.p, decision, trouble, remark)
+    unit = evidence.outline.measure(contests[0]).name
+    compared = Compared(label, paired, paired.p, decision, trouble, remark, unit)
     if criterion.expect in ("level", "no higher"):
         side = {"level": "", "no higher": "no worse"}[criterion.expect]
         return equivalence(replace(criterion, expect=side), compared)
@@ -173,11 +178,11 @@ def spread(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     return Part(direction, OPEN, REDUCED, reason, [row])
 
 
-def cost(evidence: Evidence, criterion: Criterion) -> Part:
+def cost(baseline: str, criterion: Criterion) -> Part:
     """Judge a ratio of parameters, cache or FLOPs, counted by formula: no training is needed."""
     size = find_size(criterion.place["size"][0])
     found = []
-    for arm in (criterion.arm, criterion.against or evidence.spec.baseline_arm.text):
+    for arm in (criterion.arm, criterion.against or baseline):
         facts = arm_cost(size, parse_layout(arm).layers(size.layers))
         table = {
             "parameters": facts["parameters"],
@@ -185,9 +190,7 @@ def cost(evidence: Evidence, criterion: Criterion) -> Part:
             "flops": facts["flops_per_token"]["causal"],
         }
         found.append(table[criterion.quantity])
-    what = (
-        f"{criterion.quantity} of {criterion.arm} over {criterion.against or evidence.spec.baseline_arm.text}"
-    )
+    what = f"{criterion.quantity} of {criterion.arm} over {criterion.against or baseline}"
     if not all(found):
         return Part(OPEN, OPEN, PUBLISHED, f"{what}: not defined at {size.name}")
     ratio = found[0] / found[1]

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.parts import Compared
-from headtohead.study.claims.tasks import TaskStudy
 from headtohead.study.outline import Contest, Outline
 from headtohead.study.probes import Found
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import Paired, compare_paired, decide, holm
-from headtohead.study.trends import groups
-from headtohead.study.verdict import Verdict
-from headtohead.toy.work import Toy
+from headtohead.study.trends import axis_values, groups
+from headtohead.study.verdict import Result, Verdict
 
 Finder = Callable[[str, str], Found | None]
 """What a probe found in a run, by the run's name and the probe's."""
 
 
-class Evidence:
-    """A study's verdicts, asked by claims."""
+@dataclass(frozen=True)
+class Finished:
+    """A study as far as it has come."""
 
-    def __init__(
-        self,
-        paper: Paper,
-        scale: str,
-        spec: StudySpec,
-        outline: Outline,
-        verdicts: Sequence[Verdict],
-        axes: Mapping[tuple[str, Contest], float],
-        found: Finder,
-        toy: Toy | None,
-        tasks: TaskStudy | None,
-    ) -> None:
-        self.paper, self.tasks = paper, tasks
-        self.scale, self.spec, self.outline, self.axes, self.toy = scale, spec, outline, axes, toy
+    outline: Outline
+    verdicts: Sequence[Verdict]
+    results: Mapping[str, Result] = field(default_factory=dict)
+    """By run; a trend over size needs them."""
+    found: Finder = lambda run, probe: None
+
+
+class Evidence:
+    """The verdicts of one study of a paper, asked by its claims."""
+
+    def __init__(self, paper: Paper, name: str, spec: StudySpec, study: Finished) -> None:
+        outline, verdicts = study.outline, study.verdicts
+        self.spec, self.outline = spec, outline
+        self.axes = axis_values(outline, study.results)
         self.contests = outline.contests()
+        self.criteria = [
+            part
+            for claim in paper.claims
+            for part in claim.criteria
+            if part.kind in TRAINED and part.study == name
+        ]
+        """What the claims ask of this study."""
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
         for contest in self.contests:
@@ -48,8 +55,8 @@ class Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
-        self.found = cache(found)  # what a probe found stands in a file
-        self.adjusted = self._adjusted(paper)
+        self.found = cache(study.found)  # what a probe found stands in a file
+        self.adjusted = self._adjusted()
 
     def label(self, arm: str) -> str | None:
         """Return the label of an arm, the baseline's where none is named, or None where the study has no such arm."""
@@ -68,27 +75,30 @@ class Evidence:
 
     def other_scale(self, claim: Claim, contests: Sequence[Contest], criterion: Criterion) -> str:
         """Return how this study differs from the published one, or nothing."""
-        if not claim.at:
+        at = criterion.at or claim.at
+        if not at:
             return "the published scale is not known"
         notes = []
         for key in ("corpus", "size"):
             here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
-            if key in claim.at and not set(here) <= set(claim.at[key]):
-                notes.append(f"{key} {', '.join(here)} here, {', '.join(claim.at[key])} published")
+            if key in at and not set(here) <= set(at[key]):
+                notes.append(f"{key} {', '.join(here)} here, {', '.join(at[key])} published")
         label = self.label(criterion.first or criterion.arm)
-        arm = next(arm for arm in self.spec.arms if arm.label == label)
         lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
-        tokens = max(lengths, default=self.spec.train_settings(arm).tokens)
-        if tokens < claim.at.get("tokens", 0):
-            notes.append(f"{tokens:,} tokens here, {claim.at['tokens']:,} published")
+        lengths = lengths or [
+            self.spec.train_settings(arm).tokens for arm in self.spec.arms if arm.label == label
+        ]
+        tokens = max(lengths, default=0)
+        if tokens < at.get("tokens", 0):
+            notes.append(f"{tokens:,} tokens here, {at['tokens']:,} published")
         return "; ".join(notes)
 
-    def _adjusted(self, paper: Paper) -> dict[tuple[Contest, str, str], float | None]:
+    def _adjusted(self) -> dict[tuple[Contest, str, str], float | None]:
         """Return Holm-adjusted p values, contest by contest, of the claims' comparisons that no verdict covers."""
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
-        for criterion in (part for claim in paper.claims for part in claim.criteria):
+        for criterion in self.criteria:
             contest = self.contest(criterion.place)
-            if criterion.kind not in TRAINED - {"trend", "probe"} or contest is None:
+            if criterion.kind in ("trend", "probe", "tasks") or contest is None:
                 continue
             names = [(criterion.first, other) for other in criterion.then] or [
                 (criterion.arm, criterion.against)
@@ -116,7 +126,8 @@ class Evidence:
         paired = self.paired(contest, a, b)
         row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
         p = row.p_holm if row and b == self.outline.baseline else self.adjusted.get((contest, a, b))
-        decision = decide(paired.difference, p, None, None, 0.0)
+        measure = self.outline.measure(contest)
+        decision = decide(paired.difference, p, None, None, 0.0, measure.better)
         # Runs that did not diverge cannot stand for all: they may show the arm worse, never better.
         if (decision == "better" and row and row.diverged) or (
             decision == "worse" and other and other.diverged
@@ -137,7 +148,8 @@ class Evidence:
             if row and b == self.outline.baseline and row.scope == "this test set"
             else []
         )
-        return Compared(f"{a} - {b}", paired, p, decision, trouble, ", ".join(notes))
+        remark = ", ".join(notes)
+        return Compared(f"{a} - {b}", paired, p, decision, trouble, remark, measure.name, measure.better)
 
     def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
         """Return arm - other by seed."""

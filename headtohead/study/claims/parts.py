@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headtohead.study.outline import METRIC
 from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, decide
+from headtohead.study.verdict import metric_words
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
@@ -38,7 +40,9 @@ class Compared:
     trouble: str
     """Why the numbers cannot be used, or empty."""
     remark: str
-    unit: str = "bits_per_byte"
+    unit: str = METRIC
+    better: str = "lower"
+    """Which way the unit is better: lower or higher."""
 
 
 def decided(paired: Paired, p: float | None, remark: str) -> str:
@@ -88,7 +92,7 @@ def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
 def _numbers(criterion: Criterion, compared: Compared) -> str:
     paired = compared.paired
     words = (
-        f"{compared.label}: {paired.difference:+.4f} {compared.unit.replace('_', ' ')}"
+        f"{compared.label}: {paired.difference:+.4f} {metric_words(compared.unit)}"
         if paired.difference is not None
         else compared.label
     )
@@ -129,6 +133,8 @@ def equivalence(criterion: Criterion, compared: Compared) -> Part:
     paired, margin = compared.paired, criterion.margin
     low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
     free = criterion.expect
+    if compared.better == "higher":
+        free = {"no better": "no worse", "no worse": "no better"}.get(free, free)
     inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
     outside = (free != "no better" and (paired.ci_low or 0.0) > margin) or (
         free != "no worse" and (paired.ci_high or 0.0) < -margin

@@ -37,7 +37,11 @@ def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]
             at_least=None if least is None else math.log(least),
             at_most=None if most is None else math.log(most),
         )
-    return signed_difference(criterion, compared) if criterion.expect else equivalence(criterion, compared)
+    if criterion.expect in ("lower", "higher"):
+        return signed_difference(criterion, compared)
+    # A probe's number is neither good nor bad; the words are those of a loss.
+    side = {"no higher": "no worse", "no lower": "no better"}.get(criterion.expect, "")
+    return equivalence(replace(criterion, expect=side), compared)
 
 
 def _guarded(evidence: Evidence, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
@@ -82,8 +86,7 @@ def _adjusted(evidence: Evidence, criterion: Criterion, contest: Contest) -> flo
     """Return the p value of a number from a probe, Holm-adjusted over all that the claims ask of probes in a contest."""
     asked = [
         part
-        for claim in evidence.paper.claims
-        for part in claim.criteria
+        for part in evidence.criteria
         if part.kind == "probe"
         and evidence.contest(part.place) == contest
         and all(evidence.label(arm) is not None for arm in part.arms)

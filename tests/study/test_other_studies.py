@@ -1,0 +1,238 @@
+"""Papers with several studies: each by its name, tasks by their own metric of which higher is better."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead.common.errors import UserError
+from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.outline import Contest, Entry, Measure, Outline
+from headtohead.study.published import find_paper, read_paper
+from headtohead.study.spec import build_study
+from headtohead.study.verdict import study_verdicts
+
+FILE = """
+[paper]
+unit = "nats_per_token"
+bytes_per_unit = 4.4
+[study]
+arms = ["standard", "diagonal"]
+corpus = "file:{corpus}"
+tokens = 1024
+batch = 256
+seeds = 2
+[scale.smoke]
+[scale.small]
+[scale.paper]
+[also.lists]
+arms = ["standard", {{arm = "sharing:tie=qk", name = "a"}}, {{arm = "sharing:tie=qk,pos2d=true", name = "b"}}]
+tasks = ["recall:train=40", "induction:train=40"]
+tokens = 2048
+batch = 1024
+seeds = 2
+{scales}
+[[claim]]
+id = "p.1"
+statement = "said"
+published = "some"
+criteria = [{criterion}]
+"""
+SCALES = "[also.lists.smoke]\n[also.lists.small]"
+OWN = (0.004, -0.004, 0.002, -0.003, 0.001)
+REPAIRS = '{kind = "tasks", study = "lists", arm = "b", against = "a", expect = "better", effect = 0.04}'
+EVEN = {"recall": 0.06, "induction": 0.02}
+
+
+def written(folder: Path, criterion: str, scales: str = SCALES, corpus: str = "x") -> Path:
+    path = folder / "p.toml"
+    path.write_text(FILE.format(scales=scales, criterion=criterion, corpus=corpus))
+    return path
+
+
+def judged(
+    folder: Path, gains: dict[str, float], *, scale: str = "small", criterion: str = REPAIRS, lost: str = ""
+) -> ClaimResult:
+    """Return what made runs say: by task, by how much b is above a, which is as good as standard."""
+    paper = read_paper(written(folder, criterion))
+    results: dict[str, dict[str, Any]] = {}
+    entries = []
+    for task, gain in gains.items():
+        contest = Contest(task, task, "nano", "as_is", "tokens")
+        for label, level in (("standard", 0.4), ("a", 0.4), ("b", 0.4 + gain)):
+            for seed in range(5):
+                run = f"{task}/{label}/{seed}"
+                entries.append(Entry(run, label, seed + 1, contest))
+                value = level + OWN[(seed + len(label) + 2 * (label == "b")) % 5]
+                done = {"status": "done", "test": {"accuracy": value, "blocks": {}}}
+                results[run] = {"status": "diverged"} if run == lost else done
+    spec = build_study(paper.settings(scale, "lists"))
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    measures = dict.fromkeys(gains, Measure("accuracy", "higher", 0.01))
+    outline = Outline("p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), measures=measures)
+    (found,) = judge_claims(paper, scale, {"lists": Finished(outline, study_verdicts(outline, results))})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gains", "direction", "size"),
+    [
+        (EVEN, "supported", "supported"),
+        ({"recall": 0.16, "induction": 0.12}, "supported", "contradicted"),
+        ({"recall": -0.06, "induction": -0.02}, "contradicted", "contradicted"),
+        ({"recall": 0.06, "induction": -0.06}, "open", "contradicted"),
+    ],
+)
+def test_the_mean_of_the_tasks_decides(
+    tmp_path: Path, gains: dict[str, float], direction: str, size: str
+) -> None:
+    found = judged(tmp_path, gains)
+    assert (found.direction, found.size) == (direction, size)
+    assert found.measured[0]["difference"] == pytest.approx(sum(gains.values()) / 2)
+    assert found.measured[0]["unit"] == "accuracy"
+    assert "mean of 2 tasks" in found.reason
+
+
+ON_RECALL = ', study = "lists", corpus = "recall", arm = "b"'
+
+
+@pytest.mark.parametrize(
+    ("criterion", "up", "down"),
+    [
+        (f'{{kind = "difference"{ON_RECALL}, expect = "better"}}', "supported", "contradicted"),
+        (f'{{kind = "difference"{ON_RECALL}, against = "a", expect = "worse"}}', "contradicted", "supported"),
+        ('{kind = "order", study = "lists", first = "b", then = ["a"]}', "supported", "contradicted"),
+        (
+            f'{{kind = "equivalence"{ON_RECALL}, margin = 0.02, expect = "no worse"}}',
+            "supported",
+            "contradicted",
+        ),
+        (
+            f'{{kind = "equivalence"{ON_RECALL}, margin = 0.02, expect = "no better"}}',
+            "contradicted",
+            "supported",
+        ),
+        (f'{{kind = "equivalence"{ON_RECALL}, margin = 0.02}}', "contradicted", "contradicted"),
+        (
+            f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher"}}',
+            "supported",
+            "contradicted",
+        ),
+        (
+            '{kind = "change", study = "lists", arm = "b", over = "corpus", values = ["induction", "recall"], '
+            'expect = "higher"}',
+            *("supported", "contradicted"),
+        ),
+    ],
+)
+def test_more_right_answers_are_better_in_every_kind(
+    tmp_path: Path, criterion: str, up: str, down: str
+) -> None:
+    for sign, direction in ((1, up), (-1, down)):
+        found = judged(tmp_path, {"recall": 0.06 * sign, "induction": 0.0}, criterion=criterion)
+        assert found.direction == direction
+        assert found.measured[0]["unit"] == "accuracy"
+
+
+@pytest.mark.parametrize(("share", "direction"), [(1.0, "open"), (0.5, "supported"), (2.0, "contradicted")])
+def test_an_interaction_may_ask_for_a_share_of_the_other_difference(
+    tmp_path: Path, share: float, direction: str
+) -> None:
+    part = f'{{kind = "interaction"{ON_RECALL}, control = "b", share = {share}, expect = "higher"}}'
+    assert judged(tmp_path, EVEN, criterion=part).direction == direction
+
+
+def test_effects_on_tasks_stay_in_their_metric(tmp_path: Path) -> None:
+    part = f'{{kind = "difference"{ON_RECALL}, expect = "better", effect = 0.06}}'
+    found = judged(tmp_path, EVEN, criterion=part)
+    assert (found.size, found.measured[0]["published"]) == ("supported", [0.06])
+
+
+def test_a_criterion_may_say_where_its_own_numbers_come_from(tmp_path: Path) -> None:
+    part = f'{{kind = "difference"{ON_RECALL}, expect = "better", at = {{corpus = "recall", size = "{{}}"}}}}'
+    assert judged(tmp_path, EVEN, criterion=part.replace("{}", "nano")).scale == "published scale"
+    assert judged(tmp_path, EVEN, criterion=part.replace("{}", "1m")).scale == "reduced scale"
+
+
+def test_smoke_diverged_runs_and_missing_scales_decide_nothing(tmp_path: Path) -> None:
+    assert judged(tmp_path, EVEN, scale="smoke").direction == "open"
+    found = judged(tmp_path, EVEN, lost="recall/b/2")
+    assert (found.direction, "1 runs diverged" in found.reason) == ("open", True)
+    paper = read_paper(tmp_path / "p.toml")
+    for scale, words in (("paper", "is not part of scale paper"), ("small", "has not been run")):
+        (claim,) = judge_claims(paper, scale, {})
+        assert (claim.scale, claim.reason) == ("not run", f"study lists {words}")
+
+
+@pytest.mark.parametrize(
+    ("scales", "criterion", "words"),
+    [
+        ("smal = 1\n[also.lists.small]", REPAIRS, "also.lists.small: unknown study setting 'smal'"),
+        (SCALES, REPAIRS.replace('"b"', '"c"'), "unknown arm 'c'"),
+        (
+            SCALES,
+            REPAIRS.replace('"lists"', '"list"'),
+            "unknown study of the paper 'list'; did you mean 'lists'",
+        ),
+        (SCALES, REPAIRS.replace('"lists"', '"study"'), "study has none"),
+        (SCALES, '{kind = "tasks", arm = "b", expect = "better"}', "a tasks criterion needs study"),
+        ("", REPAIRS, r"\[also.lists\] has no scale"),
+        (SCALES + "\n[also.toy.small]", REPAIRS, "a study's name is"),
+        (SCALES + "\n[also.A.small]", REPAIRS, "a study's name is"),
+        ("[also.lists.small]\ntasks = ['recal']", REPAIRS, "also.lists.small: unknown task 'recal'"),
+        (SCALES + "\ncorpus = 'stdlib'", REPAIRS, "some of its scales are of tasks, others of corpora"),
+    ],
+)
+def test_mistakes_in_another_study_are_named(tmp_path: Path, scales: str, criterion: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(written(tmp_path, criterion, scales))
+
+
+def test_the_positional_terms_claim_has_a_study() -> None:
+    paper = read_paper(find_paper("sharing"))
+    claim = next(claim for claim in paper.claims if claim.id == "sharing.9")
+    assert {(part.kind, part.study) for part in claim.criteria} == {("tasks", "tasks")}
+    for scale in ("smoke", "small"):
+        assert build_study(paper.settings(scale, "tasks")).causal is False
+
+
+def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
+    tmp_path: Path, story: Path
+) -> None:
+    path = written(tmp_path, REPAIRS, corpus=str(story))
+    out = tmp_path / "o"
+
+    def done(only: str) -> h2h.Reproduction:
+        return h2h.reproduce(str(path), out=out, only=only, device="cpu", quiet=True, workers=1)
+
+    with pytest.raises(UserError, match="unknown study of p at scale smoke 'list'; did you mean 'lists'"):
+        done("list")
+    first = done("study")
+    assert (first.ran, first.summary.done) == (["study"], 4)
+    assert first.claims[0].reason == "study lists has not been run"
+    second = done("lists")
+    assert (second.ran, set(second.studies)) == (["lists"], {"study", "lists"})
+    assert second.studies["lists"].path == out / "lists"
+    assert (out / "lists" / "report.html").is_file()
+    rows = json.loads((out / "claims.json").read_text())
+    assert rows[0]["measured"][0]["n"] == 2
+    again = done("")
+    assert (again.ran, again.summary.done) == (["study", "lists"], 0)
+    assert [claim.as_dict() for claim in again.claims] == rows
+    assert 'href="lists/report.html"' in (out / "report.html").read_text()
+    path.write_text(path.read_text().replace("tokens = 2048", "tokens = 4096"))
+    assert "stands in" in done("study").claims[0].reason
+
+
+def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: Path, story: Path) -> None:
+    path = written(tmp_path, REPAIRS, "[also.lists.smoke]\ntasks = ['hatexplain']", str(story))
+    found = h2h.reproduce(
+        str(path), out=tmp_path / "o", device="cpu", quiet=True, workers=1, data_dir=tmp_path / "none"
+    )
+    assert found.ran == ["study"]
+    assert list(found.trouble) == ["lists"]
+    assert "could not be run" in found.claims[0].reason
