@@ -162,14 +162,15 @@ class Config:
     """The most a thread may use; None leaves it to the compiler."""
 
 
-# By whether keys are turned in the score, and whether each has one query head alone. Those without turned keys are the fastest
-# of a sweep on an H200 (docs/log.md); those with them were chosen by counting instructions, and wait for theirs.
+# The fastest of sweeps on an H200 (docs/log.md), by whether keys are turned in the score and each has one query head alone.
 CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
     (False, False): Config(64, 2, 3, 4),
     (False, True): Config(64, 2, 3, 4),
-    (True, False): Config(64, 4, 4, 3),
-    (True, True): Sums(8, 1, False, 15),
+    (True, False): Config(64, 4, 5, 1),
+    (True, True): Sums(8, 1, True, 11),
 }
+# Values of their own beside the keys.
+BESIDE = Config(128, 2, 2, 4)
 _MOST_PARTS = 256
 
 
@@ -197,7 +198,7 @@ def decode(
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
     wide = max(32, triton.next_power_of_2(dim))
-    config = config or CONFIGS[turn == 1, share == 1]
+    config = config or (CONFIGS[turn == 1, share == 1] if values is None else BESIDE)
     if isinstance(config, Sums) and (turn != 1 or share > 1):
         raise ValueError("sums serve turned keys with one query head each")
     if turn == 1 and values is not None:
@@ -207,7 +208,8 @@ def decode(
         block = config.block(width)
     else:
         # The layouts were chosen for rows of 256 bytes at most; wider ones would not fit in registers and shared memory.
-        block = config.keys if turn != 1 else min(config.keys, max(16, config.keys * 256 // width))
+        narrow = min(config.keys, max(16, config.keys * 256 // width))
+        block = config.keys if turn != 1 and values is None else narrow
     blocks = -(-keys // block)
     parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
     parts = max(parts, -(-blocks // MOST_TURNS)) if turn == 1 else parts
