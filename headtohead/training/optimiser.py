@@ -40,12 +40,27 @@ def make_optimiser(model: Decoder, settings: TrainSettings, recordable: bool = F
     return adamw(rows, settings, recordable)
 
 
+class Recordable(torch.optim.AdamW):
+    """AdamW whose decay may move on the way: a CUDA graph has the library's own as a fixed number."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Shrink the weights of groups that have `shrink`, a number on the device, then do the library's step."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                if "shrink" in group:
+                    torch._foreach_mul_(group["params"], group["shrink"])
+        return super().step(closure)
+
+
 def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool) -> torch.optim.AdamW:
     """Return the library's fused AdamW over groups of parameters."""
     if recordable:
         for row in rows:
             row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
-    optimiser = torch.optim.AdamW(
+            if row["decays"] and moves_decay(row["rule"], settings):
+                row["shrink"] = torch.ones((), device=row["params"][0].device)
+                row["weight_decay"] = 0.0
+    optimiser = (Recordable if recordable else torch.optim.AdamW)(
         rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=recordable
     )
     # The first steps of a graph run outside it, and no one needs to hear of that.
@@ -53,9 +68,9 @@ def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool)
     return optimiser
 
 
-def decay_is_constant(settings: TrainSettings) -> bool:
-    """Return whether no rule moves a group's decay on the way, which a recorded step could not follow."""
-    return settings.circuit_decay != "equal" or all(rule.kind == "constant" for rule in settings.circuit_lr)
+def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
+    """Return whether a rule moves its group's decay on the way."""
+    return rule is not None and rule.kind != "constant" and settings.circuit_decay == "equal"
 
 
 def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
@@ -69,7 +84,9 @@ def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, 
         else:
             group["lr"] = rate * ratio
         # A step shrinks weights by lr x decay. At ratio 0 nothing moves, and there is nothing to make equal.
-        if rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
+        if "shrink" in group:
+            group["shrink"].fill_(1 - rate * settings.weight_decay if ratio else 1.0)
+        elif rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
             group["weight_decay"] = settings.weight_decay / ratio
 
 

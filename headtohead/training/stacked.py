@@ -22,7 +22,7 @@ from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.training.feeds import StackedPart, WindowFeed, stacked_parts
-from headtohead.training.optimiser import adamw, decay_is_constant, set_rates
+from headtohead.training.optimiser import adamw, set_rates
 from headtohead.training.recorded import Recorded
 from headtohead.training.traced import Traced
 from headtohead.training.trainer import Outcome, Trainer, moved
@@ -75,7 +75,7 @@ class StackedTrainer:
         self.places, self.flats, rows = self._layout()
         # A task's batches are of many lengths: each would be compiled, or recorded, anew.
         alike = isinstance(first.feed, WindowFeed)
-        record = record and alike and self.device.type == "cuda" and decay_is_constant(self.settings)
+        record = record and alike and self.device.type == "cuda"
         self.optimiser = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
         moving = {place.name for places in self.places for place in places}

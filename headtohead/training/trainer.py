@@ -26,7 +26,6 @@ from headtohead.training.checkpoint import (
 from headtohead.training.circuits import CircuitLog
 from headtohead.training.feeds import Feed, Part, WindowFeed
 from headtohead.training.optimiser import (
-    decay_is_constant,
     make_optimiser,
     optimiser_tensors,
     restore_optimiser,
@@ -115,7 +114,7 @@ class Trainer:
         self.branching = branching
         asked = log_circuits or bool(settings.circuit_lr)
         # Gradients of single circuits are looked at between steps, which a graph would not show.
-        record = record and self.device.type == "cuda" and decay_is_constant(settings) and not asked
+        record = record and self.device.type == "cuda" and not asked
         self.optimiser = make_optimiser(model, settings, record)
         self._recorded = Recorded(self._step_on, self.device, hooks.warn) if record else None
         self.log_every = max(1, self.steps // LOGGED_POINTS)

@@ -17,7 +17,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.training.optimiser import decay_is_constant, make_optimiser, set_rates
+from headtohead.training.optimiser import make_optimiser, set_rates
 from headtohead.training.settings import TrainSettings
 from headtohead.training.stacked import StackedTrainer, stacks
 from headtohead.training.trainer import Hooks, Trainer
@@ -288,5 +288,28 @@ def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
             assert isinstance(other["lr"], Tensor)
             assert group["lr"] == pytest.approx(other["lr"].item())
     assert len({group["lr"].data_ptr() for group in recordable.param_groups}) == len(recordable.param_groups)
-    assert decay_is_constant(settings)
-    assert not decay_is_constant(dataclasses.replace(SETTINGS, circuit_lr={"qk": "1x..3x"}))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "3x",
+        "1x..3x",
+        "0x..2x",
+        [{"tag": "qk", "kind": "hold_return", "factor": 0.25, "hold": 0.2, "back": 0.2}],
+    ],
+)
+def test_a_recordable_optimiser_does_the_steps_of_the_other(rule: Any) -> None:
+    given = {"qk": rule} if isinstance(rule, str) else rule
+    settings = dataclasses.replace(SETTINGS, circuit_lr=given, weight_decay=0.5)
+    ends = []
+    for recordable in (False, True):
+        one = trainer(1, settings=settings)
+        one.optimiser = make_optimiser(one.model, settings, recordable)
+        moved = [group for group in one.optimiser.param_groups if "shrink" in group]
+        assert bool(moved) == (recordable and rule != "3x")
+        for _ in range(12):
+            one._one_step()
+            one.step += 1
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]))
+    assert torch.linalg.vector_norm(ends[0] - ends[1]) < 1e-5 * torch.linalg.vector_norm(ends[0])
