@@ -100,7 +100,7 @@ def roofline(measured: Measured) -> Any:
     layers = [
         alt.Chart(alt.Data(values=roof)).mark_line(color=_INK).encode(x=x, y=y),
         said.encode(x=x, y=y, text="words:N"),
-        alt.Chart(alt.Data(values=dots)).mark_circle(size=150, opacity=1).encode(x=x, y=y, color=colour),
+        alt.Chart(alt.Data(values=dots)).mark_circle(size=90, opacity=0.8).encode(x=x, y=y, color=colour),
     ]
     # Numbers go to three sides in turn: neighbours in intensity are often neighbours in speed.
     for side, place in enumerate(({"dx": 13}, {"dy": 17}, {"dx": -13})):
@@ -166,7 +166,7 @@ def mechanisms(measured: Measured) -> Any:
         "arm:N",
         title=None,
         sort=sorted(best, key=lambda arm: best[arm]),
-        axis=alt.Axis(labelLimit=320, tickBand="extent", grid=True, **_BIG),
+        axis=alt.Axis(labelLimit=320, grid=True, **_BIG),
     )
     colour = alt.Color(
         "at:N",
@@ -175,13 +175,13 @@ def mechanisms(measured: Measured) -> Any:
             title=None, orient="top", labelFontSize=14, labelLimit=400, columns=2, symbolSize=120
         ),
     )
-    dots = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, yOffset=alt.YOffset("at:N", sort=places))
+    dots = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
     standard = alt.Chart(alt.Data(values=[{"over": 1.0}])).mark_rule(strokeDash=[5, 4]).encode(x=x)
     return alt.layer(
         standard,
         dots.mark_circle(size=110, opacity=1).encode(color=colour),
         dots.mark_text(dx=9, align="left", fontSize=13).encode(text=alt.Text("over:Q", format=".2f")),
-    ).properties(width=WIDTH - 100, height=(15 * len(places) + 14) * len(best))
+    ).properties(width=WIDTH - 100, height=32 * len(best))
 
 
 def decode(measured: Measured) -> Any:
@@ -308,7 +308,7 @@ def _bars(
     value: str,
     title: str,
     colours: dict[str, str],
-    form: str = "~g",
+    form: str = ".3~f",
     aims: dict[str, float] | None = None,
     whole: float = 0.0,
     apart: bool = True,

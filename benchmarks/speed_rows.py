@@ -18,6 +18,7 @@ FILES = (
     "decode",
     "generate",
     "stack",
+    "stack-processes",
     "growth",
     "cpu",
 )
@@ -71,10 +72,28 @@ class Measured:
         return [row for row in rows if wanted(row)]
 
     def stacked(self) -> list[Row]:
-        """Return seeds of standard in one pass, the last measurement of each number of them."""
-        rows = self.rows("stack", lambda row: row["arm"] == "standard" and row["stacked_tokens_per_second"])
-        ordered = sorted(rows, key=lambda row: row["date"])
-        return list({(row["size"], row["seeds"]): row for row in ordered}.values())
+        """Return seeds of standard in one pass, the last measurement of each number of them.
+
+        Where no separate processes ran beside them, those of an earlier measurement stand in.
+        """
+        apart: dict[tuple[str, int], float] = {}
+        found: dict[tuple[str, int], Row] = {}
+        rows = self.rows("stack") + self.rows("stack-processes")
+        for row in sorted(rows, key=lambda row: row["date"]):
+            place = (row["size"], row["seeds"])
+            if row["arm"] != "standard" or not row["stacked_tokens_per_second"]:
+                continue
+            if row["separate_tokens_per_second"]:
+                apart[place] = row["separate_tokens_per_second"]
+            elif place in apart:
+                ratio = row["stacked_tokens_per_second"] / apart[place]
+                row = row | {
+                    "separate_tokens_per_second": apart[place],
+                    "over_separate": ratio,
+                    "earlier": True,
+                }
+            found[place] = row
+        return list(found.values())
 
     def generation(self) -> list[Row]:
         """Return the contenders that wrote, the last measurement of each."""

@@ -86,7 +86,7 @@ _CAPTIONS = {
 
 def _source(measured: Measured, file: str) -> str:
     """Return where a picture's rows come from."""
-    names = [file, "coupled-step"] if file == "mechanisms-gpu" else [file]
+    names = [file, *{"mechanisms-gpu": ["coupled-step"], "stack": ["stack-processes"]}.get(file, [])]
     found = [row for name in names for row in measured.rows(name)]
     commits = sorted({row["commit"] for row in found})
     dates = sorted({row["date"][:10] for row in found})
@@ -280,6 +280,7 @@ def _stacking(measured: Measured) -> list[Aim]:
         words = f"{rate / 1e6:.1f} M"
         words += f", {row['over_single']:.2f}x a single run" if row["over_single"] else ""
         words += "" if apart is None else f", {apart:.2f}x separate processes"
+        words += " (timed before)" if row.get("earlier") else ""
         found.append(Aim(what, against, aim, words, rate >= aimed and apart is not None and apart > 1))
     return found
 
