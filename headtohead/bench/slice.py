@@ -161,10 +161,10 @@ class Slice:
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
         with torch.no_grad():  # the rotary tables are made outside the graph
             model.hidden(torch.zeros(1, self.context, dtype=torch.long, device=self.device))
+        # The companion's pass enters a block by `after`, which `forward` calls; compiled within compiled breaks in torch 2.11.
+        name = "after" if model.companion_spec else "forward"
         for block in model.layers:
-            # The companion's pass enters a block by `after`.
-            for name in ("forward", "after") if model.companion_spec else ("forward",):
-                setattr(block, name, MethodType(_own(name, self.graph), block))
+            setattr(block, name, MethodType(_own(name, self.graph), block))
 
     def _wait(self) -> None:
         if torch.device(self.device).type == "cuda":
