@@ -211,7 +211,7 @@ def runs(
 
     Args:
         folder: the study's directory.
-        export: write the finished runs, without weights, into this .tar.gz file.
+        export: write the finished runs, without weights, into this .tar.gz or .tar.xz file.
         import_: add the finished runs of such a file.
     """
     store = Store(Path(folder))

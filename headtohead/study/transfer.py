@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import os
 import re
 import secrets
 import tarfile
+import zlib
 from pathlib import Path
 
 from headtohead.common.errors import UserError
@@ -23,13 +25,16 @@ _MOST_PROBE_BYTES = 8 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
-    """Write every finished run of a study into one .tar.gz file; return how many. Damaged ones stay behind."""
+    """Write every finished run of a study into one file, .tar.gz or the smaller .tar.xz; return how many.
+
+    Damaged ones stay behind.
+    """
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
         raise UserError(f"{store.path} has no finished runs to export")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with tarfile.open(temporary, "w:gz") as archive:
+        with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
             for run in finished:
                 for name in (*_probe_files(run), *FILES):
                     if (run.path / name).is_file() and not (run.path / name).is_symlink():
@@ -95,7 +100,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
                     raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
                 stream = archive.extractfile(member)
                 runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{source} cannot be read as an export of runs: {cause}") from None
     store.make()

@@ -135,3 +135,18 @@ def test_a_probe_that_is_not_what_it_says_is_refused(
     with pytest.raises(UserError, match=words):
         import_runs(Store(tmp_path / "s"), archive(tmp_path / "x.tar.gz", files))
     assert not list((tmp_path / "s").glob("runs/*/probes/*"))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+def test_the_name_says_how_it_is_packed_and_a_cut_file_is_refused(
+    exported: tuple[Path, Path], tmp_path: Path, suffix: str
+) -> None:
+    packed = tmp_path / f"runs.tar.{suffix}"
+    assert export_runs(Store(exported[0]), packed) == 2
+    assert packed.read_bytes()[:2] == {"gz": b"\x1f\x8b", "xz": b"\xfd7"}[suffix]
+    assert import_runs(Store(tmp_path / "whole"), packed) == (2, 0)
+    content = packed.read_bytes()
+    for damage in (content[: len(content) // 2], content[:200] + bytes(64) + content[264:]):
+        packed.write_bytes(damage)
+        with pytest.raises(UserError, match="cannot be read as an export|is damaged"):
+            import_runs(Store(tmp_path / "cut"), packed)
