@@ -148,5 +148,5 @@ def test_the_name_says_how_it_is_packed_and_a_cut_file_is_refused(
     content = packed.read_bytes()
     for damage in (content[: len(content) // 2], content[:200] + bytes(64) + content[264:]):
         packed.write_bytes(damage)
-        with pytest.raises(UserError, match="cannot be read as an export|is damaged"):
+        with pytest.raises(UserError, match=r"cannot be read as an export|is damaged"):
             import_runs(Store(tmp_path / "cut"), packed)
