@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, first_line
 from headtohead.kernels import weights_kept
 from headtohead.model.decoder import Caches, Decoder
 
@@ -105,10 +105,7 @@ class Decoding:
                 self._scores = self._step(token)
         except Exception as error:
             self._able = False
-            words = str(error).strip().splitlines()
-            self.warn(
-                f"decoding is not recorded as a CUDA graph: {words[0] if words else type(error).__name__}"
-            )
+            self.warn(f"decoding is not recorded as a CUDA graph: {first_line(error)}")
             return
         self._graph = graph
         # A longer text would make longer tables in place of these, which the graph reads as they stand.
