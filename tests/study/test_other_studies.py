@@ -272,6 +272,12 @@ def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
     assert "stands in" in done("study").claims[0].reason
 
 
+def test_a_study_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    alone = h2h.Reproduction("smoke", [], tmp_path / "claims.json", {"lists": None})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match=r"study 'study' has not been run in .*; here are: lists"):
+        _ = alone.study
+
+
 def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: Path, story: Path) -> None:
     path = written(tmp_path, REPAIRS, "[also.lists.smoke]\ntasks = ['hatexplain']", str(story))
     found = h2h.reproduce(

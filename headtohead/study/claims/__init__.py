@@ -1,7 +1,7 @@
 """What a study says of published claims: supported, contradicted or open; direction and size of effect apart.
 
 Direction: Holm-adjusted p < 0.05 on the published side supports, on the other side contradicts, anything else is
-open. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
+open; changes, interactions, trends, medians and spreads stand alone, and their p is not adjusted. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
 and twice that effect, and supports it; or is too wide for either, and leaves it open. A criterion that gives bounds
 in place of an effect is met by an interval inside them and contradicted by one outside.
 """
