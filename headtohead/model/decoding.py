@@ -87,7 +87,12 @@ class Decoding:
         return scores
 
     def _step(self, token: Tensor) -> Tensor:
-        with self.caches.at(self._place), weights_kept(self._weights):
+        kind = token.device.type
+        # Weights that autocast has cast are let go at its end, which a graph that reads them may outlive: it casts its own.
+        own = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
+        with own, self.caches.at(self._place), weights_kept(self._weights):
             return one_step(self.model, self.caches, token)
 
     def _record(self, token: Tensor) -> None:
