@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from memory_held import grown, held_bytes, maps_in, peak_over, verdict
 
+from headtohead.bench.rows import in_a_line
 from headtohead.common.errors import UserError
 from headtohead.common.files import finite, read_json, write_json
 from headtohead.common.numbers import short_bytes, short_time
@@ -200,14 +201,6 @@ def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict
         return work(*given)
     except Exception as error:
         return {name: in_a_line(error)}
-
-
-def in_a_line(error: Exception) -> str:
-    """Return the first line of an error."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join((type(error).__name__, *lines[:1]))
 
 
 def training_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:

@@ -42,7 +42,11 @@ class Reproduction:
 
     @property
     def study(self) -> StudyResult:
-        """The study of [study]."""
+        """The study of [study]; refused where another was run alone and this one does not stand there."""
+        if MAIN not in self.studies:
+            raise UserError(
+                f"study '{MAIN}' has not been run in {self.path.parent}; here are: {', '.join(self.studies)}"
+            )
         return self.studies[MAIN]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth
 from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer, version
-from headtohead.bench.rows import Rows
+from headtohead.bench.rows import Rows, in_a_line
 from headtohead.bench.train import find_shape
 from headtohead.common.errors import UserError, unknown
 from headtohead.model.decoder import Decoder
@@ -138,10 +138,8 @@ class _Case:
         """Return what was measured of one contender, or its error; nothing of it is left on the device."""
         try:
             return {"error": None, **self._measure(name, ours, progress)}
-        except torch.OutOfMemoryError as error:
-            return {"error": f"out of memory: {_first_line(error)}"}
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {_first_line(error)}"}
+            return {"error": in_a_line(error)}
         finally:
             gc.collect()
             if self.device.type == "cuda":
@@ -252,8 +250,3 @@ def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
         token = text[:, place : place + 1]
         scores = recorded(token) if recorded is not None else one_step(model, caches, token)
     return float((scores.float() - whole).norm() / whole.norm())
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""

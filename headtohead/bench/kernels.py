@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, product_rate, seconds_of
 from headtohead.bench.fused import Draw, Fused, Given, odd_cases, training_cases
-from headtohead.bench.rows import Rows
+from headtohead.bench.rows import Rows, in_a_line
 from headtohead.kernels import path_name
 from headtohead.kernels.path import triton_serves
 from headtohead.study.environment import device_name
@@ -101,8 +101,7 @@ def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[st
     try:
         return work()
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return {name: ": ".join((type(error).__name__, *lines[:1]))[:300]}
+        return {name: in_a_line(error)}
     finally:
         if torch.cuda.is_available():
             with suppress(RuntimeError):

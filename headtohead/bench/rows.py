@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+import torch
+
+from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import finite, read_json, write_json
 from headtohead.study.environment import commit, provenance
 
@@ -48,3 +50,11 @@ class Rows:
 
     def _same(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
         return row.get("commit") == commit() and all(row.get(key) == value for key, value in facts.items())
+
+
+def in_a_line(error: Exception) -> str:
+    """Return an error as a row keeps it: its kind and the first line of its words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    kind, words = type(error).__name__, first_line(error)
+    return kind if words == kind else f"{kind}: {words}"[:300]

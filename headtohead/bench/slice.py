@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from headtohead.bench.train import find_shape, in_a_line
+from headtohead.bench.rows import in_a_line
+from headtohead.bench.train import find_shape
 from headtohead.mechanisms.base import Mechanism
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Block, Decoder

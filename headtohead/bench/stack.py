@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import torch
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.rows import Rows
 from headtohead.bench.train import find_shape, random_windows
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, first_line
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, device_name
@@ -171,11 +172,6 @@ def _form(compiled: bool) -> str:
     return "compiled" if compiled else "as it stands"
 
 
-def _words(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 class _Contest:
     """Stacked seeds and a single run, compiled or not, in turns."""
 
@@ -222,7 +218,7 @@ class _Contest:
         try:
             return disagreement(self.case, compile=compiled)
         except Exception as error:
-            return _words(error)
+            return first_line(error)
 
     def _ready(
         self, name: str, make: Callable[..., Callable[[], object]], given: int, compiled: bool
@@ -236,30 +232,30 @@ class _Contest:
                 step()
             self.case.wait()
         except Exception as error:
-            self.results[name] = {"error": _words(error)}
+            self.results[name] = {"error": first_line(error)}
             return None
         self.results[name] = {"start_seconds": round(time.perf_counter() - began, 1)}
         if said:
             self.results[name]["warnings"] = sorted(set(said))
         return step
 
-    def _best(self, kind: str) -> float | None:
+    def _best(self, kind: str) -> tuple[float | None, bool]:
+        """Return the highest rate of a kind, and whether that was compiled."""
         rates = [
-            float(found["tokens_per_second"])
-            for name, found in self.results.items()
-            if name.startswith(kind) and "tokens_per_second" in found
+            (float(self.results[name]["tokens_per_second"]), form)
+            for form in self.forms
+            if "tokens_per_second" in self.results[name := f"{kind}, {_form(form)}"]
         ]
-        return max(rates, default=None)
+        return max(rates, default=(None, False))
 
     def _facts(self, processes: bool, progress: Progress) -> dict[str, Any]:
         case, size = self.case, find_shape(self.case.size)
-        stacked, single = self._best("stacked"), self._best("single")
+        (stacked, _), (single, compiled) = self._best("stacked"), self._best("single")
         separate = None
         if processes and single is not None:
             progress(f"{self.seeds} processes at once", 0.7)
-            separate = separate_rate(
-                case, self.seeds, duration=max(0.2, self.rounds * BURST * case.batch / single)
-            )
+            duration = max(0.2, self.rounds * BURST * case.batch / single)
+            separate = separate_rate(case, self.seeds, duration, compiled)
         return {
             "results": self.results,
             "stacked_tokens_per_second": stacked,
@@ -285,19 +281,22 @@ def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
     """Return the largest relative difference in nats and gradient norm between stacked seeds and separate runs.
 
     Twenty steps in float32, four sequences each; on a GPU all but the first of both are recorded ones. Separate runs are
-    not compiled.
+    not compiled. What is no number is no agreement, and raises.
     """
     case = dataclasses.replace(case, precision="float32", batch=4 * find_shape(case.size).context)
     stack = case.stack(seeds, compile, _refuse)
     separate = [case.trainer(seed, record=True) for seed in range(seeds)]
     worst = 0.0
-    for _ in range(_COMPARED):
+    for place in range(_COMPARED):
         together = torch.stack(stack.one_step(), 1)
         stack.first.step += 1
         for one, found in zip(separate, together, strict=True):
             alone = torch.stack(one._one_step())
             one.step += 1
-            worst = max(worst, float(((found - alone) / alone).abs().max()))
+            off = float(((found - alone) / alone).abs().max())
+            if not math.isfinite(off):
+                raise RuntimeError(f"step {place + 1} comes to {found.tolist()}, alone to {alone.tolist()}")
+            worst = max(worst, off)
     return worst
 
 
@@ -305,7 +304,7 @@ def _refuse(words: str) -> None:
     raise RuntimeError(words)
 
 
-def separate_rate(case: Case, count: int, duration: float) -> float:
+def separate_rate(case: Case, count: int, duration: float, compile: bool = False) -> float:
     """Return the tokens per second of that many processes together, each training one seed for as long."""
     command = [sys.executable, "-m", "headtohead.bench.stack"]
     workers = [
@@ -314,7 +313,7 @@ def separate_rate(case: Case, count: int, duration: float) -> float:
     ]
     try:
         for seed, worker in enumerate(workers):
-            order = {"case": dataclasses.asdict(case), "seed": seed, "seconds": duration}
+            order = {"case": dataclasses.asdict(case), "seed": seed, "seconds": duration, "compile": compile}
             _tell(worker, json.dumps(order))
         end = time.monotonic() + _START_SECONDS
         for worker in workers:
@@ -348,7 +347,7 @@ def main() -> None:
     case = Case(**order["case"])
     if case.device == "cpu":
         torch.set_num_threads(1)
-    step = case.single(int(order["seed"]))
+    step = case.single(int(order["seed"]), bool(order["compile"]))
     for _ in range(WARM):
         step()
     case.wait()

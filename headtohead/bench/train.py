@@ -23,7 +23,7 @@ import torch
 
 from headtohead.bench.peers import PEERS, Step, missing, peer_step, version
 from headtohead.bench.profile import kernel_times
-from headtohead.bench.rows import Rows
+from headtohead.bench.rows import Rows, in_a_line
 from headtohead.bench.warm import warm as warm_up
 from headtohead.common.errors import UserError, unknown
 from headtohead.data.shards import Split
@@ -151,14 +151,6 @@ def random_windows(size: Size, count: int, seed: int) -> Windows:
     tokens = np.random.default_rng(0).integers(0, size.vocabulary, (count + 1) * size.context)
     tokens = tokens.astype(np.uint16 if size.vocabulary <= 2**16 else np.uint32)
     return Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed)
-
-
-def in_a_line(error: Exception) -> str:
-    """Return an error as a row keeps it: its kind and the first line of its words."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join((type(error).__name__, *lines[:1]))[:300]
 
 
 def _nothing() -> None:

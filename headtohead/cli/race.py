@@ -369,15 +369,14 @@ def _show_explained(result: StudyResult) -> None:
                 ("chance.aopc_comprehensiveness", ".3f"),
             )
         ]
-        rows.append((row.contest.title_among(contests), row.label, *numbers, len(row.seeds)))
+        by = name.replace("_", " ") or "–"
+        rows.append((row.contest.title_among(contests), row.label, by, *numbers, len(row.seeds)))
     columns = (
-        *("contest", "arm", "on relevant tokens", "even attention"),
+        *("contest", "arm", "by", "on relevant tokens", "even attention"),
         *("% above .33", "AOPC", "by chance", "n"),
     )
     if rows:
-        print_table(
-            "where they look: attention of the read-out row (rollout)", columns, rows, right=columns[2:]
-        )
+        print_table("where they look: attention of the read-out row", columns, rows, right=columns[3:])
 
 
 def _show_solved(result: StudyResult) -> None:

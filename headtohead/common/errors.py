@@ -18,6 +18,11 @@ class DamagedFile(UserError):
     """A file that was cut short, changed or never was what it should be; the message names it."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; its kind where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest allowed word, or an empty string."""
     matches = get_close_matches(given, list(allowed), n=1, cutoff=0.4)

@@ -40,25 +40,24 @@ def attend(
     how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
     it sees nothing else. Values of another width than the keys' give outputs of theirs. `bias`
     (heads, queries, keys), or (batch, heads, queries, keys), is added to the scaled scores. `rows` (batch,) asks for
-    one query of each sequence alone, (batch, heads, 1, dim), and no bias is known then.
+    one query of each sequence alone, (batch, heads, 1, dim), or says where the one that is given stands, (1,) for all
+    sequences; no bias is known then.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     if rows is not None:
         assert bias is None
-        q = q[torch.arange(len(q), device=q.device), :, rows].unsqueeze(2)
-        seen = view_mask(1, keys, q.device, causal, padding, window, strict, rows)
-        if is_plain():
-            return attend_plain(q, k, v, causal=False, mask=seen, scale=scale)
-        return _fused(q, k, v, seen, False, scale)
-    if causal and window and queries == 1 and keys > window:
+        q = q if queries == 1 else q[torch.arange(len(q), device=q.device), :, rows].unsqueeze(2)
+        queries = 1
+    elif causal and window and queries == 1 and keys > window:
         k, v = k[..., -window:, :], v[..., -window:, :]
         padding = None if padding is None else padding[:, -window:]
         bias = None if bias is None else bias[..., -window:]
         keys = window
     mask = None
     biased = bias is not None and queries > 1
-    if padding is not None or window or strict or (causal and (biased or 1 < queries < keys)):
-        mask = view_mask(queries, keys, q.device, causal, padding, window, strict)
+    viewed = padding is not None or rows is not None or window or strict
+    if viewed or (causal and (biased or 1 < queries < keys)):
+        mask = view_mask(queries, keys, q.device, causal, padding, window, strict, rows)
     whole = causal and mask is None and queries > 1
     if is_plain():
         return attend_plain(q, k, v, causal=whole, mask=mask, scale=scale, bias=bias)
@@ -168,7 +167,8 @@ def view_mask(
     """Return what each query may see, (queries, keys) or (batch, 1, queries, keys); true is visible.
 
     A query with nothing to see, such as one at a padded position, sees itself, so that no row is empty. `rows` (batch,)
-    says where the one query of each sequence stands; without it queries stand at the last positions of the keys.
+    says where the one query of each sequence stands, (1,) where they stand alike; without it queries stand at the last
+    positions of the keys.
     """
     if rows is None:
         row = torch.arange(keys - queries, keys, device=device).unsqueeze(1)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.kernels.attention import attend, attend_plain
+from headtohead.kernels.attention import attend, attend_plain, view_mask
 from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.rotary import rotate_plain
 
@@ -59,7 +59,7 @@ def decode_plain(
 ) -> Tensor:
     """The definition."""
     keys = rotate_plain(kv, table) if turn == "score" and table is not None else kv
-    seen = None if place is None else seen_from(place, kv.shape[-2])
+    seen = None if place is None else view_mask(1, kv.shape[-2], q.device, causal=True, rows=place)
     mixed = attend_plain(q, keys, kv, causal=False, mask=seen, scale=scale)
     if turn != "roundtrip" or table is None:
         return mixed
@@ -85,17 +85,7 @@ def attend_placed(
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         output: Tensor = torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place)
         return output.unsqueeze(2)
-    seen = seen_from(place, k.shape[-2], window, strict).unsqueeze(0)
-    return attend(q, k, v, causal=False, padding=seen, scale=scale)
-
-
-def seen_from(place: Tensor, keys: int, window: int = 0, strict: bool = False) -> Tensor:
-    """Return (keys,), true at those that a query at `place` (1,) sees: what `view_mask` says of its row."""
-    key = torch.arange(keys, device=place.device)
-    seen = key <= place
-    if window:
-        seen = seen & (place - key < window)
-    return seen & ((key != place) | (place == 0)) if strict else seen
+    return attend(q, k, v, window=window, strict=strict, scale=scale, rows=place)
 
 
 @torch.library.custom_op("headtohead::kv_decode", mutates_args=())

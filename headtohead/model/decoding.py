@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, first_line
 from headtohead.kernels import weights_kept
 from headtohead.model.decoder import Caches, Decoder
 
@@ -87,7 +87,12 @@ class Decoding:
         return scores
 
     def _step(self, token: Tensor) -> Tensor:
-        with self.caches.at(self._place), weights_kept(self._weights):
+        kind = token.device.type
+        # Weights that autocast has cast are let go at its end, which a graph that reads them may outlive: it casts its own.
+        own = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
+        with own, self.caches.at(self._place), weights_kept(self._weights):
             return one_step(self.model, self.caches, token)
 
     def _record(self, token: Tensor) -> None:
@@ -105,10 +110,7 @@ class Decoding:
                 self._scores = self._step(token)
         except Exception as error:
             self._able = False
-            words = str(error).strip().splitlines()
-            self.warn(
-                f"decoding is not recorded as a CUDA graph: {words[0] if words else type(error).__name__}"
-            )
+            self.warn(f"decoding is not recorded as a CUDA graph: {first_line(error)}")
             return
         self._graph = graph
         # A longer text would make longer tables in place of these, which the graph reads as they stand.

@@ -187,17 +187,20 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(added_seeds.intersection(seeds)),
-        unlearnt=sum(_unlearnt(value, outline, contest) for value in mine),
+        unlearnt=sum(learnt_nothing(value, outline, contest) for value in mine),
         moved=_moved(ours) + _moved(theirs),
         better=measure.better,
     )
 
 
-def _unlearnt(value: float, outline: Outline, contest: Contest) -> bool:
-    """Return whether token frequencies, or always the same answer, score as well on the test split."""
+def learnt_nothing(value: float, outline: Outline, contest: Contest) -> bool:
+    """Return whether token frequencies, or always the same answer, score as well on the test split.
+
+    On a task as well means within the margin: less than that above counts as no difference anywhere else too.
+    """
     lines = outline.references.get(contest.corpus_label, {})
     if "majority class" in lines:
-        return value <= max(lines.values())
+        return value <= max(lines.values()) + (outline.measure(contest).margin or 0.0)
     return value > 0.99 * lines.get("unigram", float("inf"))
 
 
@@ -216,7 +219,7 @@ def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) ->
     return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
 
 
-_NOTHING = {True: "predict no better than token frequencies", False: "do no better than chance or one answer"}
+NOTHING = {True: "predict no better than token frequencies", False: "do no better than chance or one answer"}
 
 
 def _judge(row: Verdict) -> None:
@@ -244,7 +247,7 @@ def _judge(row: Verdict) -> None:
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
     if row.unlearnt:
-        row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {_NOTHING[row.metric == METRIC]}")
+        row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {NOTHING[row.metric == METRIC]}")
         if row.verdict == "equivalent" and row.values != row.baseline_values:
             row.notes.append("runs that learnt nothing cannot show that two arms are equivalent")
             row.verdict = "undecided"

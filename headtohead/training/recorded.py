@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headtohead.common.errors import first_line
+
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From tokens and targets on the device to nats and gradient norm there; forward, backward, clipping, optimiser."""
 COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"})
@@ -67,9 +69,6 @@ class Recorded:
                 outputs = self.step(*inputs)
         except Exception as error:
             self._able = False
-            words = str(error).strip().splitlines()
-            self.warn(
-                f"steps are not recorded as a CUDA graph: {words[0] if words else type(error).__name__}"
-            )
+            self.warn(f"steps are not recorded as a CUDA graph: {first_line(error)}")
             return
         self._graph, self._inputs, self._outputs = graph, inputs, outputs

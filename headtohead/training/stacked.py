@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, first_line
 from headtohead.kernels import stacking
 from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
@@ -399,8 +399,7 @@ def stacks(model: Decoder) -> str:
         with stacking():
             vmap(one)(leaves, tokens).sum().backward()
     except Exception as error:
-        words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return f"torch.vmap cannot stack it: {words}"
+        return f"torch.vmap cannot stack it: {first_line(error)}"
     if terms and isinstance(model, Reader):
         return f"its own loss term '{next(iter(terms))}' would see what fills up a task's batches"
     return ""

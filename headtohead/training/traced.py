@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from headtohead.common.errors import first_line
 from headtohead.kernels.path import traced
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -51,8 +52,7 @@ class Traced:
                     raise
                 except Exception as error:
                     self.able = False
-                    words = str(error).strip().splitlines()
-                    self.warn(f"the step is not compiled: {words[0] if words else type(error).__name__}")
+                    self.warn(f"the step is not compiled: {first_line(error)}")
         return self.function(*given)
 
     def forget(self) -> None:

@@ -48,6 +48,32 @@ def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert stack.disagreement(case) > 1e-3
 
 
+def test_what_is_no_number_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = stack.Case("nano", "standard", 256, "float32", "cpu")
+    monkeypatch.setattr(
+        stack.StackedTrainer, "_clip", lambda self, grads: grads[0].new_full((3,), float("nan"))
+    )
+    with pytest.raises(RuntimeError, match="step 1 comes to"):
+        stack.disagreement(case)
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_separate_processes_are_compiled_where_a_single_run_is_faster_so(
+    faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        stack, "separate_rate", lambda case, count, duration, compile: asked.append(compile) or 1.0
+    )
+    contest = stack._Contest(stack.Case("nano", "standard", 256, "float32", "cpu"), 2, [False, True], 1)
+    rates = {"single, compiled": 1e6 + faster, "single, as it stands": 1e6 + (not faster)}
+    stacked = {f"stacked, {form}": {"error": "none"} for form in ("compiled", "as it stands")}
+    contest.results = {name: {"tokens_per_second": rate} for name, rate in rates.items()} | stacked
+    found = contest._facts(True, lambda words, share: None)
+    assert asked == [faster]
+    assert (found["single_tokens_per_second"], found["over_separate"]) == (1e6 + 1, None)
+
+
 def test_a_contender_that_fails_leaves_its_reason_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

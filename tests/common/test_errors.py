@@ -1,4 +1,4 @@
-from headtohead.common.errors import suggestion, unknown
+from headtohead.common.errors import first_line, suggestion, unknown
 
 
 def test_an_unknown_name_says_what_was_given_what_is_allowed_and_the_nearest() -> None:
@@ -8,3 +8,8 @@ def test_an_unknown_name_says_what_was_given_what_is_allowed_and_the_nearest() -
 
 def test_nothing_near_gives_no_suggestion() -> None:
     assert suggestion("zzz", ["coupled"]) == ""
+
+
+def test_an_error_in_a_line() -> None:
+    assert first_line(ValueError("\n  this one \nnot this")) == "this one"
+    assert first_line(ValueError()) == "ValueError"

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck
 from headtohead import kernels
 from headtohead.kernels.attention import attend, view_mask
 from headtohead.kernels.circle import circle, circle_plain, circle_pull, circle_pull_plain
+from headtohead.kernels.decode import attend_placed
 from headtohead.kernels.dynamics import potential_force, potential_force_plain
 from headtohead.kernels.feedforward import swiglu, swiglu_plain
 from headtohead.kernels.linear import linear_attend
@@ -396,3 +397,17 @@ def test_taylor_attend_under_padding_and_while_decoding() -> None:
     assert torch.allclose(last, whole[..., -1:, :], rtol=1e-12)
     alone = taylor_attend(q[:1, :, 1:], k[:1, :, 1:], v[:1, :, 1:])
     assert torch.allclose(whole[:1, :, 1:], alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_a_query_at_a_place_sees_what_the_last_of_so_many_keys_sees(
+    window: int, strict: bool, kv_heads: int
+) -> None:
+    q, k, v = draw(3, 4, 1, 8), *(draw(3, kv_heads, 6, 8, seed=seed) for seed in (1, 2))
+    for place in range(6):
+        so_far = (tensor[:, :, : place + 1] for tensor in (k, v))
+        wanted = attend(q, *so_far, window=window, strict=strict)
+        found = attend_placed(q, k, v, torch.tensor([place]), window=window, strict=strict)
+        assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)

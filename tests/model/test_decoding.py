@@ -155,6 +155,25 @@ def test_weights_are_joined_once_for_all_steps() -> None:
     assert len(step._weights) == len(kept)
 
 
+@torch.inference_mode()
+def test_a_step_under_autocast_keeps_nothing_that_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = model("standard").float()
+    caches = decoder.new_caches(3, 8)
+    decoder.logits(TEXT[:, :5], caches=caches)
+    seen = []
+
+    def watched(*given: Any) -> Tensor:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+        return one_step(*given)
+
+    monkeypatch.setattr("headtohead.model.decoding.one_step", watched)
+    step = Decoding(decoder, caches)
+    step(TEXT[:, 5:6])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step(TEXT[:, 6:7]).dtype == torch.bfloat16
+    assert seen == [(False, False), (True, False)]
+
+
 def test_what_is_made_on_the_way_is_joined_anew() -> None:
     weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
     store: dict[tuple[int, ...], Tensor] = {}

@@ -115,6 +115,12 @@ def test_heat_maps_add_seeds_up_and_leave_out_what_does_not_fit() -> None:
     assert figure is not None
     assert figure.chart is not None
     assert figure.chart.to_dict(validate=True)
+    assert "Without such a map" not in figure.words
+    figure = heat.figure(
+        view(arm("a", found(0.5)), arm("bare", found(0.5, names=("gradient",))), arm("none"))
+    )
+    assert figure is not None
+    assert figure.words.endswith("Without such a map: bare.")
 
 
 def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,9 @@ def test_what_a_run_was_trained_on_need_not_be_named(
         h2h.explain(h2h.load_model(run.path), quiet=True)
 
 
-def test_seeds_are_joined_and_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_are_joined_and_shown(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     race(finished, RECALL, GRAMMAR, probes=[NAME])
     result = h2h.open_study(finished)
     rows = {(row.contest.corpus_label, row.label): row for row in result.explained()}
@@ -172,4 +175,12 @@ def test_seeds_are_joined_and_shown(finished: Path, capsys: pytest.CaptureFixtur
     show_verdicts(result)
     shown = capsys.readouterr().out
     assert "where they look" in shown
+    # An arm without rollout shows what it has, by its own name.
+    some = dataclasses.replace(
+        row, found=row.found | {"explanations": {"layer_mean": row.found["explanations"]["rollout"]}}
+    )
+    monkeypatch.setattr(h2h.StudyResult, "explained", lambda self: [some])
+    show_verdicts(result)
+    assert "layer mean" in capsys.readouterr().out
+    assert "rollout" in shown
     assert f"{row.mean(path):.3f}" in shown

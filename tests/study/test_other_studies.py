@@ -55,9 +55,18 @@ def written(folder: Path, criterion: str, scales: str = SCALES, corpus: str = "x
 
 
 def judged(
-    folder: Path, gains: dict[str, float], *, scale: str = "small", criterion: str = REPAIRS, lost: str = ""
+    folder: Path,
+    gains: dict[str, float],
+    *,
+    scale: str = "small",
+    criterion: str = REPAIRS,
+    lost: str = "",
+    guessed: dict[str, float] | None = None,
 ) -> ClaimResult:
-    """Return what made runs say: by task, by how much b is above a, which is as good as standard."""
+    """Return what made runs say: by task, by how much b is above a, which is as good as standard (0.4).
+
+    `guessed` is what one answer for all gets, by task.
+    """
     paper = read_paper(written(folder, criterion))
     results: dict[str, dict[str, Any]] = {}
     entries = []
@@ -73,7 +82,10 @@ def judged(
     spec = build_study(paper.settings(scale, "lists"))
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     measures = dict.fromkeys(gains, Measure("accuracy", "higher", 0.01))
-    outline = Outline("p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), measures=measures)
+    lines = {task: {"chance": 0.1, "majority class": value} for task, value in (guessed or {}).items()}
+    outline = Outline(
+        "p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), references=lines, measures=measures
+    )
     (found,) = judge_claims(paper, scale, {"lists": Finished(outline, study_verdicts(outline, results))})
     return found
 
@@ -136,6 +148,38 @@ def test_more_right_answers_are_better_in_every_kind(
         found = judged(tmp_path, {"recall": 0.06 * sign, "induction": 0.0}, criterion=criterion)
         assert found.direction == direction
         assert found.measured[0]["unit"] == "accuracy"
+
+
+ALIKE = f'{{kind = "equivalence"{ON_RECALL}, margin = 0.02, effect = 0.001}}'
+AHEAD = f'{{kind = "difference"{ON_RECALL}, expect = "better", effect = 0.06}}'
+
+
+@pytest.mark.parametrize(
+    ("criterion", "gain", "guessed", "decided"),
+    [
+        (ALIKE, 0.0, 0.30, True),
+        (ALIKE, 0.0, 0.38, True),
+        (ALIKE, 0.0, 0.39, False),  # both within the margin of one answer for all
+        (ALIKE, 0.0, 0.45, False),
+        (AHEAD, 0.06, 0.40, True),  # one of them learnt
+        (AHEAD, 0.06, 0.47, False),
+        ('{kind = "order", study = "lists", first = "b", then = ["a"]}', 0.06, 0.47, False),
+    ],
+)
+def test_arms_that_learnt_nothing_decide_nothing(
+    tmp_path: Path, criterion: str, gain: float, guessed: float, decided: bool
+) -> None:
+    gains = {"recall": gain, "induction": 0.0}
+    found = judged(tmp_path, gains, criterion=criterion, guessed={"recall": guessed})
+    assert found.direction == ("supported" if decided else "open")
+    assert ("do no better than chance or one answer" in found.reason) is not decided
+    assert decided or found.size == "open"
+
+
+def test_a_mean_of_tasks_needs_one_task_that_was_learnt(tmp_path: Path) -> None:
+    high = dict.fromkeys(EVEN, 0.6)
+    assert judged(tmp_path, EVEN, guessed=high | {"recall": 0.2}).direction == "supported"
+    assert judged(tmp_path, EVEN, guessed=high).direction == "open"
 
 
 @pytest.mark.parametrize(("share", "direction"), [(1.0, "open"), (0.5, "supported"), (2.0, "contradicted")])
@@ -226,6 +270,12 @@ def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
     assert 'href="lists/report.html"' in (out / "report.html").read_text()
     path.write_text(path.read_text().replace("tokens = 2048", "tokens = 4096"))
     assert "stands in" in done("study").claims[0].reason
+
+
+def test_a_study_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    alone = h2h.Reproduction("smoke", [], tmp_path / "claims.json", {"lists": None})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match=r"study 'study' has not been run in .*; here are: lists"):
+        _ = alone.study
 
 
 def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: Path, story: Path) -> None:

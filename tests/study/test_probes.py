@@ -3,6 +3,7 @@
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from headtohead.measure.indicators import indicators
 from headtohead.measure.loss import nats_by_position, score_split
 from headtohead.measure.maps import layer_maps
 from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import one_step
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
 from headtohead.study.probes import (
@@ -266,6 +268,22 @@ def test_decoding_is_timed_at_half_and_full_windows() -> None:
     assert "cpu" in found["device"]
     one = subject("standard").model
     assert found["bytes"] == 4 * one.parameter_count() + one.cache_bytes(8, 128, torch.float32)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("arm", ["standard", "latent"])
+def test_every_arm_decodes_step_by_step_whether_it_could_be_recorded_or_not(
+    arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, taken = subject(arm), []
+    assert one.model.recordable == (arm == "standard")
+
+    def counted(*given: Any) -> Any:
+        taken.append(1)
+        return one_step(*given)
+
+    monkeypatch.setattr("headtohead.study.probes.decode.one_step", counted)
+    found = take("decode", one)
+    assert len(taken) == found["steps"] * len(found["tokens_per_second"])
 
 
 def test_tasks_that_are_not_at_hand_are_one_line_and_the_run_stays_done(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ def figure(view: View) -> Figure | None:
         "the probability of the right answer, from bottom to top; the number is the per cent of examples in a cell. Top right: right, "
         "and looking at what matters. Top left: right for other reasons."
     )
+    shown = {row["arm"] for row in rows}
+    if absent := [arm.label for arm in view.arms if found_by_seed(arm) and arm.label not in shown]:
+        words += f" Without such a map: {', '.join(absent)}."
     return Figure("Looking and being right.", words, heat_maps(rows, view.labels), "Hover for the counts.")
 
 

@@ -1,7 +1,7 @@
 """What a study says of published claims: supported, contradicted or open; direction and size of effect apart.
 
 Direction: Holm-adjusted p < 0.05 on the published side supports, on the other side contradicts, anything else is
-open. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
+open; changes, interactions, trends, medians and spreads stand alone, and their p is not adjusted. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
 and twice that effect, and supports it; or is too wide for either, and leaves it open. A criterion that gives bounds
 in place of an effect is met by an interval inside them and contradicted by one outside.
 """
@@ -14,7 +14,17 @@ from typing import Any
 
 from headtohead.study.claims import arms
 from headtohead.study.claims.evidence import Evidence, Finished
-from headtohead.study.claims.parts import NOT_RUN, OPEN, PUBLISHED, REDUCED, SMOKE, Part, all_of
+from headtohead.study.claims.parts import (
+    CONTRADICTED,
+    NOT_RUN,
+    OPEN,
+    PUBLISHED,
+    REDUCED,
+    SMOKE,
+    SUPPORTED,
+    Part,
+    all_of,
+)
 from headtohead.study.claims.probes import probed
 from headtohead.study.claims.tasks import of_tasks
 from headtohead.study.claims.toy import toy_checks, toy_order
@@ -146,11 +156,25 @@ def _part(asked: _Asked, criterion: Criterion, claim: Claim) -> Part:
         return part
     differs = evidence.other_scale(claim, known, criterion)
     part.scale = REDUCED if differs else PUBLISHED
+    if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (
+        nothing := _unlearnt(evidence, criterion, known)
+    ):
+        part.direction, part.size = OPEN, None if part.size is None else OPEN
+        part.reason += f"; {nothing}"
     if scale == "smoke":
         part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
     elif differs:
         part.reason += f" ({differs})"
     return part
+
+
+def _unlearnt(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> str:
+    """Return where nothing was learnt by any of the arms a criterion compares, or nothing; a mean of tasks needs one task."""
+    alone = criterion.against or criterion.then or criterion.compare == "value"
+    arms = criterion.arms if alone else (*criterion.arms, "")
+    places = evidence.contests if criterion.kind == "tasks" else contests
+    found = [evidence.unlearnt(place, arms) for place in places]
+    return max(found) if criterion.kind != "tasks" or all(found) else ""
 
 
 __all__ = ["ClaimResult", "Finished", "judge_claims"]

@@ -8,13 +8,13 @@ from functools import cache
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.parts import Compared
-from headtohead.study.outline import Contest, Outline
+from headtohead.study.outline import METRIC, Contest, Outline
 from headtohead.study.probes import Found
 from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import Paired, compare_paired, decide, holm
 from headtohead.study.trends import axis_values, groups
-from headtohead.study.verdict import Result, Verdict
+from headtohead.study.verdict import NOTHING, Result, Verdict, learnt_nothing
 
 Finder = Callable[[str, str], Found | None]
 """What a probe found in a run, by the run's name and the probe's."""
@@ -150,6 +150,19 @@ class Evidence:
         )
         remark = ", ".join(notes)
         return Compared(f"{a} - {b}", paired, p, decision, trouble, remark, measure.name, measure.better)
+
+    def unlearnt(self, contest: Contest, arms: Sequence[str]) -> str:
+        """Return that none of some arms is sure to have learnt anything in a contest, by the 95 % interval; or nothing."""
+        labels = list(dict.fromkeys(self.label(arm) or "" for arm in arms))
+        measure = self.outline.measure(contest)
+        for label in labels:
+            values = list(self.values.get((contest, label), {}).values())
+            mean = compare_paired(values, [0.0] * len(values))
+            worst = mean.ci_low if measure.better == "higher" else mean.ci_high
+            if worst is None or not learnt_nothing(worst, self.outline, contest):
+                return ""
+        words = NOTHING[measure.name == METRIC]
+        return f"nothing is decided where all that is compared may {words}: {', '.join(labels)}"
 
     def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
         """Return arm - other by seed."""

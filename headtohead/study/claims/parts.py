@@ -34,7 +34,7 @@ class Compared:
     label: str
     paired: Paired
     p: float | None
-    """Holm-adjusted."""
+    """Holm-adjusted; that of a change, an interaction or a trend as it is."""
     decision: str
     """better, worse or undecided; equivalence is judged by each criterion's own margin."""
     trouble: str

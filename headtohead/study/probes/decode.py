@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headtohead.model.decoder import Decoder
-from headtohead.model.decoding import decoding
+from headtohead.model.decoding import one_step
 from headtohead.study.environment import device_name
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
 
@@ -52,18 +52,18 @@ def _measure(subject: Subject, _: str) -> Found:
 def _seconds(model: Decoder, prompt: Tensor, steps: int) -> float:
     """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed.
 
-    On a GPU the first step also records the CUDA graph of the others, where there is one.
+    Steps go one by one for every arm: recorded as a CUDA graph, which not every mechanism can be, an arm would win by what
+    launching kernels costs the others (`h2h bench generate` times recorded steps).
     """
     caches = model.new_caches(len(prompt), prompt.shape[1] + steps) if model.decodable else None
     token = model.logits(prompt, caches=caches)[:, -1].argmax(-1, keepdim=True)
-    step = None if caches is None else decoding(model, caches, steps)
     taken = []
     for _ in range(steps):
-        if step is None:
+        if caches is None:
             prompt = torch.cat((prompt, token), 1)
         _wait(prompt)
         began = time.perf_counter()
-        scores = model.logits(prompt)[:, -1] if step is None else step(token)
+        scores = model.logits(prompt)[:, -1] if caches is None else one_step(model, caches, token)
         token = scores.argmax(-1, keepdim=True)
         _wait(token)
         taken.append(time.perf_counter() - began)
