@@ -34,7 +34,7 @@ from headtohead.study.planned import Run
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.compiling import compiles_stack, is_small, records
+from headtohead.training.compiling import is_small, records
 from headtohead.training.stacked import COMPARED, StackedTrainer, stacks
 from headtohead.training.trainer import Outcome
 
@@ -194,7 +194,7 @@ def _one_pass(
             [member.trainer for member in members],
             record=may_record(first, chosen)
             and records(conditions.record, size_of(first), device, compiled=False),
-            compile=compiles_stack(conditions.compile, len(runs) * training_of(first).tokens, device),
+            compile=bool(conditions.compile),  # asked for or not, it is the same for all arms
             save_every=conditions.save_every,
             stop=held,
         )

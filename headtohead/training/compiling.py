@@ -10,8 +10,6 @@ from headtohead.model.sizes import Size
 
 # Parameters outside the feed-forward parts; below, launching kernels takes longer than they do, compiled or not.
 _SMALLEST = 1_600_000
-# Tokens of all seeds of a stack; below, compiling takes longer than the faster steps save.
-_LONG = 10**9
 
 
 def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
@@ -22,11 +20,6 @@ def compiles(wanted: bool | None, size: Size, device: torch.device) -> bool:
     if wanted is not None:
         return wanted
     return compiler_serves(device) and not is_small(size)
-
-
-def compiles_stack(wanted: bool | None, tokens: int, device: torch.device) -> bool:
-    """Return what was asked for, or whether compiling pays for stacked seeds that are trained on so many tokens in all."""
-    return (compiler_serves(device) and tokens >= _LONG) if wanted is None else wanted
 
 
 def compiler_serves(device: torch.device) -> bool:

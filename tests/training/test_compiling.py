@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training.compiling import compiles, compiles_stack
+from headtohead.training.compiling import compiles
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -26,15 +26,6 @@ def test_models_are_compiled_on_a_gpu_from_5m_on(
     assert compiles(None, SIZES[name], CPU) is False
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert compiles(None, SIZES[name], CUDA) is False
-
-
-def test_stacks_are_compiled_on_a_gpu_where_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    assert compiles_stack(None, 5 * 10**9, CUDA) is True
-    assert compiles_stack(None, 10**8, CUDA) is False
-    assert compiles_stack(None, 5 * 10**9, CPU) is False
-    assert compiles_stack(True, 1, CPU) is True
-    assert compiles_stack(False, 5 * 10**9, CUDA) is False
 
 
 def test_what_was_asked_for_is_done() -> None:
