@@ -40,20 +40,23 @@ def step_sizes(first: int, rates: Tensor, ratios: Tensor) -> tuple[Tensor, Tenso
 def adam_step(
     form: str, state: State, known: Tensor, ask: Tensor, target: int, sizes: Tensor, root: Tensor
 ) -> Tensor:
-    """Do one step of every run in place; return the error of the logits (runs, batch, vocabulary) before it.
+    """Do one step of every run in place; return each run's mean loss before it.
 
     `known` and `ask` are as for `train.sgd_step`; `sizes` (2, runs, 1, 1) and `root` (1) as `step_sizes` gives them.
     """
     mass = ATTENTION[form[:2]].attend(state, known, ask)
-    error = OUTPUT[form[2:]].logits(state, mass).softmax(2)
+    # A single step of Adam can make a model sure of a wrong label: p_y - 1 in float32 is -1 from loss 17 on.
+    logarithm = OUTPUT[form[2:]].logits(state, mass).log_softmax(2)
+    loss = -(logarithm.narrow(2, target, CLASSES) * ask).sum(2).mean(1)
+    error = logarithm.exp_()
     error.narrow(2, target, CLASSES).sub_(ask)
-    for name, gradient in _gradients(form, state, mass, error / error.shape[1], ask).items():
+    for name, gradient in _gradients(form, state, mass, error.div_(error.shape[1]), ask).items():
         mean, square = state[f"{name} mean"], state[f"{name} square"]
         mean.lerp_(gradient, 1 - BETAS[0])
         square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         spread = square.sqrt().div_(root).add_(EPSILON)
         state[name].sub_(torch.div(mean, spread, out=spread).mul_(sizes[int(name in _QK)]))
-    return error
+    return loss
 
 
 def _gradients(form: str, state: State, mass: Tensor, error: Tensor, ask: Tensor) -> State:

@@ -185,15 +185,15 @@ class Batch:
         """Do a window of steps; return each run's mean loss."""
         inputs = self.known.unbind(), self.ask.unbind()
         if self.adam:
-            errors = [
+            losses = [
                 adam_step(self.form, self.state, known, ask, self.target, sizes, root)
                 for known, ask, sizes, root in zip(*inputs, self.sizes.unbind(), self.roots.unbind())
             ]
-        else:
-            errors = [
-                sgd_step(self.form, self.state, known, ask, pull, self.target, RATE)
-                for known, ask, pull in zip(*inputs, self.pull.unbind())
-            ]
+            return torch.stack(losses).mean(0)
+        errors = [
+            sgd_step(self.form, self.state, known, ask, pull, self.target, RATE)
+            for known, ask, pull in zip(*inputs, self.pull.unbind())
+        ]
         right = torch.stack([error.narrow(2, self.target, CLASSES) for error in errors])
         # error at the target is p_y - 1
         return -(right * self.ask).sum(3).log1p().mean((0, 2))

@@ -94,11 +94,20 @@ def test_steps_of_adam_are_those_of_torch_on_the_formula(form: str) -> None:
         optimiser.step()
         ask = torch.nn.functional.one_hot(classes, 4).double()[None]
         known = count_tokens(tokens).double().log()[None]
-        error = adam_step(form, state, known, ask, source.target, size, root)
-        here = -(error[:, :, 1:5] * ask).sum(2).log1p().mean()
+        (here,) = adam_step(form, state, known, ask, source.target, size, root)
         assert torch.allclose(here, expected, rtol=1e-10)
     for key, value in held({name: value.detach() for name, value in weights.items()}).items():
         assert torch.allclose(state[key], value, rtol=1e-8, atol=1e-12), key
+
+
+def test_the_loss_of_a_model_that_is_sure_of_a_wrong_label_is_a_number_under_adam() -> None:
+    state = {"qk": torch.zeros(1, 4, 50), "ov": torch.zeros(1, 50, 50)}
+    state["ov"][..., 0] = 200.0  # no label
+    state |= moments(state)
+    ask = torch.nn.functional.one_hot(torch.tensor([[0, 3]]), 4).float()
+    sizes, roots = step_sizes(0, torch.tensor([1e-3]), torch.ones(1, 1))
+    loss = adam_step("CACO", state, torch.zeros(1, 2, 50), ask, 1, sizes[0].float(), roots[0].float())
+    assert torch.allclose(loss, torch.tensor([200.0]))
 
 
 def test_adam_in_one_pass_is_the_runs_one_by_one_and_leaves_sgd_as_it_is() -> None:
