@@ -149,7 +149,7 @@ def adam_beside_sgd(results: list[ToyResult]) -> Any:
     rows = _paths(results)
     for row in rows:
         row["run"] = row["run"].removeprefix(_ADAM)
-    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.0, 1.0], nice=False))
+    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.0, 1.02], nice=False))
     colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
     dash = alt.StrokeDash(
         "optimiser:N",
