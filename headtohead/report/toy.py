@@ -23,22 +23,27 @@ from headtohead.toy.work import Toy
 CAPTIONS = {
     "heat": "Where each model looks, and how sure it is, at its last mark. Per cent of test sequences, mean over seeds.",
     "alpha-at-loss": "Attention at equal loss. Mean mass on distinct tokens against the loss of the epoch, every seed.",
+    "adam": "Adam (dashed) beside SGD (solid), every seed. Theory, tables and claims are about SGD alone.",
     "alpha-over-time": "The reduced equations: attention over time, for several ratios of lr_QK to lr_OV.",
     "phases": "The reduced equations: where both circuits go. Dots are equal losses: a larger ratio ends elsewhere.",
     "fixed": "Imposed attention: loss of the output circuit, and what a little more attention would take off it.",
 }
 _SHADES = ("#440154", "#31688e", "#35b779", "#E69F00", "#D55E00")
 _PNG_SCALE = 3
+_ADAM = "Adam "
 
 
 def draw_toy(toy: Toy) -> dict[str, Row]:
     """Return the definitions of the toy's charts by name; a chart without data is not there."""
     found: dict[str, Any] = {}
-    shown = [result for result in toy.results if result.run.share is None and result.marks]
+    marked = [result for result in toy.results if result.run.share is None and result.marks]
+    shown = [result for result in marked if result.run.adam is None]
     with debug_mode(False):
         if shown:
             found["heat"] = heat_maps(shown)
             found["alpha-at-loss"] = alpha_at_loss(shown)
+        if len(marked) > len(shown):
+            found["adam"] = adam_beside_sgd(marked)
         found["alpha-over-time"] = alpha_over_time(toy)
         found["phases"] = phases(toy)
         if any(result.gain for result in toy.results):
@@ -124,29 +129,56 @@ def _bin(place: int) -> str:
 
 def alpha_at_loss(results: list[ToyResult]) -> Any:
     """Return attention against loss, a line per run."""
-    rows = [
-        {"run": result.run.name, "seed": result.run.seed, "step": place, "loss": point["loss"]}
-        | {"alpha": point["alpha"]}
-        for result in results
-        if "sweep" not in result.run.name
-        for place, point in enumerate(result.path)
-        if point["loss"] > 1e-4
-    ]
-    names = [name for name in _names(results) if "sweep" not in name]
-    x = alt.X(
-        "loss:Q",
-        scale=alt.Scale(type="log", reverse=True, nice=False),
-        title="mean loss of the epoch (training goes right)",
-        axis=alt.Axis(format="~g", values=[3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001], grid=False),
-    )
+    results = [result for result in results if "sweep" not in result.run.name]
+    rows, names = _paths(results), _names(results)
     y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.3, 1.0], nice=False))
     colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
     # More runs than colours are told apart by their dashes.
     dashes = [[1, 0] if place < len(PALETTE) else [4, 3] for place in range(len(names))]
     dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
-    return lines.encode(x=x, y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N").properties(
-        height=320
+    return lines.encode(
+        x=_loss_axis(), y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N"
+    ).properties(height=320)
+
+
+def adam_beside_sgd(results: list[ToyResult]) -> Any:
+    """Return attention against loss for the runs under Adam, and for those that are the same but for the optimiser."""
+    names = [name.removeprefix(_ADAM) for name in _names(results) if name.startswith(_ADAM)]
+    results = [result for result in results if result.run.name.removeprefix(_ADAM) in names]
+    rows = _paths(results)
+    for row in rows:
+        row["run"] = row["run"].removeprefix(_ADAM)
+    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.0, 1.02], nice=False))
+    colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
+    dash = alt.StrokeDash(
+        "optimiser:N",
+        scale=alt.Scale(domain=["sgd", "adam"], range=[[1, 0], [5, 3]]),
+        legend=alt.Legend(title=None, labelExpr="datum.label == 'sgd' ? 'SGD' : 'Adam'"),
+    )
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
+    return lines.encode(
+        x=_loss_axis(), y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N"
+    ).properties(height=320)
+
+
+def _paths(results: list[ToyResult]) -> list[dict[str, Any]]:
+    """Return a row for every point of the runs' paths."""
+    return [
+        {"run": result.run.name, "optimiser": result.run.optimiser, "seed": result.run.seed, "step": place}
+        | {"loss": point["loss"], "alpha": point["alpha"]}
+        for result in results
+        for place, point in enumerate(result.path)
+        if point["loss"] > 1e-4
+    ]
+
+
+def _loss_axis() -> alt.X:
+    return alt.X(
+        "loss:Q",
+        scale=alt.Scale(type="log", reverse=True, nice=False),
+        title="mean loss of the epoch (training goes right)",
+        axis=alt.Axis(format="~g", values=[3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001], grid=False),
     )
 
 

@@ -78,8 +78,8 @@ def _by_name(results: Iterable[ToyResult]) -> dict[str, list[ToyResult]]:
 
 
 def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
-    """Return what the runs say: tables T1 to T4, and the parts of T6 that need training."""
-    named = _by_name(results)
+    """Return what the runs say: tables T1 to T4, and the parts of T6 that need training; all of it is about SGD."""
+    named = _by_name(result for result in results if result.run.adam is None)
     findings = []
     for (name, event), (alpha, tolerance) in published.ENDS.items():
         marks = [result.marks[event] for result in named.get(name, []) if event in result.marks]

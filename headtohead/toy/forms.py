@@ -25,7 +25,7 @@ State = dict[str, Tensor]
 Start = Callable[[int, int], Tensor]
 """Gives a square start matrix's (rows, columns)."""
 # Half the time of the same operator under torch.ops.
-_softmax_backward = torch._softmax_backward_data
+softmax_backward = torch._softmax_backward_data
 
 
 def tiny(value: float = TINY) -> Start:
@@ -78,7 +78,7 @@ class FactorisedAttention:
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
         """Move both factors by the gradient at the same point."""
         q, k = state["q"], state["k"]
-        step = torch.bmm(pull, _softmax_backward(slope, mass, 2, mass.dtype))
+        step = torch.bmm(pull, softmax_backward(slope, mass, 2, mass.dtype))
         q_step = torch.bmm(step, k.transpose(1, 2))
         k.baddbmm_(q.transpose(1, 2), step, alpha=-1)
         q.sub_(q_step)
@@ -101,7 +101,7 @@ class CollapsedAttention:
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
         """Move the matrix."""
-        state["qk"].baddbmm_(pull, _softmax_backward(slope, mass, 2, mass.dtype), alpha=-1)
+        state["qk"].baddbmm_(pull, softmax_backward(slope, mass, 2, mass.dtype), alpha=-1)
 
     def product(self, state: State) -> Tensor:
         """Return s(q, l)."""
@@ -127,7 +127,7 @@ class EmulatedAttention(CollapsedAttention):
         sigma = along.norm(dim=2, keepdim=True)
         back = torch.bmm(qk, along.transpose(1, 2) / sigma)
         torch.div(back, back.norm(dim=1, keepdim=True), out=top)
-        step = torch.bmm(pull, _softmax_backward(slope, mass, 2, mass.dtype))
+        step = torch.bmm(pull, softmax_backward(slope, mass, 2, mass.dtype))
         qk.sub_(step.mul_(2 * sigma))
 
 

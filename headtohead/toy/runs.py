@@ -9,9 +9,11 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest
 from headtohead.data.tasks.toy import Source
+from headtohead.toy.adam import FORMS as ADAM_FORMS
 from headtohead.toy.forms import ATTENTION, OUTPUT
 
 RATE = 0.01
+ADAM_RATE = 1e-3
 LOSSES = (1.0, 0.1, 0.01, 0.001)
 """Where solutions are compared: the first epoch whose mean loss is below."""
 SEEDS = (1234, 1235, 1236, 1237, 1238)
@@ -28,6 +30,7 @@ _USUAL = {
     "CACO": (3300, 22800),
     "EACO": (1110, 2600),
 }
+_USUAL_ADAM = {"FAFO": (60, 90), "FACO": (175, 285), "CAFO": (40, 80), "CACO": (175, 265)}
 # Raise it when the arithmetic of a toy run changes: stored runs are then done again.
 _NUMERICS = 1
 
@@ -60,6 +63,8 @@ class ToyRun:
     """The mass imposed on distinct tokens."""
     label_in_input: bool = False
     batch: int = 32
+    adam: float | None = None
+    """The rate of OV under Adam, without decay; plain SGD when None."""
 
     def __post_init__(self) -> None:
         if self.form[:2] not in ATTENTION or self.form[2:] not in OUTPUT:
@@ -82,6 +87,16 @@ class ToyRun:
             raise UserError(
                 f"share takes a mass from 0 to 1 and goes with form IA.. alone, got {self.share!r}"
             )
+        if self.adam is not None:
+            if self.form not in ADAM_FORMS:
+                raise UserError(f"Adam trains {', '.join(ADAM_FORMS)}, got form {self.form}")
+            if not 0 < self.adam < float("inf"):
+                raise UserError(f"adam takes a rate above 0, got {self.adam!r}")
+
+    @property
+    def optimiser(self) -> str:
+        """What trains it."""
+        return "sgd" if self.adam is None else "adam"
 
     @property
     def source(self) -> Source:
@@ -98,7 +113,7 @@ class ToyRun:
     @property
     def expected_steps(self) -> int:
         """About how many steps it takes."""
-        usual = _USUAL.get(self.form, (0, 0))
+        usual = (_USUAL if self.adam is None else _USUAL_ADAM).get(self.form, (0, 0))
         reach = 0
         if self.until:
             reach = usual[1] if self.until <= 1e-3 else usual[0] if self.until <= 0.01 else usual[0] // 2
@@ -113,11 +128,14 @@ class ToyRun:
     @property
     def key(self) -> str:
         """A name of its own, from everything that can change its result."""
-        return digest(canonical_json([_NUMERICS, asdict(self)]))[:16]
+        return digest(canonical_json([_NUMERICS, self.as_dict()]))[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings, JSON-ready."""
-        return asdict(self)
+        """Return the settings, JSON-ready; Adam's rate only where there is one, so that older runs keep their names."""
+        settings = asdict(self)
+        if self.adam is None:
+            del settings["adam"]
+        return settings
 
 
 _CACO = ToyRun("CACO", "CACO", qk_start="default", ov_start="default", batches=200, until=1e-2, most=30000)
@@ -125,6 +143,8 @@ _CACO_LONG = replace(_CACO, name="CACO L=128", length=128, epochs=2000, batches=
 _FIXED = ToyRun(
     "fixed", "IACO", qk_start="default", ov_start="default", epochs=500, stops=False, batch=128, share=1.0
 )
+# Epochs are short: most of what Adam does is done within a few thousand steps.
+_ADAM = ToyRun("Adam", "FAFO", epochs=600, batches=50, stops=False, until=1e-3, brief=True, adam=ADAM_RATE)
 _RUNS = (
     ToyRun("FAFO default", "FAFO", qk_start="default", until=1e-3, most=2500),
     ToyRun("FAFO", "FAFO", until=1e-3, most=2500),
@@ -152,9 +172,20 @@ _RUNS = (
         )
         for share in SHARES
     ),
+    *(
+        replace(_ADAM, name=name, form=name[5:9], qk_start=start, ov_start=start, ratio=ratio)
+        for name, start, ratio in (
+            ("Adam FAFO", "tiny", 1.0),
+            ("Adam FACO", "tiny", 1.0),
+            ("Adam CAFO", "tiny", 1.0),
+            ("Adam CACO", "default", 1.0),
+            ("Adam FAFO r=10", "tiny", 10.0),
+            ("Adam CACO r=10", "default", 10.0),
+        )
+    ),
 )
 RUNS = {run.name: run for run in _RUNS}
-"""Every run of the published tables, and the sweep of ratios, by name."""
+"""Every run of the published tables, the sweep of ratios, and the forms under Adam, by name."""
 
 
 def choose_runs(names: Iterable[str], seeds: Sequence[int] = SEEDS, **changes: Any) -> list[ToyRun]:

@@ -1,4 +1,4 @@
-"""Plain SGD on many toy runs in one pass: all runs of one form and batch size share every matmul.
+"""Plain SGD, or Adam, on many toy runs in one pass: all runs of one form and batch size share every matmul.
 
 On a GPU a window of steps is one CUDA graph, or one kernel where `fused` has it, and the forms run side by side on
 streams of their own: a step is some ten kernels too small to fill the device, so what counts is how many wait for each
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headtohead.data.tasks.toy import CLASSES, VOCABULARY, Source
 from headtohead.toy import fused
+from headtohead.toy.adam import adam_step, moments, step_sizes
 from headtohead.toy.forms import ATTENTION, OUTPUT, State, default, tiny
 from headtohead.toy.measure import Mark, imposed_mass, measure_gain, measure_mark, relevant_mass
 from headtohead.toy.runs import LOSSES, RATE, ToyRun
@@ -67,7 +68,8 @@ def start_state(run: ToyRun) -> State:
     generator = torch.Generator().manual_seed(run.seed)
     draws = {"tiny": tiny(), "default": default(generator)}
     qk = ATTENTION[run.form[:2]].start(draws[run.qk_start])
-    return qk | OUTPUT[run.form[2:]].start(draws[run.ov_start])
+    state = qk | OUTPUT[run.form[2:]].start(draws[run.ov_start])
+    return state if run.adam is None else state | moments(state)
 
 
 def sgd_step(
@@ -88,7 +90,7 @@ def sgd_step(
 
 
 class Batch:
-    """Runs of one form, trained together window by window; a window divides every run's epoch."""
+    """Runs of one form and optimiser, trained together window by window; a window divides every run's epoch."""
 
     def __init__(self, runs: Sequence[ToyRun], device: torch.device) -> None:
         self.form, self.device = runs[0].form, device
@@ -101,7 +103,10 @@ class Batch:
         self.done: list[ToyResult] = []
         self.over: set[int] = set()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.fused = self.stream is not None and fused.serves(self.form, runs[0].batch, device)
+        self.adam = runs[0].adam is not None
+        self.fused = (
+            self.stream is not None and not self.adam and fused.serves(self.form, runs[0].batch, device)
+        )
         self._take([start_state(run) for run in runs])
 
     @property
@@ -135,7 +140,12 @@ class Batch:
         size = (self.window, len(runs), batch)
         self.known = torch.empty(*size, VOCABULARY, device=self.device)
         self.ask = torch.empty(*size, CLASSES, device=self.device)
-        self.pull = torch.empty(self.window, len(runs), CLASSES, batch, device=self.device)
+        if self.adam:
+            self.rates = torch.tensor([run.adam for run in runs], device=self.device, dtype=torch.float64)
+            self.sizes = torch.empty(self.window, 2, len(runs), 1, 1, device=self.device)
+            self.roots = torch.empty(self.window, 1, device=self.device)
+        else:
+            self.pull = torch.empty(self.window, len(runs), CLASSES, batch, device=self.device)
         self.chunk = -1
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -162,16 +172,27 @@ class Batch:
         else:
             self.known.copy_(told)
         steps = torch.arange(self.step, self.step + self.window, device=self.device, dtype=torch.float64)
-        rate = (self.ratio + self.rise * steps[:, None]) * (
-            RATE / self.known.shape[2] / math.sqrt(VOCABULARY)
-        )
+        ratio = self.ratio + self.rise * steps[:, None]
+        if self.adam:
+            sizes, roots = step_sizes(self.step, self.rates, ratio)
+            self.sizes.copy_(sizes)
+            self.roots.copy_(roots)
+            return
+        rate = ratio * (RATE / self.known.shape[2] / math.sqrt(VOCABULARY))
         torch.mul(self.ask.transpose(2, 3), rate.float()[:, :, None, None], out=self.pull)
 
     def _steps(self) -> Tensor:
         """Do a window of steps; return each run's mean loss."""
+        inputs = self.known.unbind(), self.ask.unbind()
+        if self.adam:
+            losses = [
+                adam_step(self.form, self.state, known, ask, self.target, sizes, root)
+                for known, ask, sizes, root in zip(*inputs, self.sizes.unbind(), self.roots.unbind())
+            ]
+            return torch.stack(losses).mean(0)
         errors = [
             sgd_step(self.form, self.state, known, ask, pull, self.target, RATE)
-            for known, ask, pull in zip(self.known.unbind(), self.ask.unbind(), self.pull.unbind())
+            for known, ask, pull in zip(*inputs, self.pull.unbind())
         ]
         right = torch.stack([error.narrow(2, self.target, CLASSES) for error in errors])
         # error at the target is p_y - 1
@@ -313,9 +334,9 @@ class Batch:
 
 def batched(runs: Sequence[ToyRun]) -> list[list[ToyRun]]:
     """Return the runs in groups that can be trained in one pass."""
-    groups: dict[tuple[str, int, bool], list[ToyRun]] = {}
+    groups: dict[tuple[str, str, int, bool], list[ToyRun]] = {}
     for run in runs:
-        groups.setdefault((run.form, run.batch, run.label_in_input), []).append(run)
+        groups.setdefault((run.form, run.optimiser, run.batch, run.label_in_input), []).append(run)
     return list(groups.values())
 
 

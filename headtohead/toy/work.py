@@ -80,6 +80,7 @@ class Toy:
             {
                 "form": result.run.form,
                 "name": result.run.name,
+                "optimiser": result.run.optimiser,
                 "seed": result.run.seed,
                 "event": event,
                 "loss": float(event.split()[1]) if event.startswith("loss") else mark.loss,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from headtohead import UserError
 from headtohead.data.tasks.toy import Source, draw_tokens
+from headtohead.toy.adam import FORMS, adam_step, moments, step_sizes
 from headtohead.toy.forms import ATTENTION
 from headtohead.toy.measure import balance, imposed_mass
 from headtohead.toy.runs import RATE, RUNS, SEEDS, ToyRun, choose_runs
@@ -64,6 +66,81 @@ def test_a_step_is_the_gradient_of_the_formula(form: str) -> None:
     assert moved.keys() == weights.keys()
     for key, value in held(moved).items():
         assert torch.allclose(state[key], value, rtol=1e-10, atol=1e-14), key
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_of_adam_are_those_of_torch_on_the_formula(form: str) -> None:
+    source, ratio, rate, steps = Source(1, length=20), 3.0, 0.01, 4
+    draw = torch.Generator().manual_seed(5)
+    weights = whole(form, 2)
+    state = held(weights)
+    state |= moments(state)
+    for value in weights.values():
+        value.requires_grad_()
+    groups = [
+        {"params": [value], "lr": rate * (ratio if name in ("Q", "K", "QK") else 1.0)}
+        for name, value in weights.items()
+    ]
+    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8)
+    rates, ratios = torch.tensor([rate], dtype=torch.float64), torch.full((steps, 1), ratio)
+    sizes, roots = step_sizes(0, rates, ratios)
+    late, _ = step_sizes(2, rates, ratios[2:])
+    assert torch.equal(late, sizes[2:])
+    for size, root in zip(sizes, roots):
+        tokens, classes = draw_tokens(source, 16, draw)
+        optimiser.zero_grad()
+        expected = reference.loss(weights, tokens, 1 + classes)
+        expected.backward()
+        optimiser.step()
+        ask = torch.nn.functional.one_hot(classes, 4).double()[None]
+        known = count_tokens(tokens).double().log()[None]
+        (here,) = adam_step(form, state, known, ask, source.target, size, root)
+        assert torch.allclose(here, expected, rtol=1e-10)
+    for key, value in held({name: value.detach() for name, value in weights.items()}).items():
+        assert torch.allclose(state[key], value, rtol=1e-8, atol=1e-12), key
+
+
+def test_the_loss_of_a_model_that_is_sure_of_a_wrong_label_is_a_number_under_adam() -> None:
+    state = {"qk": torch.zeros(1, 4, 50), "ov": torch.zeros(1, 50, 50)}
+    state["ov"][..., 0] = 200.0  # no label
+    state |= moments(state)
+    ask = torch.nn.functional.one_hot(torch.tensor([[0, 3]]), 4).float()
+    sizes, roots = step_sizes(0, torch.tensor([1e-3]), torch.ones(1, 1))
+    loss = adam_step("CACO", state, torch.zeros(1, 2, 50), ask, 1, sizes[0].float(), roots[0].float())
+    assert torch.allclose(loss, torch.tensor([200.0]))
+
+
+def test_adam_in_one_pass_is_the_runs_one_by_one_and_leaves_sgd_as_it_is() -> None:
+    plain = ToyRun("a", "CACO", 1, epochs=2, batches=50, length=16)
+    runs = [plain, replace(plain, adam=1e-3), replace(plain, adam=3e-3, seed=2, ratio=10, epochs=4)]
+    together = train(runs)
+    assert [result.run for result in together] == runs
+    assert together[0] == train([plain])[0]
+    for run, result in zip(runs[1:], together[1:]):
+        alone = train([run])[0].marks["end"]
+        assert math.isclose(alone.loss, result.marks["end"].loss, rel_tol=1e-5)
+        assert math.isclose(alone.alpha, result.marks["end"].alpha, rel_tol=1e-4)
+    assert together[1].marks["end"].loss < together[0].marks["end"].loss
+
+
+def test_runs_without_adam_keep_their_names() -> None:
+    names = {
+        "FAFO": "09ab86c23e40d808",
+        "CACO": "8e8be967b2dd9830",
+        "fixed factorised alpha=0.8": "76dbe9a539389632",
+    }
+    assert {name: RUNS[name].key for name in names} == names
+    adam = RUNS["Adam FAFO"]
+    assert adam.key != replace(adam, adam=None).key != replace(adam, adam=2e-3).key
+    assert ToyRun(**adam.as_dict()) == adam
+
+
+def test_the_forms_under_adam_start_as_under_sgd() -> None:
+    for name in FORMS:
+        ours, theirs = start_state(RUNS[f"Adam {name}"]), start_state(RUNS[name])
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        assert all(not ours[key].any() for key in ours.keys() - theirs.keys())
+        assert len(ours) == 3 * len(theirs)
 
 
 def test_runs_in_one_pass_are_the_runs_one_by_one() -> None:
@@ -170,6 +247,8 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
         ({"ratio": -1.0}, "the ratio takes numbers, 0 or more"),
         ({"length": 2}, "length 3 or more"),
         ({"share": 0.5}, "goes with form IA.. alone"),
+        ({"form": "EACO", "adam": 1e-3}, "Adam trains FAFO, FACO, CAFO, CACO, got form EACO"),
+        ({"adam": 0.0}, "adam takes a rate above 0, got 0.0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, object], words: str) -> None:

@@ -137,6 +137,43 @@ def test_claims_about_the_toy_are_decided_by_it() -> None:
     assert answer(None, 1) == ("open", "not run")
 
 
+def test_runs_under_adam_stand_apart() -> None:
+    table = {"FACO": {0.1: 0.377, 0.01: 0.653, 0.001: 0.882}}
+    alone, beside = made(table), made(table | {"Adam FACO": {0.1: 1.0, 0.01: 1.0, 0.001: 1.0}})
+    assert alone.findings
+    assert beside.findings == alone.findings
+    assert {(row["name"], row["optimiser"]) for row in beside.as_dict()["runs"]} == {
+        ("FACO", "sgd"),
+        ("Adam FACO", "adam"),
+    }
+    disguised = [ToyResult(replace(result.run, name="FACO"), result.marks) for result in beside.results[5:]]
+    assert run_findings(disguised) == []
+    paper = read_paper(find_paper("faster_qk"))
+    adam = {scale: {run.name for run in plan.chosen() if run.adam} for scale, plan in paper.toy.items()}
+    assert adam["smoke"] == set()
+    assert adam["small"] == adam["paper"] == {name for name in RUNS if name.startswith("Adam ")}
+    asked = {name for claim in paper.claims for criterion in claim.criteria for name in criterion.order}
+    assert not asked & adam["small"]
+
+
+def test_adam_is_drawn_in_a_picture_of_its_own() -> None:
+    pytest.importorskip("altair")
+    from headtohead.report.toy import draw_toy
+
+    toy = made({"FACO": {0.1: 0.377}, "FACO emulated": {0.1: 0.38}, "Adam FACO": {0.1: 1.0}})
+    for result in toy.results:
+        result.path.append({"step": 1, "loss": 0.1, "alpha": 0.5})
+    drawn = draw_toy(toy)
+
+    def runs(name: str) -> set[tuple[str, str]]:
+        return {(row["run"], row["optimiser"]) for row in drawn[name]["data"]["values"]}
+
+    assert runs("adam") == {("FACO", "sgd"), ("FACO", "adam")}
+    assert runs("alpha-at-loss") == {("FACO", "sgd"), ("FACO emulated", "sgd")}
+    assert "Adam" not in str(drawn["heat"])
+    assert "adam" not in draw_toy(made({"FACO": {0.1: 0.377}}))
+
+
 def test_a_number_out_of_place_contradicts_and_a_missing_one_leaves_open() -> None:
     table = {"FACO": {0.1: 0.377, 0.01: 0.653, 0.001: 0.882}, "CACO": {0.1: 0.436, 0.01: 0.525, 0.001: 0.619}}
     emulated = {"FACO emulated": {0.1: 0.377, 0.01: 0.607, 0.001: 0.832}}
