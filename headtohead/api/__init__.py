@@ -10,6 +10,7 @@ from headtohead.api.bench import (
     bench_kernels,
     bench_stack,
     bench_train,
+    check_growth_picture,
     draw_growth,
 )
 from headtohead.api.corpora import corpus_stats
@@ -45,6 +46,7 @@ __all__ = [
     "check_settings",
     "corpus_stats",
     "cost",
+    "check_growth_picture",
     "draw_growth",
     "evaluate",
     "evaluate_task",

@@ -132,6 +132,8 @@ def bench_stack(
         raise UserError(f"rounds={rounds} and seeds={','.join(map(str, seeds))} must be at least 1")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
+    if not arms:
+        raise UserError("arms: at least one is needed, such as standard")
     for arm in arms:
         parse_layout(arm).layers(shape.layers)
     forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
