@@ -312,9 +312,9 @@ def _toy(given: Any) -> dict[str, ToyPlan]:
             for key in ("until", "stepped"):
                 if key in table:
                     table[key] = _number(table[key], key)
+            table["seeds"] = parse_count(table.get("seeds", 1), "seeds")
             long = _table(table.get("long", {}), "long")
-            for key, count in (("seeds", table.get("seeds", 1)), *long.items()):
-                parse_count(count, key)
+            table["long"] = {name: parse_count(count, name) for name, count in long.items()}
             plans[scale] = ToyPlan(**table)
         except UserError as error:
             raise UserError(f"toy.{scale}: {error}") from None
@@ -374,6 +374,8 @@ def _criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, _St
     for key in ("ratio", "tolerance", "share"):
         if key in part:
             values[key] = _number(part[key], key)
+    if not 0 < values.get("share", 1.0) <= 1:
+        raise UserError(f"share is above 0 and at most 1, got {part['share']!r}")
     if "effect" in part:
         effect = part["effect"]
         ends = [_number(end, "effect") * factor for end in (effect if isinstance(effect, list) else [effect])]
