@@ -123,11 +123,11 @@ def explain(
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     folders = [find_run(run) for run in given if not isinstance(run, Decoder)]
     labels = [str(folder.spec()["corpus"]["label"]) for folder in folders]
-    _check_seeds(folders)
     if seed < 0:
         raise UserError(f"seed={seed} of the random floor is negative; 0 or more is allowed")
     if not task and len(names := dict.fromkeys(labels)) > 1:
         raise UserError(f"these runs were trained on {', '.join(names)}; explain those of one task at a time")
+    _check_seeds(folders)
     summaries = []
     with piece_of_work("explaining", quiet) as progress:
         for place, run in enumerate(given):
