@@ -136,6 +136,10 @@ class Study:
                     seconds=left,
                 )
 
+        if compile and self.spec.tasks:
+            display.note(
+                "compile was asked for: a task's batches are of many lengths, and its steps are not compiled"
+            )
         tuning = Tuning()
         if self.spec.tune is not None:
             store.make()
