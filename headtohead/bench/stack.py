@@ -311,7 +311,8 @@ def separate_rate(case: Case, count: int, duration: float) -> float:
     """Return the tokens per second of that many processes together, each training one seed for as long."""
     command = [sys.executable, "-m", "headtohead.bench.stack"]
     workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a group of their own: Ctrl-C is for this process, which ends them.
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         for _ in range(count)
     ]
     try:
