@@ -285,8 +285,14 @@ def test_counts_of_the_toy_are_read_as_counts(tmp_path: Path, line: str, words: 
     assert read_paper(path).toy["smoke"].seeds == 2
 
 
-@pytest.mark.parametrize("share", ["0", "-1", "1.5"])
+@pytest.mark.parametrize("share", ["0", "-1"])
 def test_a_share_is_part_of_a_gain(tmp_path: Path, share: str) -> None:
     criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
-    with pytest.raises(UserError, match="share is above 0 and at most 1, got"):
+    with pytest.raises(UserError, match="share is above 0, got"):
+        read_paper(written(tmp_path, criterion))
+
+
+def test_a_probe_that_does_not_serve_the_study_is_refused(tmp_path: Path) -> None:
+    criterion = '{kind = "probe", probe = "maps", study = "lists", path = "x", arm = "b", expect = "higher"}'
+    with pytest.raises(UserError, match=r"claim p\.1: probe 'maps' is of studies of corpora"):
         read_paper(written(tmp_path, criterion))
