@@ -38,6 +38,7 @@ Warn = Callable[[str], None]
 WARM, BURST = 6, 20
 _COMPARED = 20
 _START_SECONDS = 300.0
+_MOST_SEEDS = 1024
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def bench_stack(
     shape, where = find_shape(size), choose_device(device)
     if rounds < 1 or any(count < 1 for count in seeds):
         raise UserError(f"rounds={rounds} and seeds={','.join(map(str, seeds))} must be at least 1")
+    if max(seeds, default=0) > _MOST_SEEDS:
+        raise UserError(f"seeds={max(seeds)} do not fit in one pass; at most {_MOST_SEEDS} are tried")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
     if not arms:

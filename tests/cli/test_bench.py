@@ -51,6 +51,7 @@ GROWTH = "bench growth --arms standard --size nano --device cpu --quiet"
         (f"{GROWTH} --workers -3 --compile", "workers=-3 must be 0"),
         (f"{GROWTH} --axes", "axes: at least one is needed of context, batch"),
         ("bench stack 2 --size nano --arms", "arms: at least one is needed"),
+        ("bench stack 2 1000000 --size nano", "seeds=1000000 do not fit in one pass"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_given(
