@@ -10,6 +10,7 @@ from headtohead.api.bench import (
     bench_kernels,
     bench_stack,
     bench_train,
+    check_growth_picture,
     draw_growth,
 )
 from headtohead.api.corpora import corpus_stats
@@ -42,6 +43,7 @@ __all__ = [
     "bench_stack",
     "bench_train",
     "check",
+    "check_growth_picture",
     "check_settings",
     "corpus_stats",
     "cost",

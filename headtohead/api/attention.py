@@ -121,9 +121,13 @@ def explain(
     The task is the one they were trained on when none is given. Of several runs, the seeds of one arm, every number becomes its mean and 95 % t interval over them.
     """
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
-    labels = [str(find_run(run).spec()["corpus"]["label"]) for run in given if not isinstance(run, Decoder)]
+    folders = [find_run(run) for run in given if not isinstance(run, Decoder)]
+    labels = [str(folder.spec()["corpus"]["label"]) for folder in folders]
+    if seed < 0:
+        raise UserError(f"seed={seed} of the random floor is negative; 0 or more is allowed")
     if not task and len(names := dict.fromkeys(labels)) > 1:
         raise UserError(f"these runs were trained on {', '.join(names)}; explain those of one task at a time")
+    _check_seeds(folders)
     summaries = []
     with piece_of_work("explaining", quiet) as progress:
         for place, run in enumerate(given):
@@ -136,6 +140,20 @@ def explain(
             explained = explain_model(subject.model, found, split, limit=limit, seed=seed, progress=shown)
             summaries.append(explained.summary())
     return summaries[0] if len(summaries) == 1 else over_seeds(summaries)
+
+
+def _check_seeds(folders: Sequence[RunDirectory]) -> None:
+    """Refuse runs that are not the seeds of one arm: an interval over others would be of nothing."""
+    ids = [folder.id for folder in folders]
+    if twice := next((one for one in ids if ids.count(one) > 1), ""):
+        raise UserError(f"run {twice} is given twice; a run counts once")
+    records = [folder.spec() for folder in folders]
+    arms = dict.fromkeys(str(record["label"]) for record in records)
+    if len(arms) > 1:
+        raise UserError(f"these runs are of {', '.join(arms)}; explain the seeds of one arm at a time")
+    for name in ("layers", "size", "training"):
+        if any(record[name] != records[0][name] for record in records):
+            raise UserError(f"these runs differ in {name}; explain the seeds of one arm at a time")
 
 
 def _subject(run: Looking, tokenizer: Tokenizer | None, device: str, trust_files: bool) -> _Subject:

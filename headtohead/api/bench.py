@@ -22,6 +22,7 @@ __all__ = [
     "bench_kernels",
     "bench_stack",
     "bench_train",
+    "check_growth_picture",
     "draw_growth",
 ]
 
@@ -48,6 +49,13 @@ def bench_decode(
     place = choose_device(device)
     with piece_of_work("measuring decode", quiet) as progress:
         return measure_decode(place, out, progress)
+
+
+def check_growth_picture(path: str | Path) -> None:
+    """Refuse a file that `draw_growth` could not draw into, before anything is measured for it."""
+    from headtohead.report.growth import check_picture
+
+    check_picture(Path(path))
 
 
 def draw_growth(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:

@@ -122,6 +122,7 @@ def forecast(
     if folder is not None and (folder / "study.json").is_file() and spread is None:
         spread = seen_spread(open_study(folder).verdicts)
         source = f"seen in {folder}" if spread is not None else ""
+    count = processes(chosen, workers, threads)
     with piece_of_work("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
         begun = frozen_stacking(folder) if folder is not None else None
         conditions = Conditions(device=str(chosen), threads=threads)
@@ -139,7 +140,7 @@ def forecast(
             plan,
             store=Store(folder) if folder is not None else None,
             device=chosen,
-            workers=max(1, processes(chosen, workers) // threads),
+            workers=count,
             spread=spread,
             spread_source=source,
             keep_weights=keep_weights,

@@ -10,7 +10,7 @@ from typing import Any
 
 from headtohead.api.studies import CLAIMS, Study, StudyResult, open_study, plain
 from headtohead.api.toy import as_seconds, run_toy
-from headtohead.common.errors import DamagedFile, UserError, unknown
+from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
 from headtohead.common.files import read_json, write_json
 from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.evidence import Finder
@@ -66,6 +66,7 @@ def reproduce(
     parts = [*known.studies(scale), *([TOY] if scale in known.toy else [])]
     if only and only not in parts:
         raise unknown(f"study of {known.name} at scale {scale}", only, parts)
+    work.check_place()
     for name in parts:
         (work.run if only in ("", name) else work.read)(name, alone=bool(only))
     return work.judged(quiet=bool(conditions.get("quiet")))
@@ -83,6 +84,18 @@ class _Work:
 
     def _place(self, name: str) -> Path:
         return self.folder if name == MAIN else self.folder / name
+
+    def check_place(self) -> None:
+        """Refuse a folder in which another study stands: its page and claims would be written over."""
+        place, name = self.folder / "study.json", self.settings[MAIN]["name"]
+        try:
+            there = _recorded(place).get("name", name)
+        except (MissingFile, DamagedFile):  # the study's own command writes it again
+            return
+        if there != name:
+            raise UserError(
+                f"{self.folder} holds the study '{there}', not '{name}'; name another folder as out"
+            )
 
     def run(self, name: str, alone: bool) -> None:
         """Run a study, or the toy; where others are to follow, one that cannot be run does not keep them from it."""
@@ -118,16 +131,19 @@ class _Work:
 
     def read(self, name: str, alone: bool) -> None:
         """Take a study, or the toy, as it stands in its folder."""
-        if name == TOY:
-            self.found.toy = read_toy(self.paper.toy[self.scale], self.folder)
-            return
         place = self._place(name) / "study.json"
-        if not place.is_file():
-            return
-        if read_json(place).get("settings") != plain(Study(**self.settings[name]).values):
-            self.absent[name] = f"stands in {place.parent} with other settings, and must be run again"
-            return
-        self.found.studies[name] = open_study(place.parent)
+        try:
+            if name == TOY:
+                self.found.toy = read_toy(self.paper.toy[self.scale], self.folder)
+            elif not place.is_file():
+                return
+            elif _recorded(place) != plain(Study(**self.settings[name]).values):
+                self.absent[name] = f"stands in {place.parent} with other settings, and must be run again"
+            else:
+                self.found.studies[name] = open_study(place.parent)
+        except DamagedFile as error:  # what was run is judged all the same
+            self.absent[name] = str(error)
+            self.found.trouble[name] = str(error)
 
     def judged(self, quiet: bool) -> Reproduction:
         """Judge the claims by all that there is; write claims.json, and the page of [study] where it has one."""
@@ -141,6 +157,15 @@ class _Work:
         if MAIN in found.studies and found.study.verdicts:  # so that the claims stand on the page
             found.study.write(quiet=quiet, only_if_changed=True)
         return found
+
+
+def _recorded(place: Path) -> dict[str, Any]:
+    """Return the settings in a study.json."""
+    record = read_json(place)
+    if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
+        raise DamagedFile(f"damaged file {place}: no settings; the study's own command writes it again")
+    settings: dict[str, Any] = record["settings"]
+    return settings
 
 
 def _finder(store: Store) -> Finder:

@@ -104,7 +104,7 @@ class Study:
             log_circuits=self.spec.log_circuits,
         )
         stacking = Stacking(stack, conditions, frozen_stacking(store.path))
-        count = processes(chosen, workers)
+        count = processes(chosen, workers, threads)
         end = time.monotonic() + limit
 
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
@@ -132,10 +132,14 @@ class Study:
                     conditions,
                     shown,
                     probes=plan.spec.probes,
-                    workers=max(1, count // threads),
+                    workers=count,
                     seconds=left,
                 )
 
+        if compile and self.spec.tasks:
+            display.note(
+                "compile was asked for: a task's batches are of many lengths, and its steps are not compiled"
+            )
         tuning = Tuning()
         if self.spec.tune is not None:
             store.make()
@@ -291,9 +295,13 @@ def say_skipped(error: ImportError, quiet: bool) -> None:
         )
 
 
-def processes(device: torch.device, workers: int) -> int:
-    """Return how many processes train at once: as many as asked for, else one per core, and one on a GPU."""
-    return workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)
+def processes(device: torch.device, workers: int, threads: int = 1) -> int:
+    """Return how many processes of so many threads train at once: as asked for, else one per core, and one on a GPU."""
+    if workers < 0:
+        raise UserError(f"workers={workers} must be 0, one per core and one on a GPU, or more")
+    if threads < 1:
+        raise UserError(f"threads={threads} must be at least 1")
+    return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
 
 
 def open_study(path: str | Path) -> StudyResult:

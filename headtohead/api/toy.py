@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from headtohead.api.studies import say_skipped
+from headtohead.api.studies import processes, say_skipped
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import piece_of_work
@@ -35,7 +35,8 @@ def run_toy(
         if plan not in scales:
             raise unknown("scale of the toy", plan, scales)
         plan = scales[plan]
-    toy = work_toy(plan, Path(out), choose_device(device), workers, limit, quiet)
+    chosen = choose_device(device)
+    toy = work_toy(plan, Path(out), chosen, processes(chosen, workers), limit, quiet)
     try:
         from headtohead.report.toy import write_toy
     except ImportError as error:

@@ -111,11 +111,14 @@ def _row(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, 
 
 
 def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first arm's tokens/s over those of each contender, steady and whole, and its cache's share of theirs."""
+    """Return the first arm's tokens/s over those of each contender, steady and whole, and its cache's share of theirs.
+
+    A mechanism without a cache has nothing to share.
+    """
     ours = rows[first]
     return {
         name: {
-            key: None if ours["error"] or row["error"] else ours[key] / row[key]
+            key: None if ours["error"] or row["error"] or not row[key] else ours[key] / row[key]
             for key in ("tokens_per_second", "whole_tokens_per_second", "cache_bytes")
         }
         for name, row in rows.items()

@@ -73,8 +73,13 @@ def bench_growth(
     for axis in axes:
         if axis not in AXES:
             raise unknown("axis", axis, AXES)
-    if contexts[0] < 1 or rounds < 1 or not longest > 0 or not seconds > 0:
-        raise UserError("contexts, rounds, longest and seconds must be above 0")
+    if not axes:
+        raise UserError(f"axes: at least one is needed of {', '.join(AXES)}")
+    given = {"context": contexts[0], "rounds": rounds, "longest": longest, "seconds": seconds}
+    if low := next((f"{name}={value:g}" for name, value in given.items() if not value > 0), ""):
+        raise UserError(f"{low} must be above 0")
+    if workers < 0:
+        raise UserError(f"workers={workers} must be 0, as many as there are cores, or more")
     tokens = batch or contexts[-1]
     if wrong := next((context for context in contexts if tokens % context), None):
         raise UserError(f"batch={tokens} tokens per step is not a multiple of the context {wrong}")
@@ -97,7 +102,9 @@ def bench_growth(
     rows = Rows("growth", out, {})
     able, left_out = _buildable(slices(base, arms, axes, contexts))
     wanted = {_key(facts_of(one, base)): one for one in able}
-    known = {key: row for row in rows.rows if row.get("commit") == commit() and (key := _key(row)) in wanted}
+    # What was skipped is weighed again: `longest` may be another one now.
+    kept = (row for row in rows.rows if row.get("commit") == commit() and "skipped" not in row)
+    known = {key: row for row in kept if (key := _key(row)) in wanted}
     missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds
     crew = Crew(workers or os.cpu_count() or 1, deadline) if compiled else Alone()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError, first_line
+from headtohead.common.errors import DamagedFile, UserError, first_line
 from headtohead.common.files import finite, read_json, write_json
 from headtohead.study.environment import commit, provenance
 
@@ -24,11 +25,16 @@ class Rows:
             return
         if not self.path.parent.is_dir():
             raise UserError(f"out={out}: there is no directory {self.path.parent}")
+        if not os.access(self.path.parent, os.W_OK):
+            raise UserError(f"out={out}: nothing can be written to {self.path.parent}")
         if self.path.exists():
             document = read_json(self.path)
             if not isinstance(document, dict) or document.get("benchmark") != benchmark:
                 raise UserError(f"out={out} is not a file of the benchmark '{benchmark}'")
-            self.rows = [row for row in document.get("rows", []) if isinstance(row, dict)]
+            rows = document.get("rows", [])
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise DamagedFile(f"damaged file {self.path}: its rows are no list of tables")
+            self.rows = rows
 
     def known(self, facts: Mapping[str, Any]) -> bool:
         """Return whether a row with these facts, measured at this commit, is there."""

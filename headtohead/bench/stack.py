@@ -39,6 +39,7 @@ Warn = Callable[[str], None]
 WARM, BURST = 6, 20
 _COMPARED = 20
 _START_SECONDS = 300.0
+_MOST_SEEDS = 1024
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,12 @@ def bench_stack(
     shape, where = find_shape(size), choose_device(device)
     if rounds < 1 or any(count < 1 for count in seeds):
         raise UserError(f"rounds={rounds} and seeds={','.join(map(str, seeds))} must be at least 1")
+    if max(seeds, default=0) > _MOST_SEEDS:
+        raise UserError(f"seeds={max(seeds)} do not fit in one pass; at most {_MOST_SEEDS} are tried")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
+    if not arms:
+        raise UserError("arms: at least one is needed, such as standard")
     for arm in arms:
         parse_layout(arm).layers(shape.layers)
     forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
@@ -308,7 +313,8 @@ def separate_rate(case: Case, count: int, duration: float, compile: bool = False
     """Return the tokens per second of that many processes together, each training one seed for as long."""
     command = [sys.executable, "-m", "headtohead.bench.stack"]
     workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a group of their own: Ctrl-C is for this process, which ends them.
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         for _ in range(count)
     ]
     try:

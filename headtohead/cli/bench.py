@@ -17,6 +17,7 @@ from headtohead.bench.peers import PEERS, WRITERS
 from headtohead.bench.train import SHAPES
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
+from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration, short_bytes, short_count
 from headtohead.common.progress import piece_of_work
 
@@ -31,7 +32,8 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
         out: a file that keeps every row; rows that stand there are not measured again.
     """
     document = api.bench_kernels(device=device, out=out)
-    timed = [row for row in document["rows"] if "seconds" in row]
+    known = whole(document, "case", "shape", "dtype", "kind")
+    timed = [row for row in known if {"seconds", "floor_seconds", "over_floor"} <= row.keys()]
     columns = (
         *("forward + backward", "shape", "plain twin, ms", "ours, ms", "faster, x"),
         *("byte floor, ms", "over the floor", "over the roof"),
@@ -45,7 +47,7 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
             number(row.get("faster"), ".2f"),
             milliseconds(row["floor_seconds"]),
             f"{row['over_floor']:.2f}x",
-            f"{row['over_roof']:.2f}x",
+            _ratio(row.get("over_roof")),
         )
         for row in timed
     ]
@@ -56,15 +58,15 @@ def kernels(*, device: str = "auto", out: Out = None) -> int:
     compared = ("kernel", "shape", "precision", "kind", "worst", "error", "allowed", "within")
     errors = [
         (row["case"], " x ".join(map(str, row["shape"])), row["dtype"], row["kind"], *_error_words(row))
-        for row in document["rows"]
+        for row in known
     ]
     return show(document, compared, errors, right=compared[5:])
 
 
 def _error_words(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return which result is worst, its error and what is allowed, or why there is none."""
-    if "error" not in row:
-        return row.get("failed", "–"), "–", "–", "failed"
+    if not {"worst", "error", "bound", "within"} <= row.keys():
+        return row.get("failed", "–"), "–", "–", "failed" if "failed" in row else "–"
     return row["worst"], number(row["error"], ".1e"), f"{row['bound']:.1e}", "yes" if row["within"] else "NO"
 
 
@@ -76,25 +78,35 @@ def decode(*, device: str = "auto", out: Out = None) -> int:
         out: a file that keeps every row; rows that stand there are not measured again.
     """
     document = api.bench_decode(device=device, out=out)
+    known = whole(document, "case", "turned")
     rows = [
         (
             "{batch} x ({heads}, {kv_heads}) x {keys} x {dim}".format(**row["case"]),
             row["turned"],
             milliseconds(row.get("peer_seconds")),
             milliseconds(row.get("peer_same_tensor_seconds")),
-            milliseconds(row["seconds"]) if "seconds" in row else row["failed"],
+            milliseconds(row["seconds"]) if "seconds" in row else row.get("failed", "–"),
             number(row.get("faster"), ".2f"),
             number(row.get("share_of_copy"), ".0%"),
             number(row.get("error"), ".1e"),
         )
-        for row in document["rows"]
+        for row in known
     ]
-    peer = next((row["peer"] for row in document["rows"] if "peer" in row), "the library's, K and V")
+    peer = next((row["peer"] for row in known if "peer" in row), "the library's, K and V")
     columns = (
         *("batch x heads x cached tokens x dim", "turned", f"{peer}, ms"),
         *("same tensor twice, ms", "ours, ms", "faster, x", "of copy bandwidth", "error"),
     )
     return show(document, columns, rows, right=columns[1:])
+
+
+def whole(document: dict[str, Any], *needed: str) -> list[dict[str, Any]]:
+    """Return the rows that can be shown; those of a file that older code wrote are kept there, and counted in a line."""
+    rows: list[dict[str, Any]] = document["rows"]
+    known = [row for row in rows if all(name in row for name in needed)]
+    if old := len(rows) - len(known):
+        print(f"{old} of {len(rows)} rows have another form: they stay in the file and are not shown")
+    return known
 
 
 def show(
@@ -170,7 +182,17 @@ def train(
         )
     for words in document["missing"].values():
         print(f"not measured: {words}")
-    for row in document["rows"]:
+    needed = (
+        "size",
+        "dims",
+        "device",
+        "precision",
+        "compiled",
+        "tokens_per_step",
+        "contenders",
+        "parameters",
+    )
+    for row in whole(document, *needed, "results", "gradient_error"):
         _show(row)
     print(json.dumps(document, ensure_ascii=False))
     return 0
@@ -225,6 +247,9 @@ def stack(
             out=out,
             progress=progress,
         )
+    known = whole(
+        document, "arm", "seeds", "size", "dims", "tokens_per_step", "precision", "recorded", "device"
+    )
     columns = (
         *("arm", "seeds", "stacked tokens/s", "single run", "stacked over it", "separate processes"),
         "stacked over them",
@@ -233,20 +258,20 @@ def stack(
         (
             row["arm"],
             row["seeds"],
-            _rate(row["stacked_tokens_per_second"]),
-            _rate(row["single_tokens_per_second"]),
-            _ratio(row["over_single"]),
-            _rate(row["separate_tokens_per_second"]),
-            _ratio(row["over_separate"]),
+            _rate(row.get("stacked_tokens_per_second")),
+            _rate(row.get("single_tokens_per_second")),
+            _ratio(row.get("over_single")),
+            _rate(row.get("separate_tokens_per_second")),
+            _ratio(row.get("over_separate")),
         )
-        for row in document["rows"]
+        for row in known
     ]
-    if document["rows"]:
-        last = document["rows"][-1]
+    if known:
+        last = known[-1]
         how = "steps recorded as CUDA graphs" if last["recorded"] else "steps one by one"
         title = f"{last['size']} ({last['dims']}), {last['tokens_per_step']:,} tokens per step and seed, {last['precision']}, {how}, {last['device']}; the best of each kind"
         print_table(title, columns, rows, right=columns[1:])
-    for row in document["rows"]:
+    for row in known:
         _show_contest(row)
     print(json.dumps(document, ensure_ascii=False))
     return 0
@@ -273,7 +298,7 @@ def _show_contest(row: dict[str, Any]) -> None:
         for name, found in row.get("results", {}).items()
     ]
     print_table(f"{row['arm']}, {row['seeds']} seeds", columns, contenders, right=columns[1:3])
-    apart = row["disagreement"]
+    apart = row.get("disagreement", "not compared")
     for form, found in (apart if isinstance(apart, dict) else {"as it stands": apart}).items():
         words = found if isinstance(found, str) else f"{found:.1e}"
         print(f"off separate runs by, float32, twenty steps, {form}: {words}")
@@ -336,7 +361,11 @@ def generate(
         )
     for name, words in document["missing"].items():
         print(f"not measured: {name}: {words}")
-    rows = {row["contender"]: row for row in document["rows"] if row["contender"] in document["ratios"]}
+    rows = {
+        row["contender"]: row
+        for row in whole(document, "contender")
+        if row["contender"] in document["ratios"]
+    }
     columns = (
         *(
             "contender",
@@ -416,6 +445,8 @@ def growth(
         picture: draw time per token against context into this PNG or SVG file.
         quiet: show no progress.
     """
+    if picture is not None:
+        api.check_growth_picture(picture)
     with piece_of_work("bench growth", quiet) as progress:
         document = api.bench_growth(
             arms,
@@ -433,16 +464,25 @@ def growth(
             out=out,
             progress=progress,
         )
-    if picture is not None:
-        print(f"picture: {api.draw_growth(document['rows'], picture)}")
     for axis in axes:
         _show_growth(document, axis)
     for words in document["left_out"]:
         print(f"not measured: {words}")
     if document["left"]:
         print(f"{document['left']} rows are left: the time given is over, and the same command goes on")
+    drawn = picture is None or _drawn(document["rows"], picture)
     print(json.dumps(document, ensure_ascii=False))
-    return 0
+    return 0 if drawn else 2
+
+
+def _drawn(rows: list[dict[str, Any]], picture: Path) -> bool:
+    """Draw the picture, or say why there is none: what was measured is shown either way."""
+    try:
+        print(f"picture: {api.draw_growth(rows, picture)}")
+    except UserError as error:
+        print(f"no picture: {error}")
+        return False
+    return True
 
 
 def _show_growth(document: dict[str, Any], axis: str) -> None:

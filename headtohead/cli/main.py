@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"h2h: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("\nh2h: interrupted; finished runs are kept, and the same command continues", file=sys.stderr)
+        print(f"\nh2h: interrupted; {_kept(words)}", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         sys.stderr.close()
@@ -74,6 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"h2h: {place}{error.strerror or error}; nothing finished is lost", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def _kept(words: Sequence[str]) -> str:
+    """Return what an interruption leaves."""
+    if words[:1] != ["bench"]:
+        return "finished runs are kept, and the same command continues"
+    if any(word.partition("=")[0] == "--out" for word in words):
+        return "rows measured so far are kept, and the same command continues"
+    return "nothing is kept; --out FILE keeps every row as soon as it is measured"
 
 
 def dispatch(words: list[str]) -> int:

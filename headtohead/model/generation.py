@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise UserError(f"temperature={self.temperature:g} is negative; 0 or more is allowed")
+        if not math.isfinite(self.temperature):
+            raise UserError(f"temperature={self.temperature:g} is no number; 0 or more is allowed")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed} is out of range; 64 bits are allowed")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p:g} is not above 0 and at most 1")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,7 @@ _MORE = 1.1
 
 def write_growth(rows: Sequence[Row], path: Path) -> Path:
     """Draw the rows of `bench growth` into a PNG or SVG file; return it."""
-    if path.suffix not in (".png", ".svg"):
-        raise UserError(f"picture={path}: a file that ends in .png or .svg is needed")
-    if not path.parent.is_dir():
-        raise UserError(f"picture={path}: there is no directory {path.parent}")
+    check_picture(path)
     svg = as_svg(growth_chart(rows), PAPER)
     if path.suffix == ".svg":
         write_atomic(path, svg)
@@ -40,6 +38,16 @@ def write_growth(rows: Sequence[Row], path: Path) -> Path:
 
         write_atomic(path, vl_convert.svg_to_png(svg, scale=3))
     return path
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a file that no picture can be drawn into."""
+    if path.suffix not in (".png", ".svg"):
+        raise UserError(f"picture={path}: a file that ends in .png or .svg is needed")
+    if not path.parent.is_dir():
+        raise UserError(f"picture={path}: there is no directory {path.parent}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"picture={path}: no file can be written there")
 
 
 def growth_chart(rows: Sequence[Row]) -> Row:

@@ -23,7 +23,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, is_number, parse_count
-from headtohead.study.probes import probe_names
+from headtohead.study.probes import probe_names, refuse_unserved
 from headtohead.study.spec import build_study, changed_settings, read_study
 from headtohead.study.trends import OVER
 from headtohead.toy.findings import CHECKS
@@ -312,9 +312,9 @@ def _toy(given: Any) -> dict[str, ToyPlan]:
             for key in ("until", "stepped"):
                 if key in table:
                     table[key] = _number(table[key], key)
+            table["seeds"] = parse_count(table.get("seeds", 1), "seeds")
             long = _table(table.get("long", {}), "long")
-            for key, count in (("seeds", table.get("seeds", 1)), *long.items()):
-                parse_count(count, key)
+            table["long"] = {name: parse_count(count, name) for name, count in long.items()}
             plans[scale] = ToyPlan(**table)
         except UserError as error:
             raise UserError(f"toy.{scale}: {error}") from None
@@ -374,6 +374,8 @@ def _criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, _St
     for key in ("ratio", "tolerance", "share"):
         if key in part:
             values[key] = _number(part[key], key)
+    if values.get("share", 1.0) <= 0:
+        raise UserError(f"share is above 0, got {part['share']!r}")
     if "effect" in part:
         effect = part["effect"]
         ends = [_number(end, "effect") * factor for end in (effect if isinstance(effect, list) else [effect])]
@@ -401,6 +403,7 @@ def _criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, _St
         values["compare"] = _choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":
         (values["probe"],) = probe_names([_text(part["probe"], "probe")])
+        refuse_unserved([values["probe"]], "tasks" if study.of_tasks else "corpora")
         if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
             raise UserError(
                 "a probe criterion takes expect, or the margin within which it counts as equal; "

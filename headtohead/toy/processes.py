@@ -79,6 +79,7 @@ def _start(part: list[list[ToyRun]]) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,  # Ctrl-C is for this process, which closes their input: they have no traceback to show
     )
     assert worker.stdin is not None
     worker.stdin.write(json.dumps([[run.as_dict() for run in group] for group in part]) + "\n")

@@ -216,3 +216,13 @@ def test_the_last_line_is_one_document_and_the_picture_is_drawn(
 def test_mistakes_are_named(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         headtohead.bench_growth(**{"arms": ("standard",), **QUICK, **given})
+
+
+def test_a_row_that_was_skipped_is_weighed_again(tmp_path: Path) -> None:
+    asked: dict[str, Any] = QUICK | {"axes": ("context",), "out": tmp_path / "rows.json"}
+    first = headtohead.bench_growth(("standard",), longest=1e-9, **asked)["rows"]
+    assert ["skipped" in found for found in first] == [False, True]
+    again = headtohead.bench_growth(("standard",), longest=60.0, **asked)["rows"]
+    assert again[0] == first[0]
+    assert again[1]["seconds"] > 0
+    assert "skipped" not in again[1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,16 @@ def test_impossible_wishes_are_refused() -> None:
         written(model(), [[]], 1)
     with pytest.raises(UserError, match="learned positions end at 32"):
         written(model(positions="learned"), [[1] * 30], 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"temperature": float("nan")}, "temperature=nan is no number"),
+        ({"temperature": float("inf")}, "temperature=inf is no number"),
+        ({"seed": 10**20}, "is out of range"),
+    ],
+)
+def test_a_draw_that_cannot_be_made_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Sampling(**given)

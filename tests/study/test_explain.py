@@ -184,3 +184,13 @@ def test_seeds_are_joined_and_shown(
     assert "layer mean" in capsys.readouterr().out
     assert "rollout" in shown
     assert f"{row.mean(path):.3f}" in shown
+
+
+def test_only_the_seeds_of_one_arm_are_joined(finished: Path) -> None:
+    one, other = run_of(finished, RECALL, "standard"), run_of(finished, RECALL, "no_attention")
+    with pytest.raises(UserError, match="are of standard, no_attention; explain the seeds of one arm"):
+        h2h.explain([one.path, other.path], limit=2, device="cpu", quiet=True)
+    with pytest.raises(UserError, match=f"run {one.id} is given twice"):
+        h2h.explain([one.path, one.path], limit=2, device="cpu", quiet=True)
+    with pytest.raises(UserError, match="seed=-1"):
+        h2h.explain(one.path, limit=2, seed=-1, device="cpu", quiet=True)

@@ -286,3 +286,63 @@ def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: P
     assert found.ran == ["study"]
     assert list(found.trouble) == ["lists"]
     assert "could not be run" in found.claims[0].reason
+
+
+def test_a_folder_that_holds_another_study_is_refused(tmp_path: Path, story: Path) -> None:
+    path = written(tmp_path, REPAIRS, corpus=str(story))
+    out = tmp_path / "o"
+    h2h.reproduce(str(path), out=out, only="study", device="cpu", quiet=True, workers=1, seconds=0.0)
+    kept = (out / "study.json").read_bytes()
+    other = tmp_path / "q.toml"
+    other.write_text(path.read_text())
+    for words in ({"paper": str(other)}, {"paper": str(path), "scale": "small"}):
+        with pytest.raises(UserError, match="holds the study 'p, smoke', not"):
+            h2h.reproduce(**words, out=out, device="cpu", quiet=True, workers=1)
+    assert (out / "study.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize("content", ["[]", '{"a"', '{"settings": 3}'])
+def test_a_damaged_study_does_not_keep_the_others_from_being_judged(
+    tmp_path: Path, story: Path, content: str
+) -> None:
+    path = written(tmp_path, REPAIRS, corpus=str(story))
+    place = tmp_path / "o" / "lists" / "study.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(content)
+    found = h2h.reproduce(
+        str(path), out=tmp_path / "o", only="study", device="cpu", quiet=True, workers=1, seconds=0.0
+    )
+    assert f"damaged file {place}" in found.trouble["lists"]
+    assert "damaged file" in found.claims[0].reason
+    assert found.path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("seeds = '1k'", "toy.smoke: the toy takes 1 to"),
+        ("seeds = 1.5", "toy.smoke: seeds: expected a whole number"),
+        ("long = {FACO = 'x'}", "toy.smoke: FACO: expected a count"),
+    ],
+)
+def test_counts_of_the_toy_are_read_as_counts(tmp_path: Path, line: str, words: str) -> None:
+    path = written(tmp_path, REPAIRS)
+    text = path.read_text()
+    path.write_text(f"{text}[toy.smoke]\nruns = ['FACO']\n{line}\n")
+    with pytest.raises(UserError, match=words):
+        read_paper(path)
+    path.write_text(f"{text}[toy.smoke]\nruns = ['FACO']\nseeds = '2'\nlong = {{FACO = '1'}}\n")
+    assert read_paper(path).toy["smoke"].seeds == 2
+
+
+@pytest.mark.parametrize("share", ["0", "-1"])
+def test_a_share_is_part_of_a_gain(tmp_path: Path, share: str) -> None:
+    criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
+    with pytest.raises(UserError, match="share is above 0, got"):
+        read_paper(written(tmp_path, criterion))
+
+
+def test_a_probe_that_does_not_serve_the_study_is_refused(tmp_path: Path) -> None:
+    criterion = '{kind = "probe", probe = "maps", study = "lists", path = "x", arm = "b", expect = "higher"}'
+    with pytest.raises(UserError, match=r"claim p\.1: probe 'maps' is of studies of corpora"):
+        read_paper(written(tmp_path, criterion))

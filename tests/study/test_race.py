@@ -369,3 +369,15 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
         shown = result._repr_html_()
         assert shown.count("<h4>") == 2
         assert "shape cache, length time</h4>" in shown
+
+
+@pytest.mark.parametrize(("given", "words"), [({"workers": -4}, "workers=-4"), ({"threads": 0}, "threads=0")])
+def test_workers_and_threads_that_cannot_be_are_refused(
+    story: Path, tmp_path: Path, given: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        study(story).run(tmp_path, quiet=True, **given)  # type: ignore[arg-type]
+    if "workers" in given:
+        with pytest.raises(UserError, match=words):
+            h2h.run_toy("smoke", tmp_path, device="cpu", quiet=True, **given)
+    assert not list(tmp_path.glob("runs/*"))

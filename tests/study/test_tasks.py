@@ -292,3 +292,12 @@ def test_the_shell_evaluates_and_forecasts(finished: Path, capsys: pytest.Captur
     found = h2h.forecast(study(RECALL), quiet=True)
     assert found.metric == "accuracy"
     assert found.tokens == sum(run.tokens for run in plan(RECALL).runs)
+
+
+def test_compiling_that_was_asked_for_and_is_not_done_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(RECALL).run(tmp_path, workers=1, seconds=0.0, compile=True)
+    assert "its steps are not compiled" in capsys.readouterr().out
+    study(RECALL).run(tmp_path, workers=1, seconds=0.0)
+    assert "compiled" not in capsys.readouterr().out

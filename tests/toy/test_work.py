@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.published import find_paper, read_paper
 from headtohead.toy.findings import run_findings
 from headtohead.toy.measure import Mark
+from headtohead.toy.processes import _start
 from headtohead.toy.runs import RUNS, SEEDS
 from headtohead.toy.train import ToyResult
 from headtohead.toy.work import Toy, ToyPlan, work_toy
@@ -202,3 +204,14 @@ def test_settings_of_toy_claims_are_checked(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             read_paper(path)
         assert words in str(caught.value)
+
+
+def test_an_interruption_reaches_this_process_alone() -> None:
+    """Its processes end when their input is closed; a KeyboardInterrupt of theirs would be a traceback on the screen."""
+    (run,) = ToyPlan(("FACO",), until=1.0).chosen()
+    worker = _start([[run]])
+    try:
+        assert os.getpgid(worker.pid) == worker.pid
+    finally:
+        worker.kill()
+        worker.communicate()
