@@ -28,15 +28,35 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
     "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
     "check": ("look", "check", "run the conformance suite on mechanisms"),
-    "bench train": ("bench", "train", "time the training step beside those of other libraries"),
     "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
     "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
     "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
-    "bench growth": ("bench", "growth", "measure how a step's time and memory grow, beside what is declared"),
-    "bench stack": ("bench", "stack", "measure stacked seeds beside a single run and separate processes"),
-    "bench kernels": ("bench", "kernels", "measure the fused kernels beside their twins and the byte floor"),
-    "bench decode": ("bench", "decode", "measure decoding from a K=V cache beside the library's attention"),
-    "bench generate": ("bench", "generate", "measure a model writing from a long prompt beside transformers"),
+    "bench train": ("bench.train", "train", "time the training step beside those of other libraries"),
+    "bench growth": (
+        "bench.growth",
+        "growth",
+        "measure how a step's time and memory grow, beside what is declared",
+    ),
+    "bench stack": (
+        "bench.stack",
+        "stack",
+        "measure stacked seeds beside a single run and separate processes",
+    ),
+    "bench kernels": (
+        "bench.kernels",
+        "kernels",
+        "measure the fused kernels beside their twins and the byte floor",
+    ),
+    "bench decode": (
+        "bench.kernels",
+        "decode",
+        "measure decoding from a K=V cache beside the library's attention",
+    ),
+    "bench generate": (
+        "bench.generate",
+        "generate",
+        "measure a model writing from a long prompt beside transformers",
+    ),
     "generate": ("use", "generate", "let a trained run continue a text"),
     "look": ("attention", "look", "show on a page where a trained run looks in a text"),
     "explain": (
@@ -153,7 +173,7 @@ def _joined(words: list[str], several: set[str]) -> list[str]:
 
 def overview(group: str = "") -> str:
     """Return the commands with one line about each."""
-    rows = [f"  h2h {name:<14}{line}" for name, (_, _, line) in COMMANDS.items() if name.startswith(group)]
+    rows = [f"  h2h {name:<15} {line}" for name, (_, _, line) in COMMANDS.items() if name.startswith(group)]
     return "\n".join(
         [
             "headtohead: fair contests between attention mechanisms",

@@ -1,0 +1,105 @@
+"""h2h bench generate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from headtohead import api
+from headtohead.bench.generate import ARMS
+from headtohead.bench.peers import WRITERS
+from headtohead.cli.bench.shown import whole
+from headtohead.cli.flags import flag
+from headtohead.cli.tables import number, print_table
+from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.progress import piece_of_work
+
+
+def generate(
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ARMS,
+    peers: Annotated[tuple[str, ...], flag("|".join(WRITERS))] = tuple(WRITERS),
+    size: Annotated[str, flag("SIZE")] = "350m",
+    batch: Annotated[str, flag("COUNT")] = "64",
+    cached: Annotated[str, flag("COUNT")] = "8064",
+    new: Annotated[str, flag("COUNT")] = "129",
+    rounds: Annotated[int, flag("COUNT")] = 2,
+    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    out: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Time a model that continues a long prompt greedily, beside transformers' generate with its two caches.
+
+    Args:
+        arms: ours; the first one is what ratios are of.
+        peers: theirs, of the same shape; without a name after it, none.
+        size: a model shape (h2h list); its context is stretched to the text.
+        batch: sequences.
+        cached: tokens of the prompt.
+        new: tokens to write; the first comes of reading the prompt, each other of one step.
+        rounds: times each contender writes; medians are shown.
+        precision: of weights, cache and arithmetic.
+        device: where.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        quiet: show no progress.
+    """
+    counts = {"batch": batch, "cached": cached, "new": new}
+    with piece_of_work("bench generate", quiet) as progress:
+        document = api.bench_generate(
+            arms,
+            peers=peers,
+            size=size,
+            **{name: parse_count(text, f"--{name}") for name, text in counts.items()},
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            out=out,
+            progress=progress,
+        )
+    for name, words in document["missing"].items():
+        print(f"not measured: {name}: {words}")
+    rows = {
+        row["contender"]: row
+        for row in whole(document, "contender")
+        if row["contender"] in document["ratios"]
+    }
+    columns = (
+        *(
+            "contender",
+            "tokens/s",
+            "ms/step",
+            f"{arms[0]} over it",
+            "with first steps",
+            "cache",
+            "peak memory",
+        ),
+        *("of copy bandwidth", "prompt s", "off the whole forward by"),
+    )
+    table = [
+        (
+            name,
+            short_count(row["tokens_per_second"]),
+            f"{row['milliseconds']:.2f}",
+            number(document["ratios"][name]["tokens_per_second"], ".2f"),
+            number(document["ratios"][name]["whole_tokens_per_second"], ".2f"),
+            short_bytes(row["cache_bytes"]),
+            "–" if row["peak_bytes"] is None else short_bytes(row["peak_bytes"]),
+            f"{row['share_of_copy']:.0%}",
+            f"{row['prompt_seconds'][-1]:.2f}",
+            number(row.get("disagreement"), ".1e"),
+        )
+        for name, row in rows.items()
+        if row["error"] is None
+    ]
+    one = next(iter(rows.values()))
+    title = f"{one['size']} ({one['dims']}), {one['batch']} x {one['cached']:,} cached + {one['new']} tokens, {one['precision']}, {one['device']}"
+    print_table(title, columns, table, right=columns[1:])
+    for name, row in rows.items():
+        if row["error"] is not None:
+            print(f"{name} failed: {row['error']}")
+        elif row.get("told"):
+            print(f"{name}: {row['told'][0]}")
+    print(json.dumps(document, ensure_ascii=False))
+    return 0

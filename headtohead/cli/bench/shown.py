@@ -1,0 +1,50 @@
+"""Tables of benchmarks, as several of them print them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from headtohead.cli.tables import number, print_table
+
+
+def whole(document: dict[str, Any], *needed: str) -> list[dict[str, Any]]:
+    """Return the rows that can be shown; those of a file that older code wrote are kept there, and counted in a line."""
+    rows: list[dict[str, Any]] = document["rows"]
+    known = [row for row in rows if all(name in row for name in needed)]
+    if old := len(rows) - len(known):
+        print(f"{old} of {len(rows)} rows have another form: they stay in the file and are not shown")
+    return known
+
+
+def show(
+    document: dict[str, Any], columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: Sequence[str]
+) -> int:
+    """Print a benchmark's table, then the whole document as the last line."""
+    where = f"{document['device']}, {document['kernels']} kernels, torch {document['torch']}"
+    print_table(where, columns, rows, right=right)
+    print(f"copy {document['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written")
+    print(json.dumps(document))
+    return 0
+
+
+def show_profile(name: str, found: dict[str, Any]) -> None:
+    """Print the kernels of one step by kind, then the longest."""
+    kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
+    print(f"kernels of one step of {name}, {found['milliseconds']:.2f} ms: {kinds}")
+    kernels = [
+        (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
+        for kernel in found["kernels"][:20]
+    ]
+    print_table("", ("kernel", "ms", "calls"), kernels, right=("ms", "calls"))
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return seconds as milliseconds with four digits behind the point, or a dash."""
+    return number(None if seconds is None else 1e3 * seconds, ".4f")
+
+
+def ratio(found: float | None) -> str:
+    """Return how many times, or a dash."""
+    return "–" if found is None else f"{found:.2f}x"

@@ -1,0 +1,126 @@
+"""h2h bench train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headtohead import api
+from headtohead.bench.peers import PEERS
+from headtohead.bench.train import SHAPES
+from headtohead.cli.bench.shown import show_profile, whole
+from headtohead.cli.flags import OneWay, flag, yes_or_no
+from headtohead.cli.tables import number, print_table
+from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.progress import piece_of_work
+
+
+def train(
+    sizes: Annotated[tuple[str, ...], tyro.conf.Positional, flag("SIZE")] = tuple(SHAPES),
+    /,
+    *,
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
+    peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
+    context: Annotated[tuple[str, ...], flag("COUNT")] = (),
+    shape: Annotated[Literal["as_is", "params"], flag()] = "as_is",
+    batch: Annotated[str, flag("COUNT")] = "32768",
+    rounds: Annotated[int, flag("COUNT")] = 6,
+    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    compile: OneWay = False,
+    no_compile: OneWay = False,
+    warm: OneWay = False,
+    profile: Annotated[bool, flag()] = False,
+    out: Annotated[Path | None, flag("FILE")] = None,
+    quiet: Annotated[bool, flag()] = False,
+) -> int:
+    """Time the training step beside transformers' Llama and litgpt's GPT of the same shape, in turns.
+
+    Args:
+        sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
+        arms: ours; the first one is what ratios are of.
+        peers: theirs; without a name after it, none.
+        context: tokens in a window; several make a row each; the size's own when not given.
+        shape: as_is, or params: the other arms' feed-forward width is solved for the parameters of the first.
+        batch: tokens per step.
+        rounds: turns of each contender, ten steps a turn; medians are shown.
+        precision: arithmetic; bf16 keeps float32 weights.
+        device: where.
+        compile: torch.compile for all contenders; when nothing is said, on a GPU.
+        no_compile: for none of them.
+        warm: compile in processes side by side first, as many as there are cores.
+        profile: also show where our step's time goes.
+        out: a file that keeps every row; rows that stand there are not measured again.
+        quiet: show no progress.
+    """
+    with piece_of_work("bench train", quiet) as progress:
+        document = api.bench_train(
+            sizes,
+            arms=arms,
+            peers=peers,
+            contexts=[parse_count(count, "--context") for count in context],
+            shape=shape,
+            batch=parse_count(batch, "--batch"),
+            rounds=rounds,
+            precision=precision,
+            device=device,
+            compile=yes_or_no("compile", compile, no_compile),
+            warm=warm,
+            profile=profile,
+            out=out,
+            progress=progress,
+        )
+    for words in document["missing"].values():
+        print(f"not measured: {words}")
+    needed = (
+        "size",
+        "dims",
+        "device",
+        "precision",
+        "compiled",
+        "tokens_per_step",
+        "contenders",
+        "parameters",
+    )
+    for row in whole(document, *needed, "results", "gradient_error"):
+        _show(row)
+    print(json.dumps(document, ensure_ascii=False))
+    return 0
+
+
+def _show(row: dict[str, Any]) -> None:
+    columns = (
+        *("contender", "parameters", "tokens/s", "ms/step", "ours over it", "MFU", "peak memory"),
+        "start s",
+    )
+    measured = {name: found for name, found in row["results"].items() if "error" not in found}
+    table = [
+        (
+            name,
+            number(found.get("parameters"), ","),
+            short_count(found["tokens_per_second"]),
+            f"{found['milliseconds']:.2f}",
+            number(found["first_over_this"], ".3f"),
+            number(found["mfu"], ".1%"),
+            "–" if found["peak_bytes"] is None else short_bytes(found["peak_bytes"]),
+            f"{found['start_seconds']:.0f}",
+        )
+        for name, found in measured.items()
+    ]
+    title = (
+        f"{row['size']} ({row['dims']}; {row['parameters']:,} parameters), {row['tokens_per_step']:,} tokens per step, shape {row.get('shape', 'as_is')}, "
+        f"{row['precision']}{', compiled' if row['compiled'] else ''}, {row['device']}"
+    )
+    print_table(title, columns, table, right=columns[1:])
+    for name, found in row["results"].items():
+        if "error" in found:
+            print(f"{name} failed: {found['error']}")
+    if row["gradient_error"] is not None:
+        print(
+            f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
+        )
+    if found := row.get("profile"):
+        show_profile(row["contenders"][0], found)
