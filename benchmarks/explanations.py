@@ -2,12 +2,14 @@
 
     python benchmarks/explanations.py [--examples 10000] [--layers 1] [--threads 2]
 
-Prints wall seconds and CPU seconds, of everything and of one plain scoring pass, and how many such passes it is worth.
+Prints wall seconds and CPU seconds, of everything and of one plain scoring pass, and how many such passes it is worth; the last line is
+one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +63,14 @@ def main() -> None:
     print(f"{count:,} examples of {LENGTH} tokens, {size.dims}, {given.threads} threads")
     print(f"one scoring pass   {once:7.1f} s wall {once_cpu:7.1f} s CPU")
     print(f"all explanations   {wall:7.1f} s wall {cpu:7.1f} s CPU = {cpu / once_cpu:.1f} scoring passes")
-    print(provenance())
+    rows = {
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+        "scoring_wall_seconds": once,
+        "scoring_cpu_seconds": once_cpu,
+    }
+    facts = {"examples": count, "length": LENGTH, "dims": size.dims, "threads": given.threads}
+    print(json.dumps({"benchmark": "explanations", **provenance(), **facts, **rows}))
 
 
 if __name__ == "__main__":
