@@ -20,6 +20,7 @@ FILES = (
     "stack",
     "stack-processes",
     "growth",
+    "growth-cpu",
     "cpu",
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from speed_rows import Measured, Row, context_of
 
+from headtohead.bench.growth import AXES, axis_rows, growth, on_axis, value_of
 from headtohead.bench.train import find_shape
 from headtohead.common.numbers import short_bytes, short_count
 
@@ -47,6 +48,7 @@ def blocks(measured: Measured, drawn: dict[str, str]) -> dict[str, str]:
             ),
         ),
         "errors": _errors(measured),
+        "slopes": _slopes(measured),
         "repeat": _repeat(measured),
     }
     for name, (file, words) in _CAPTIONS.items():
@@ -131,6 +133,45 @@ def _errors(measured: Measured) -> str:
         lines.append((case, dtype, *words))
     head = ("kernel", "precision", "training shape", "odd shape", "stacked against separate")
     return _table(head, lines)
+
+
+def _slopes(measured: Measured) -> str:
+    """Return times, slopes and what they say of every mechanism and axis that was measured."""
+    parts = []
+    for name in ("growth", "growth-cpu"):
+        rows = measured.rows(name)
+        for axis in AXES:
+            found = [one for one in growth(rows) if one["axis"] == axis and one["slopes"]]
+            if not found:
+                continue
+            values = sorted({value_of(row, axis) for row in rows if on_axis(row, axis)})
+            lines = []
+            for one in found:
+                own = {value_of(row, axis): row for row in axis_rows(rows, axis, one["arm"])}
+                times = [f"{1e3 * row['seconds']:.3g}" for row in own.values() if "seconds" in row]
+                last = one["slopes"][-1]
+                slopes = [
+                    "–" if last[key] is None else f"{last[key]:.2f}" for key in ("time", "flops", "memory")
+                ]
+                lines.append((f"`{one['arm']}`", " / ".join(times), *slopes, one["words"]))
+            at = (
+                " / ".join(f"{value:,.0f}" for value in values)
+                if axis != "parameters"
+                else "smallest to largest"
+            )
+            head = (
+                f"against {axis}",
+                f"ms at {at}",
+                "slope of time",
+                "declared",
+                "of memory",
+                "at the long end",
+            )
+            where = sorted(
+                {f"{row['size']} cut to {row['base']['layers']} layers, {row['device']}" for row in rows}
+            )
+            parts.append(f"{'; '.join(where)} (`{name}.json`):\n\n{_table(head, lines)}")
+    return "\n\n".join(parts) or f"*Slopes: {_MISSING}.*"
 
 
 def _error_of(rows: Sequence[Row], kind: str) -> str:
