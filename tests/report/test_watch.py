@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import shutil
@@ -176,7 +177,11 @@ def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, 
 
 def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
     command = [sys.executable, "-m", "headtohead", "watch", str(folder), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # What runs these tests may ignore the signal, and a child would inherit that.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     assert process.stdout is not None
     assert "http://127.0.0.1:" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
