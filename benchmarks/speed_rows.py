@@ -20,7 +20,6 @@ FILES = (
     "stack",
     "stack-processes",
     "growth",
-    "growth-cpu",
     "cpu",
 )
 

@@ -137,40 +137,24 @@ def _errors(measured: Measured) -> str:
 
 def _slopes(measured: Measured) -> str:
     """Return times, slopes and what they say of every mechanism and axis that was measured."""
-    parts = []
-    for name in ("growth", "growth-cpu"):
-        rows = measured.rows(name)
-        for axis in AXES:
-            found = [one for one in growth(rows) if one["axis"] == axis and one["slopes"]]
-            if not found:
-                continue
-            values = sorted({value_of(row, axis) for row in rows if on_axis(row, axis)})
-            lines = []
-            for one in found:
-                own = {value_of(row, axis): row for row in axis_rows(rows, axis, one["arm"])}
-                times = [f"{1e3 * row['seconds']:.3g}" for row in own.values() if "seconds" in row]
-                last = one["slopes"][-1]
-                slopes = [
-                    "–" if last[key] is None else f"{last[key]:.2f}" for key in ("time", "flops", "memory")
-                ]
-                lines.append((f"`{one['arm']}`", " / ".join(times), *slopes, one["words"]))
-            at = (
-                " / ".join(f"{value:,.0f}" for value in values)
-                if axis != "parameters"
-                else "smallest to largest"
-            )
-            head = (
-                f"against {axis}",
-                f"ms at {at}",
-                "slope of time",
-                "declared",
-                "of memory",
-                "at the long end",
-            )
-            where = sorted(
-                {f"{row['size']} cut to {row['base']['layers']} layers, {row['device']}" for row in rows}
-            )
-            parts.append(f"{'; '.join(where)} (`{name}.json`):\n\n{_table(head, lines)}")
+    rows, parts = measured.rows("growth"), []
+    for axis in AXES:
+        found = [one for one in growth(rows) if one["axis"] == axis and one["slopes"]]
+        if not found:
+            continue
+        values = sorted({value_of(row, axis) for row in rows if on_axis(row, axis)})
+        lines = []
+        for one in found:
+            own = axis_rows(rows, axis, one["arm"])
+            times = [f"{1e3 * row['seconds']:.3g}" for row in own if "seconds" in row]
+            last = one["slopes"][-1]
+            slopes = ["–" if last[key] is None else f"{last[key]:.2f}" for key in ("time", "flops", "memory")]
+            lines.append((f"`{one['arm']}`", " / ".join(times), *slopes, one["words"]))
+        at = (
+            " / ".join(f"{value:,.0f}" for value in values) if axis != "parameters" else "smallest to largest"
+        )
+        head = (f"against {axis}", f"ms at {at}", "slope of time", "declared", "of memory", "at the long end")
+        parts.append(_table(head, lines))
     return "\n\n".join(parts) or f"*Slopes: {_MISSING}.*"
 
 
