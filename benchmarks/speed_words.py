@@ -305,7 +305,7 @@ def _stacking(measured: Measured) -> list[Aim]:
         words = f"{rate / 1e6:.1f} M"
         words += f", {row['over_single']:.2f}x a single run" if row["over_single"] else ""
         words += "" if apart is None else f", {apart:.2f}x separate processes"
-        words += " (timed before)" if row.get("earlier") else ""
+        words += " (neither compiled, processes timed before)" if row.get("earlier") else ""
         found.append(Aim(what, against, aim, words, rate >= aimed and apart is not None and apart > 1))
     return found
 
