@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headtohead.kernels.decode_turned import MOST_TURNS, Sums, products, sums
+from headtohead.kernels.decode_turned import MOST_TURNS, Sums, keys_shared, products, sums
 from headtohead.kernels.dynamics_triton import count, multiprocessors
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -60,9 +60,7 @@ def _parts(
     parts = tl.num_programs(0)
     owner = tl.program_id(1)
     if PLACED:
-        keys = tl.load(place_at).to(tl.int32) + 1
-        shared = tl.cdiv(tl.cdiv(keys, BLOCK), parts)
-        part = shared * BLOCK
+        keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
             turns = shared
     sequence = (owner // KV_HEADS).to(tl.int64)

@@ -41,7 +41,7 @@ class Sums:
 
 
 @triton.jit
-def _shared(place_at, parts, BLOCK: tl.constexpr):
+def keys_shared(place_at, parts, BLOCK: tl.constexpr):
     """Return the keys up to the query's place, and how many of them, in keys and in blocks, each part takes."""
     keys = tl.load(place_at).to(tl.int32) + 1
     shared = tl.cdiv(tl.cdiv(keys, BLOCK), parts)
@@ -131,7 +131,7 @@ def products(
     parts = tl.num_programs(0)
     owner = tl.program_id(1)
     if PLACED:
-        keys, part, shared = _shared(place_at, parts, BLOCK)
+        keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
             turns = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
@@ -232,7 +232,7 @@ def sums(
     parts = tl.num_programs(0)
     owner = tl.program_id(1)
     if PLACED:
-        keys, part, shared = _shared(place_at, parts, BLOCK)
+        keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
             turns = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
