@@ -102,8 +102,10 @@ def bench_growth(
     rows = Rows("growth", out, {})
     able, left_out = _buildable(slices(base, arms, axes, contexts))
     wanted = {_key(facts_of(one, base)): one for one in able}
-    # What was skipped is weighed again: `longest` may be another one now.
-    kept = (row for row in rows.rows if row.get("commit") == commit() and "skipped" not in row)
+    # What was skipped is weighed again, since `longest` may be another one now, and what failed is tried again.
+    kept = (
+        row for row in rows.rows if row.get("commit") == commit() and not {"skipped", "error"} & row.keys()
+    )
     known = {key: row for row in kept if (key := _key(row)) in wanted}
     missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds

@@ -107,9 +107,18 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path) -> None:
         "        return headtohead.Flops(1.0, 1.0)\n"
     )
     arm = f"{tmp_path / 'broken.py'}:Broken"
-    document = headtohead.bench_growth((arm, "no_attention"), axes=("context",), **QUICK)
+    out = tmp_path / "rows.json"
+    document = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
     assert [found.get("error") for found in document["rows"]] == ["RuntimeError: not today"] * 2 + [None] * 2
     assert "16 failed: RuntimeError: not today" in document["growth"][0]["words"]
+    # What failed is tried again, and what was measured is not.
+    dates = [found["date"] for found in document["rows"]]
+    again = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
+    assert [one["date"] == date for one, date in zip(again["rows"], dates, strict=True)][2:] == [True, True]
+    assert sum("error" in row for row in json.loads(out.read_text())["rows"]) == 2
+    (tmp_path / "broken.py").write_text((tmp_path / "broken.py").read_text().replace("raise", "return x  #"))
+    mended = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
+    assert [found.get("error") for found in mended["rows"]] == [None] * 4
 
 
 def test_a_shape_that_a_layout_cannot_fill_is_left_out_with_the_reason() -> None:
