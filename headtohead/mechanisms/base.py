@@ -167,7 +167,8 @@ class Frame:
     rows: Tensor | None = None
     """(batch,): the one row of each sequence that this layer is asked for; None: every row."""
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    _rows: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
+    row_tables: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
+    """Rotary tables of `place`, looked up once for all layers of a pass."""
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add a training-only loss term; it is logged apart under its name."""
@@ -198,9 +199,9 @@ class Frame:
     def _row(self, rotary: Rotary, place: Tensor, x: Tensor) -> Tensor:
         """Return the table of this place, looked up once for all layers."""
         key = (x.shape[1], x.shape[-1], x.dtype)
-        if key not in self._rows:
-            self._rows[key] = rotary.row(place, x)
-        return self._rows[key]
+        if key not in self.row_tables:
+            self.row_tables[key] = rotary.row(place, x)
+        return self.row_tables[key]
 
     def attend(
         self,

@@ -233,6 +233,7 @@ class Decoder(nn.Module):
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.place = None if caches is None else caches.place
         frame.rotary, frame.training, frame.rows = self.rotary, self.training, None
+        frame.row_tables = {}
         x = self.embedding(tokens, frame)
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
