@@ -19,7 +19,7 @@ from headtohead.data.tasks.batches import Batch, collated
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.kernels.loss import IGNORED
 from headtohead.model.classifier import Classifier, Pointer, Reader
-from headtohead.model.generation import generate
+from headtohead.model.generation import Sampling, generate
 
 Array = np.ndarray[Any, Any]
 MARGINS = {"accuracy": 0.01, "macro_f1": 0.01, "exact_match": 0.01, "f1": 0.01, "matthews": 0.02}
@@ -34,7 +34,7 @@ def task_metrics(task: Task) -> tuple[str, ...]:
     """Return the metrics that a task is scored by."""
     if task.classes:
         return ("accuracy", "macro_f1", "matthews")
-    return ("f1", "exact_match") if _in_words(task) else ("accuracy", "exact_match")
+    return ("f1", "exact_match") if in_words(task) else ("accuracy", "exact_match")
 
 
 def chosen_metric(task: Task, given: str = "") -> str:
@@ -53,13 +53,13 @@ def refuse_unpointed(task: Task) -> None:
         for split in task.splits.values()
         for example in split
     ]
-    if not _in_words(task) or not all(places):
+    if not in_words(task) or not all(places):
         raise UserError(
             f"task '{task.name}' has no answer to point at in every text; answer = 'write' is what it can be given"
         )
 
 
-def _in_words(task: Task) -> bool:
+def in_words(task: Task) -> bool:
     """Whether answers are texts, of which several may be right."""
     return task.tokenizer is not None and not task.classes
 
@@ -138,7 +138,7 @@ def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
 
 def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str, float]:
     exact = float((found.right == found.asked).mean())
-    if _in_words(task):
+    if in_words(task):
         return {"f1": float(found.f1.mean()), "exact_match": exact}
     accuracy = float(found.right.sum() / found.asked.sum())
     if not task.classes:
@@ -208,7 +208,7 @@ def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, f
     np.add.at(found.nats, rows, F.cross_entropy(scores, targets, reduction="none").numpy())
     np.add.at(found.asked, rows, 1)
     np.add.at(found.right, rows, (scores.argmax(-1) == targets).numpy())
-    if _in_words(task):
+    if in_words(task):
         _judge_texts(found, places, chosen, _written(model, task, chosen))
 
 
@@ -240,7 +240,8 @@ def _write(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
         room = min(room, model.size.context - longest + 1)
     written: list[list[int]] = [[] for _ in examples]
     open_rows = set(range(len(examples)))
-    for step in generate(model, prompts.to(device), max(1, room), padding=padding):
+    likeliest = Sampling(temperature=0)
+    for step in generate(model, prompts.to(device), max(1, room), likeliest, padding):
         tokens = step[:, 0].tolist()  # at once: a GPU is waited for every time it is asked
         for row in sorted(open_rows):
             token = tokens[row]
@@ -291,7 +292,7 @@ def task_references(task: Task, metric: str = "") -> dict[str, float]:
             }[chosen]
             for name, rows in (("chance", even), ("majority class", table))
         }
-    if _in_words(task):
+    if in_words(task):
         answer = Counter(example.answers[0] for example in train).most_common(1)[0][0]
         judge = answer_f1 if chosen == "f1" else lambda a, b: float(plain_answer(a) == plain_answer(b))
         scores = [max(judge(answer, right) for right in example.answers) for example in test]

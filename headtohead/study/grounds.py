@@ -19,7 +19,14 @@ from headtohead.data.tokenizers import Tokenizer
 from headtohead.data.windows import Windows
 from headtohead.measure.loss import score_split
 from headtohead.measure.references import reference_lines
-from headtohead.measure.tasks import MARGINS, chosen_metric, refuse_unpointed, score_task, task_references
+from headtohead.measure.tasks import (
+    MARGINS,
+    chosen_metric,
+    in_words,
+    refuse_unpointed,
+    score_task,
+    task_references,
+)
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
@@ -201,6 +208,8 @@ class TaskGround:
             "model": kind,
             "classes": len(task.classes),
             "causal": causal,
+            # Runs whose answers were drawn by chance, before this was said, are not compared with these.
+            **({"answers": "likeliest"} if kind == "reader" and in_words(task) else {}),
         }
 
     @cached_property

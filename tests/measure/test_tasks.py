@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,31 @@ def test_what_is_written_or_pointed_at_is_compared_in_words() -> None:
         found = score_task(pointer, task, "test")
     assert found["exact_match"] == 0.0
     assert found["f1"] == pytest.approx(2 / 3)
+
+
+def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:
+    """Not by one that is drawn: with start values all tokens are about as likely as any other."""
+    task = reading()
+    assert task.tokenizer is not None
+    model = Reader(size(task), layers(), seed=3).eval()  # type: ignore[arg-type]
+    written = []
+    for example in task.splits["train"]:
+        tokens, answer = example.tokens[: example.prompt].tolist(), []
+        for _ in range(50):
+            answer.append(int(model.logits(torch.tensor([tokens]))[0, -1].argmax()))
+            tokens.append(answer[-1])
+            if answer[-1] == task.tokenizer.separator:
+                answer.pop()
+                break
+        written.append(task.tokenizer.decode(answer))
+    assert len(set(written)) > 1
+    assert all(written)
+    # Examples whose right answer is what the model writes are all right, and the same model is right a second time.
+    task.splits["train"] = [
+        dataclasses.replace(example, answers=(text,))
+        for example, text in zip(task.splits["train"], written, strict=True)
+    ]
+    assert score_task(model, task, "train")["exact_match"] == 1.0
 
 
 def test_chance_and_the_majority_class() -> None:
