@@ -16,7 +16,7 @@ from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.evidence import Finder
 from headtohead.study.execute import Summary
 from headtohead.study.probes import read_probe
-from headtohead.study.published import MAIN, TOY, Paper, find_paper, read_paper
+from headtohead.study.published import MAIN, TOY, Paper, find_paper, read_paper, sister
 from headtohead.study.store import Store
 from headtohead.toy.work import Toy, read_toy
 
@@ -56,7 +56,7 @@ def reproduce(
     """Run the studies of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
 
     `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. `only` runs one of
-    them: a name, `study` for the one of [study], or `toy`. Each stands in a folder of its name in `out`, the one of
+    them, with the one it starts from if any: a name, `study` for the one of [study], or `toy`. Each stands in a folder of its name in `out`, the one of
     [study] in `out` itself. Run again, it does only what is missing. What all that stands there says is written to
     `claims.json` in `out`, and on the page.
     """
@@ -67,8 +67,9 @@ def reproduce(
     if only and only not in parts:
         raise unknown(f"study of {known.name} at scale {scale}", only, parts)
     work.check_place()
+    wanted = {only, known.start(scale, only)} if only and only != TOY else {only or name for name in parts}
     for name in parts:
-        (work.run if only in ("", name) else work.read)(name, alone=bool(only))
+        (work.run if name in wanted else work.read)(name, alone=bool(only))
     return work.judged(quiet=bool(conditions.get("quiet")))
 
 
@@ -113,9 +114,8 @@ class _Work:
             found.summary.stopped = found.summary.stopped or found.toy.left > 0
             return
         try:
-            result = Study(**self.settings[name]).run(
-                self._place(name), **(self.conditions | {"seconds": left})
-            )
+            study = Study(**self._started(name))
+            result = study.run(self._place(name), **(self.conditions | {"seconds": left}))
         except UserError as error:
             if alone or name == MAIN:
                 raise
@@ -137,13 +137,31 @@ class _Work:
                 self.found.toy = read_toy(self.paper.toy[self.scale], self.folder)
             elif not place.is_file():
                 return
-            elif _recorded(place) != plain(Study(**self.settings[name]).values):
+            elif not self._same(_recorded(place), name):
                 self.absent[name] = f"stands in {place.parent} with other settings, and must be run again"
             else:
                 self.found.studies[name] = open_study(place.parent)
         except DamagedFile as error:  # what was run is judged all the same
             self.absent[name] = str(error)
             self.found.trouble[name] = str(error)
+
+    def _started(self, name: str) -> dict[str, Any]:
+        """Return a study's settings, with the folder of the run that its models start from."""
+        settings = self.settings[name]
+        if not (needed := sister(settings)):
+            return settings
+        place, there = self._place(needed), self.found.studies.get(needed)
+        done = [run for run, result in (there.results if there else {}).items() if result["status"] == "done"]
+        if not done:
+            raise UserError(f"the models of study {name} start from the run of {needed}, not done in {place}")
+        return settings | {"from": str(place / "runs" / done[0])}
+
+    def _same(self, recorded: dict[str, Any], name: str) -> bool:
+        """Return whether a study that stands there has these settings; the run it starts from may have moved with it."""
+        if sister(self.settings[name]):
+            study = Path(str(recorded.get("from", ""))).parts[-3:-2]
+            recorded = recorded | {"from": f"also.{''.join(study)}"}
+        return bool(recorded == plain(Study(**self.settings[name]).values))
 
     def judged(self, quiet: bool) -> Reproduction:
         """Judge the claims by all that there is; write claims.json, and the page of [study] where it has one."""

@@ -4,7 +4,8 @@
     [study]                 the settings of a study, as in any study file
     [scale.smoke]           what is different at that scale; small and paper likewise
     [also.NAME]             the settings of another study, of corpora or tasks, where the paper has several
-    [also.NAME.smoke]       what is different at that scale; at a scale that is left out there is no such study
+    [also.NAME.smoke]       what is different at that scale; at a scale that is left out there is no such study;
+                            from = "also.OTHER": its models start from the one run of another study of the paper
     [toy.smoke]             runs of the toy, seeds, and until which loss, where the paper has a toy
     [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
 
@@ -39,6 +40,7 @@ COMPARED_AS = ("difference", "ratio", "value")
 MAIN, TOY = "study", "toy"
 """What the study of [study] and the toy are called where one of several is named."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_SISTER = "also."
 # Folders and tables that stand beside the other studies.
 _TAKEN = (MAIN, TOY, "runs", "charts")
 
@@ -201,6 +203,16 @@ class Paper:
             raise unknown(f"study of {self.name} at scale {scale}", study, known)
         return known[study]
 
+    def start(self, scale: str, study: str) -> str:
+        """Return the name of the study from whose run a study's models start, or nothing."""
+        return sister(self.settings(scale, study))
+
+
+def sister(settings: Mapping[str, Any]) -> str:
+    """Return the name that a study's `from` gives to another study of the paper, or nothing."""
+    given = str(settings.get("from", ""))
+    return given.removeprefix(_SISTER) if given.startswith(_SISTER) else ""
+
 
 def find_paper(name: str) -> Path:
     """Return the file of a paper's claims: a path, or a name in `studies/` here or beside the package."""
@@ -297,7 +309,25 @@ def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
         if not scales:
             raise UserError(f"[{place}] has no scale: [{place}.small] gives it one")
         studies[name] = _Study(f"{paper}, {name}, ", place, common, scales)
+    _check_starts(studies)
     return studies
+
+
+def _check_starts(studies: Mapping[str, _Study]) -> None:
+    """Refuse models that start from a study which is not there at their scale, comes later, or has several runs."""
+    for place, (name, study) in enumerate(studies.items()):
+        for scale, settings in study.scales.items():
+            if not (needed := sister(settings)):
+                continue
+            where, before = f"also.{name}.{scale}: from = 'also.{needed}'", list(studies)[:place]
+            if needed not in before:
+                raise UserError(f"{where}: no study of that name stands before it; there are {before}")
+            if scale not in studies[needed].scales:
+                raise UserError(f"{where}: it has no scale {scale}")
+            spec = build_study(studies[needed].scales[scale])
+            grounds = len(spec.corpora) + len(spec.tasks)
+            if len(spec.arms) * len(spec.seeds) * len(spec.sizes) * grounds > 1:
+                raise UserError(f"{where}: it has several runs; one arm, one seed and one size give one")
 
 
 def _toy(given: Any) -> dict[str, ToyPlan]:

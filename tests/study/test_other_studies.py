@@ -346,3 +346,77 @@ def test_a_probe_that_does_not_serve_the_study_is_refused(tmp_path: Path) -> Non
     criterion = '{kind = "probe", probe = "maps", study = "lists", path = "x", arm = "b", expect = "higher"}'
     with pytest.raises(UserError, match=r"claim p\.1: probe 'maps' is of studies of corpora"):
         read_paper(written(tmp_path, criterion))
+
+
+STARTED = """
+[also.first]
+arms = ["standard"]
+tasks = ["recall:train=40"]
+tokens = 2048
+batch = 1024
+seeds = 1
+[also.first.smoke]
+[also.lists]
+arms = ["standard", {name = "b", arm = "standard", lr = 1e-3}]
+tasks = ["recall:train=40"]
+from = "also.first"
+tokens = 2048
+batch = 1024
+seeds = 2
+[also.lists.smoke]
+"""
+
+
+def starting(folder: Path, corpus: str = "x", **changes: str) -> Path:
+    """Return a paper whose study `lists` starts from the run of `first`."""
+    path = written(
+        folder, '{kind = "difference", study = "lists", arm = "b", expect = "better"}', corpus=corpus
+    )
+    text = path.read_text()
+    before, after = text.index("[also.lists]"), text.index("[[claim]]")
+    changed = STARTED
+    for old, new in changes.items():
+        changed = changed.replace(old, new)
+    path.write_text(text[:before] + changed + text[after:])
+    return path
+
+
+def test_models_start_from_the_run_of_a_study_before_them(tmp_path: Path, story: Path) -> None:
+    path, out = starting(tmp_path, str(story)), tmp_path / "o"
+
+    def done(only: str, place: Path = out, **more: Any) -> h2h.Reproduction:
+        return h2h.reproduce(str(path), out=place, only=only, device="cpu", quiet=True, workers=1, **more)
+
+    short = done("lists", seconds=0.0)
+    assert (short.ran, short.summary.left) == (["first"], 1)
+    found = done("lists")
+    assert (found.ran, found.summary.done) == (["first", "lists"], 5)
+    (start,) = found.studies["first"].results
+    for run in found.studies["lists"].results:
+        record = json.loads((out / "lists" / "runs" / run / "spec.json").read_text())
+        assert record["start"] == start
+    rows = [claim.as_dict() for claim in found.claims]
+    assert done("lists").summary.done == 0
+    # Judged again beside another study, from another place.
+    moved = out.rename(tmp_path / "moved")
+    assert set(done("study", moved).studies) == {"study", "first", "lists"}
+    assert json.loads((moved / "claims.json").read_text()) == rows
+
+
+def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Path) -> None:
+    path = starting(tmp_path, str(story), **{"seeds = 1\n": "seeds = 1\nlr = 1e9\n"})
+    with pytest.raises(UserError, match="the models of study lists start from the run of first, not done in"):
+        h2h.reproduce(str(path), out=tmp_path / "o", only="lists", device="cpu", quiet=True, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('also.first"', 'also.frist"', "from = 'also.frist': no study of that name stands before it"),
+        ("seeds = 1\n", "seeds = 2\n", "from = 'also.first': it has several runs"),
+        ("[also.first.smoke]", "[also.first.small]", "from = 'also.first': it has no scale smoke"),
+    ],
+)
+def test_a_start_that_no_study_gives_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(starting(tmp_path, **{old: new}))
