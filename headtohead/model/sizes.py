@@ -115,9 +115,10 @@ _SIZES = (
     Size("sharing-s", 512, 8, 8, 2048, 50_304, 2048, _GPT2),
     Size("sharing-300m", 1024, 20, 16, 4096, 50_304, 2048, _GPT2),
     Size("sharing-1.2b", 2048, 22, 32, 8192, 50_304, 2048, _GPT2),
-    # "Faster Query-Key Learning": one layer for sentences and posts, six for SQuAD; twelve for its counter-paper
+    # "Faster Query-Key Learning": one layer for sentences and posts, six for SQuAD, once of widths that GPUs like; twelve for its counter-paper
     Size("faster-1l", 64, 1, 4, 256, 4096, 128, _GPT2),
     Size("faster-6l", 300, 6, 6, 1200, 8192, 256, _GPT2),
+    Size("faster-6l-256", 256, 6, 4, 1024, 8192, 256, _GPT2),
     Size("faster-12l", 128, 12, 4, 512, 256, 256, _GPT2),
     # "Deconstructing Attention", section 4: Qwen2.5 style
     Size("deconstructed-xxs", 64, 4, 4, 256, 256, 512, _QWEN),

@@ -20,6 +20,7 @@ COUNTS = {
     "sharing-1.2b": 1_215_102_976,
     "faster-1l": 320_448,
     "faster-6l": 9_038_400,
+    "faster-6l-256": 6_901_760,
     "faster-12l": 2_445_056,
     "deconstructed-xxs": 279_872,
     "deconstructed-xs": 2_135_168,
