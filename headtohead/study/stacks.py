@@ -54,7 +54,8 @@ class Stacking:
     def __call__(self, runs: Sequence[Run]) -> bool:
         """Return whether all of them are stacked; what was asked for and cannot be is refused by name."""
         wanted = self.begun if self.wanted is None else self.wanted
-        if wanted is False:
+        several = len({run.seed for run in runs}) > 1
+        if wanted is False or not (several or self.begun):  # one seed alone is no stack
             return False
         if wanted:
             if words := self._obstacle(runs):
@@ -66,7 +67,7 @@ class Stacking:
                 raise UserError(f"{how}: {words}")
             return True
         able = torch.device(self.conditions.device).type == "cuda"
-        pays = len({run.seed for run in runs}) > 1 and all(is_small(run.size) for run in runs)
+        pays = several and all(is_small(run.size) for run in runs)
         # What was compared on a GPU: these mechanisms, on windows of a corpus.
         corpora = not any(run.ground is not None and run.ground.task for run in runs)
         known = corpora and all(

@@ -388,3 +388,10 @@ def test_the_flags(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         main([*words.split(), "--stack", "--no-stack"])
     assert ended.value.code == 2
     assert "--stack and --no-stack were both given" in capsys.readouterr().err
+
+
+def test_one_seed_alone_is_no_stack(story: Path, tmp_path: Path) -> None:
+    for stack in (None, True):  # the second time there is nothing left to do
+        result = study(story, arms=["standard"], seeds=1).run(tmp_path, workers=1, stack=stack, quiet=True)
+    assert result.summary.done == 0
+    assert len(result.results) == 1
