@@ -19,7 +19,7 @@ from headtohead.data.tasks.synthetic import SYNTHETIC
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.measure.attention import explain_model
 from headtohead.measure.looking import look_at
-from headtohead.model.classifier import Classifier
+from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import choose_device
 from headtohead.study.grounds import data_of
@@ -247,12 +247,15 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Matter:
     place = row.prompt - 1 if row.prompt else int(asked[-1])
     stop = row.prompt or len(row.tokens)
     which = 0 if row.prompt or len(row.relevant) == 1 else len(row.relevant) - 1
+    answer = [int(row.targets[place])]
+    if isinstance(model, Pointer):
+        answer = row.tokens[slice(*(row.span or (0, 0)))].tolist()
     return _Matter(
         row.tokens[:stop].tolist(),
         words,
         place,
         np.asarray(row.relevant[which, :stop]).tolist(),
-        words(int(row.targets[place])),
+        "".join(map(words, answer)),
         task.classes,
         tokenizer is None,
     )

@@ -382,7 +382,7 @@ def _measure(
     some = batch.lengths > 1
     for name, scores in explanations.items():
         keep(f"mass/{name}", batch, _mass(normalised(scores), marks))
-    keep("uniform", batch, _mass(batch.real / batch.lengths[:, None].double(), marks))
+    keep("uniform", batch, _mass(normalised(_seen(model, batch).double()), marks))
     explanations.pop("first_head", None)
     lost: dict[int, Tensor] = {}
     for name, scores in (explanations | {"chance": chance(batch, seed)}).items():
@@ -391,6 +391,13 @@ def _measure(
             lost[id(scores)] = deletions(model, batch, scores, given, before)
         keep(f"deleted/{name}", batch, torch.where(some[:, None, None], lost[id(scores)], torch.nan))
     return rows
+
+
+def _seen(model: Decoder, batch: ReadBatch) -> Tensor:
+    """Return (batch, time), true at the tokens that the read-out row may see: a pointer looks back from inside a text."""
+    if not getattr(model, "causal", True):
+        return batch.real
+    return torch.arange(batch.tokens.shape[1], device=batch.tokens.device) <= batch.places[:, None]
 
 
 def _marks(batch: ReadBatch) -> Tensor:

@@ -108,16 +108,21 @@ def reads_of(model: Decoder, examples: Sequence[Example], most: int, batch: int)
 
 @torch.no_grad()
 def _pointed(model: Pointer, examples: Sequence[Example], batch: int) -> list[Read]:
-    """Return two reads per example, at the tokens that the model points at; one without a span has no right answer."""
-    plain = [Read(number, row.tokens, 0, 0, row.relevant) for number, row in enumerate(examples)]
+    """Return two reads per example, at the tokens that the model points at; one without a span has no right answer.
+
+    An answer that could be written out is not shown: a pointer is trained and scored without it.
+    """
+    plain = []
+    for number, row in enumerate(examples):
+        stop = row.prompt or len(row.tokens)
+        plain.append(Read(number, row.tokens[:stop], 0, 0, row.relevant[:1, :stop]))
     found: dict[int, list[Read]] = {}
     for rows in batched(model, plain, batch):
         for read, span in zip(rows.reads, model.spans(rows.tokens, rows.padding).tolist(), strict=True):
             gold = examples[read.example].span
             right = (gold[0], gold[1] - 1) if gold else (-1, -1)
             found[read.example] = [
-                Read(read.example, read.tokens, span[end], right[end], read.relevant[:1], end)
-                for end in (0, 1)
+                Read(read.example, read.tokens, span[end], right[end], read.relevant, end) for end in (0, 1)
             ]
     return [read for number in sorted(found) for read in found[number]]
 

@@ -223,11 +223,26 @@ def _judge_texts(found: _Found, places: Array, examples: Sequence[Example], text
 def _written(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
     """Return what a model writes behind each prompt, the likeliest token at each step."""
     padded = all(block.mechanism.supports.padding for block in model.layers)
-    groups = [list(examples)] if padded else [[example] for example in examples]
-    return [text for group in groups for text in _write(model, task, group)]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, example in enumerate(examples):
+        room = _room(model, example)
+        groups.setdefault((room, 0 if padded else place), []).append(place)
+    texts = [""] * len(examples)
+    for (room, _), places in groups.items():
+        found = _write(model, task, [examples[place] for place in places], room)
+        for place, text in zip(places, found, strict=True):
+            texts[place] = text
+    return texts
 
 
-def _write(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
+def _room(model: Reader, example: Example) -> int:
+    """Return how many tokens may be written behind an example's prompt: its own number, whatever stands beside it."""
+    if model.size.settings.positions == "learned" or model.companion_spec:
+        return max(1, min(_LONGEST_ANSWER, model.size.context - example.prompt + 1))
+    return _LONGEST_ANSWER
+
+
+def _write(model: Reader, task: Task, examples: Sequence[Example], room: int) -> list[str]:
     assert task.tokenizer is not None
     device, longest = model.readout.device, max(example.prompt for example in examples)
     prompts = torch.zeros(len(examples), longest, dtype=torch.long)
@@ -235,13 +250,10 @@ def _write(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
         prompts[row, longest - example.prompt :] = torch.from_numpy(example.tokens[: example.prompt])
     real = torch.arange(longest) >= longest - torch.tensor([[example.prompt] for example in examples])
     padding = None if bool(real.all()) else real.to(device)
-    room = _LONGEST_ANSWER
-    if model.size.settings.positions == "learned" or model.companion_spec:
-        room = min(room, model.size.context - longest + 1)
     written: list[list[int]] = [[] for _ in examples]
     open_rows = set(range(len(examples)))
     likeliest = Sampling(temperature=0)
-    for step in generate(model, prompts.to(device), max(1, room), likeliest, padding):
+    for step in generate(model, prompts.to(device), room, likeliest, padding):
         tokens = step[:, 0].tolist()  # at once: a GPU is waited for every time it is asked
         for row in sorted(open_rows):
             token = tokens[row]

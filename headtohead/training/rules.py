@@ -89,6 +89,11 @@ class Rule:
             return self.factor + (1 - self.factor) * share
         return 1.0
 
+    @property
+    def idle(self) -> bool:
+        """Whether the ratio is 1 at every step."""
+        return self.start == self.end == 1 if self.kind == "ramp" else self.factor == 1
+
     def span(self, depth: int) -> range:
         """Return the layers meant, counted from 0; a range outside a model of that depth is refused."""
         if self.layers is None:
@@ -209,9 +214,10 @@ def rates_of_rules(rules: Sequence[Rule]) -> str | None:
 
 
 def assign(rules: Sequence[Rule], circuits: Sequence[Circuit], depth: int) -> dict[str, Rule]:
-    """Return the rule of every parameter that has one; rules that overlap or find nothing are refused.
+    """Return the rule of every parameter whose rate it changes; rules that overlap or find nothing are refused.
 
-    A group of tag `own` obeys a rule that names `own`, else the one of the circuit it follows.
+    A group of tag `own` obeys a rule that names `own`, else the one of the circuit it follows. A ratio of 1 is as no rule:
+    parameters grouped apart would be summed in another order.
     """
     found: dict[str, Rule] = {}
     used: set[int] = set()
@@ -229,8 +235,9 @@ def assign(rules: Sequence[Rule], circuits: Sequence[Circuit], depth: int) -> di
                 one, other = (rules[place].words() for place in places[:2])
                 raise UserError(f"two rules of circuit_lr act on {name}: '{one}' and '{other}'")
             if places:
-                found[name] = rules[places[0]]
                 used.add(places[0])
+                if not rules[places[0]].idle:
+                    found[name] = rules[places[0]]
     for place, rule in enumerate(rules):
         if place not in used:
             have = ", ".join(dict.fromkeys(circuit.tag for circuit in circuits))

@@ -78,6 +78,7 @@ class StackedTrainer:
         record = record and alike and self.device.type == "cuda"
         self.optimiser = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
+        self._gradients_kept: list[Tensor] = []
         moving = {place.name for places in self.places for place in places}
         self._idle = {
             name: torch.stack([member.model.get_parameter(name).detach() for member in members])
@@ -98,6 +99,8 @@ class StackedTrainer:
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
             nats, norms = self.one_step()
+            if self.first.circuits and self.first.logs_next:
+                self._note_gradients(norms)
             for place, member in enumerate(self.members):
                 # One that diverged is still computed, and what comes of it is left where it is.
                 if place in outcomes:
@@ -176,6 +179,8 @@ class StackedTrainer:
                     self._traced.forget()
         for flat, grad in zip(self.flats, grads, strict=True):
             flat.grad = grad
+        if self.first.circuits:
+            self._gradients_kept = grads
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norms
@@ -261,10 +266,26 @@ class StackedTrainer:
         parts = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
         norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         if self.settings.clip:
-            shares = (self.settings.clip / (norms + 1e-6)).clamp_max(1.0).unsqueeze(1)
+            shares = self._shares(norms).unsqueeze(1)
             for grad in grads:
                 grad.mul_(shares)
         return norms
+
+    def _shares(self, norms: Tensor) -> Tensor:
+        """Return what clipping leaves of each seed's gradients."""
+        clip = self.settings.clip
+        return (clip / (norms + 1e-6)).clamp_max(1.0) if clip else torch.ones_like(norms)
+
+    def _note_gradients(self, norms: Tensor) -> None:
+        """Show each member's log of circuits its own gradients of the step just done, as they were before clipping."""
+        shares = self._shares(norms)
+        for row, member in enumerate(self.members):
+            for places, grads in zip(self.places, self._gradients_kept, strict=True):
+                for place in places:
+                    member.model.get_parameter(place.name).grad = place.of(grads[row]) / shares[row]
+            assert member.circuits is not None
+            member.circuits.note_gradients()
+            member.model.zero_grad(set_to_none=True)
 
     def _layout(self) -> tuple[list[list[_Place]], list[Tensor], list[dict[str, Any]]]:
         """Return one tensor (seeds, numbers) per rule and decay, where parameters stand in it, and the optimiser's groups.

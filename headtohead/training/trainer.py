@@ -314,12 +314,17 @@ class Trainer:
             except torch.OutOfMemoryError:
                 self.halve()
                 self.optimiser.zero_grad(set_to_none=True)
-        if self.circuits and ((self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps):
+        if self.circuits and self.logs_next:
             self.circuits.note_gradients()
         norm = self._clip()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return nats, norm
+
+    @property
+    def logs_next(self) -> bool:
+        """Whether the step that is being done will be logged."""
+        return (self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps
 
     def halve(self) -> None:
         """Put half as many sequences through the model at once, after it ran out of memory."""

@@ -241,6 +241,32 @@ def test_a_batch_is_its_examples_one_by_one(kind: str, name: str, layout: str) -
         assert ((found >= 0) & (found <= 1 + 1e-9)).all()
 
 
+def test_a_pointer_is_not_shown_the_answer_that_is_written_behind_its_text() -> None:
+    task = prepare_task("copy:train=30,length=6", context=48)
+    pointer = model("pointer", task.vocabulary, causal=False)
+    reads = reads_of(pointer, task.splits["test"], 8, 100)
+    assert {len(read.tokens) for read in reads} == {7}
+    other = [
+        replace(example, tokens=np.where(np.arange(12) < 7, example.tokens, 0))
+        for example in task.splits["test"]
+    ]
+    splits = {**task.splits, "test": other}
+    found, same = (explain_model(pointer, given) for given in (task, replace(task, splits=splits)))
+    assert np.array_equal(found.right, same.right)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_even_attention_of_a_pointer_is_over_what_its_rows_see(causal: bool) -> None:
+    task = prepare_task("copy:train=30,length=6", context=48)
+    pointer = model("pointer", task.vocabulary, causal=causal)
+    found = explain_model(pointer, task)
+    reads = reads_of(pointer, task.splits["test"], 8, 100)
+    for number, even in enumerate(found.uniform):
+        rows = [read for read in reads if read.example == number]
+        seen = [read.relevant[0, : read.place + 1] if causal else read.relevant[0] for read in rows]
+        assert even == pytest.approx(np.mean([marks.mean() for marks in seen]))
+
+
 def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:
     task = prepare_task("grammar:train=30", context=48)
     found = explain_model(model("classes", task.vocabulary, "no_attention"), task).summary()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.data.tasks.base import Material, Task, Text, encoded
+from headtohead.data.tasks.base import Example, Material, Task, Text, encoded
 from headtohead.data.tasks.find import prepare_task
 from headtohead.data.tokenizers import Bytes
 from headtohead.measure.tasks import (
@@ -125,24 +125,48 @@ def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:
     task = reading()
     assert task.tokenizer is not None
     model = Reader(size(task), layers(), seed=3).eval()  # type: ignore[arg-type]
-    written = []
-    for example in task.splits["train"]:
-        tokens, answer = example.tokens[: example.prompt].tolist(), []
-        for _ in range(50):
-            answer.append(int(model.logits(torch.tensor([tokens]))[0, -1].argmax()))
-            tokens.append(answer[-1])
-            if answer[-1] == task.tokenizer.separator:
-                answer.pop()
-                break
-        written.append(task.tokenizer.decode(answer))
+    written = [likeliest(model, task, example, 50) for example in task.splits["train"]]
     assert len(set(written)) > 1
     assert all(written)
-    # Examples whose right answer is what the model writes are all right, and the same model is right a second time.
+    assert all_right(model, task, written)
+
+
+def likeliest(model: Reader, task: Task, example: Example, room: int) -> str:
+    """What a model writes behind one prompt alone, recomputed from the whole text at every token."""
+    assert task.tokenizer is not None
+    tokens, answer = example.tokens[: example.prompt].tolist(), []
+    for _ in range(room):
+        answer.append(int(model.logits(torch.tensor([tokens]))[0, -1].argmax()))
+        tokens.append(answer[-1])
+        if answer[-1] == task.tokenizer.separator:
+            answer.pop()
+            break
+    return task.tokenizer.decode(answer)
+
+
+def all_right(model: Reader, task: Task, written: list[str]) -> bool:
+    """Whether a model is right on all examples whose right answer is what it writes."""
     task.splits["train"] = [
         dataclasses.replace(example, answers=(text,))
         for example, text in zip(task.splits["train"], written, strict=True)
     ]
-    assert score_task(model, task, "train")["exact_match"] == 1.0
+    return bool(score_task(model, task, "train")["exact_match"] == 1.0)
+
+
+def test_a_long_text_beside_it_does_not_shorten_an_answer() -> None:
+    """Learned positions end with the context: what is left behind a prompt is its own, not its longest neighbour's."""
+    material = Material()
+    for split in material.splits:
+        material.splits[split] = [
+            Text("who? " + "x" * length, answers=("a",), relevant=(((0, 1),),)) for length in (1, 9, 23, 28)
+        ]
+    splits, _ = encoded(material, Bytes(), 40, lambda words, share: None)
+    task = Task("reading", "", (), 256, splits, {}, "x", Bytes(), "f1")
+    shape = Size("t", 32, 2, 2, 64, 256, 40).with_settings(init_std=0.3, positions="learned")
+    model = Reader(shape, layers(), seed=3).eval()  # type: ignore[arg-type]
+    written = [likeliest(model, task, example, 40 - example.prompt + 1) for example in task.splits["train"]]
+    assert len(written[0]) > len(written[-1]) > 0
+    assert all_right(model, task, written)
 
 
 def test_chance_and_the_majority_class() -> None:

@@ -126,6 +126,18 @@ def test_readers_and_pointers_are_shown_where_they_are_read(kind: type[Reader], 
     assert kind is Pointer or targets[found["place"]] >= 0
 
 
+def test_a_pointer_is_right_where_it_points_at_the_whole_answer(tmp_path: Path) -> None:
+    name = "subtraction:train=30,length=4"
+    task: Task = prepare_task(name, context=32)
+    first, stop = task.splits["test"][0].span or (0, 0)
+    size = Size("t", 16, 2, 2, 24, task.vocabulary, 32)
+    model = Pointer(size, parse_layout("standard").layers(2), seed=1, causal=False).eval()
+    for last, words in ((stop - 1, ", which is right"), (stop, "; right is")):
+        model.spans = lambda tokens, last=last: torch.tensor([[first, last]])  # type: ignore[assignment]
+        page = h2h.look(model, task=name, out=tmp_path / "a.html", quiet=True).read_text()
+        assert re.search(rf"Points at “[^”]*” \([^)]*\){words}", page)
+
+
 def test_a_mechanism_without_a_map_shows_its_prediction_alone(tmp_path: Path) -> None:
     page = h2h.look(decoder("no_attention"), "a cat", tokenizer=Bytes(), out=tmp_path / "a.html", quiet=True)
     assert "no_attention gives no attention map: only the prediction is shown." in page.read_text()

@@ -98,6 +98,46 @@ def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
     assert_same(StackedTrainer([trainer(seed, arm, **given) for seed in SEEDS]), separate, 1e-7)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"tag": "qk", "factor": 1},
+        {"tag": "qk", "kind": "ramp", "start": 1, "end": 1},
+        {"tag": "qk", "kind": "hold_return", "factor": 1, "hold": 0.5, "back": 0.1},
+    ],
+)
+def test_a_ratio_of_one_changes_no_bit_of_stacked_seeds(rule: dict[str, Any]) -> None:
+    ruled = dataclasses.replace(SETTINGS, circuit_lr=[rule])
+    plain, same = (
+        StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS]) for settings in (SETTINGS, ruled)
+    )
+    assert torch.equal(curves(plain), curves(same))
+    for one, other in zip(plain.members, same.members, strict=True):
+        for name, parameter in one.model.named_parameters():
+            assert torch.equal(parameter, other.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("clip", [0.05, 0.0])
+def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> None:
+    settings = dataclasses.replace(SETTINGS, clip=clip, circuit_lr=[{"tag": "qk", "factor": 3}])
+
+    def members() -> tuple[list[Trainer], list[list[dict[str, Any]]]]:
+        rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
+        pairs = zip(SEEDS, rows, strict=True)
+        given = {"settings": settings, "dtype": torch.float64}
+        return [trainer(seed, **given, hooks=Hooks(log=row.append)) for seed, row in pairs], rows
+
+    (separate, alone), (stacked, together) = members(), members()
+    for one in separate:
+        one.run()
+    StackedTrainer(stacked).run()
+    for rows, others in zip(together, alone, strict=True):
+        for row, other in zip(rows, others, strict=True):
+            for circuit, numbers in other["circuits"].items():
+                for name, values in numbers.items():
+                    assert row["circuits"][circuit][name] == pytest.approx(values, rel=1e-4), (circuit, name)
+
+
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
 def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
     assert_same(
