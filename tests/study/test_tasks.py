@@ -301,3 +301,43 @@ def test_compiling_that_was_asked_for_and_is_not_done_is_said(
     assert "its steps are not compiled" in capsys.readouterr().out
     study(RECALL).run(tmp_path, workers=1, seconds=0.0)
     assert "compiled" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few questions in the layout of SQuAD, each answered by the word behind `the`."""
+    folder = tmp_path_factory.mktemp("questions")
+
+    def article(title: str, words: str) -> dict[str, Any]:
+        paragraphs = []
+        for word in words.split():
+            asked = {
+                "id": title + word,
+                "question": f"who in {title}?",
+                "answers": [{"text": word, "answer_start": 4}],
+            }
+            paragraphs.append({"context": f"the {word} did it", "qas": [asked]})
+        return {"title": title, "paragraphs": paragraphs}
+
+    for name, titles in (("train-subset", "abcdefghijklmnop"), ("dev", "xy")):
+        data = [article(title, f"cat{title} dog{title} hen{title}") for title in titles]
+        path = folder / f"squad/{name}-v1.1.json.xz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(lzma.compress(json.dumps({"data": data}).encode()))
+    return folder
+
+
+def test_a_study_of_readers_is_done_once_and_explained(questions: Path, tmp_path: Path) -> None:
+    def done() -> h2h.StudyResult:
+        chosen = study("squad", seeds=1, probes=["explain:2"], tokens=600)
+        return chosen.run(tmp_path, data_dir=questions, workers=1, quiet=True)
+
+    first = done()
+    assert first.summary.done == 2
+    for run in Store(tmp_path).runs():
+        assert run.spec()["task"]["answers"] == "likeliest"
+        assert 0 <= first.results[run.id]["test"]["f1"] <= 1
+    again = done()
+    assert again.summary.done == 0
+    assert again.results == first.results
+    assert not list(tmp_path.rglob("*.damaged*"))
