@@ -148,7 +148,9 @@ def explained(rows: list[Row], view: View) -> Chart:
     colour = alt.Color(
         "arm:N",
         scale=view.scale,
-        legend=alt.Legend(title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4")),
+        legend=alt.Legend(
+            title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4"), symbolOpacity=1
+        ),
     )
 
     def of(table: str) -> alt.Chart:
