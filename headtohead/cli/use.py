@@ -220,7 +220,7 @@ def evaluate(
     Args:
         run: a run's directory, or STUDY/ID.
         corpus: stdlib, file:PATH, or a named set.
-        task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, arithmetic, or all.
+        task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, marvin_linzen, gulordava, arithmetic, or all.
         split: of a corpus, or of the task that the run was trained on; test when not given.
         limit: so many examples of each task, spread evenly over it; all when not given.
         device: auto, cpu or cuda.

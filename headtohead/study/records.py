@@ -171,7 +171,12 @@ def _wrong_with_task_score(score: dict[str, Any], what: str) -> str:
 def _task(value: Any) -> bool:
     kinds = ("classifier", "reader", "pointer")
     known = set(value) - {"answers"} == {"model", "classes", "causal"} and value["model"] in kinds
-    return known and value.get("answers", "likeliest") == "likeliest" and _number(value["classes"]) and isinstance(value["causal"], bool)
+    return (
+        known
+        and value.get("answers", "likeliest") == "likeliest"
+        and _number(value["classes"])
+        and isinstance(value["causal"], bool)
+    )
 
 
 def _parent(value: Any) -> bool:

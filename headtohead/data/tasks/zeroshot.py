@@ -155,11 +155,35 @@ def _fitted(path: Path) -> Iterator[Example]:
         yield Example(choices, _number(row["gold"]))
 
 
-def _entailed(path: Path) -> Iterator[Example]:
+def _table(path: Path) -> Iterator[dict[str, str]]:
     header, *lines = read_bytes(path).decode("utf-8").rstrip("\n").split("\n")
     columns = header.split("\t")
     for line in lines:
-        row = dict(zip(columns, line.split("\t"), strict=True))
+        yield dict(zip(columns, line.split("\t"), strict=True))
+
+
+def _paired(path: Path) -> Iterator[Example]:
+    """Two sentences of which one is right: what they share before they part is given, and both go on to their end."""
+    for row in _table(path):
+        pair = [row[name].split(" ") for name in ("grammatical", "ungrammatical")]
+        same = 0
+        for one, other in zip(*pair, strict=False):
+            if one != other:
+                break
+            same += 1
+        shared = " ".join(pair[0][:same])
+        yield Example(tuple(_choice(shared, "", " ".join(words[same:])) for words in pair))
+
+
+def _inflected(path: Path) -> Iterator[Example]:
+    """The words before a verb, and its two forms."""
+    for row in _table(path):
+        before = row["sentence"].split(" ")[: int(row["verb_idx"])]
+        yield Example(tuple(_choice(" ".join(before), "", row[form]) for form in ("correct", "wrong")))
+
+
+def _entailed(path: Path) -> Iterator[Example]:
+    for row in _table(path):
         context = f"{row['sentence1'].rstrip()}\nQuestion: {row['sentence2'].strip()} True or False?"
         choices = tuple(_choice(context, _ANSWER, text) for text in ("True", "False"))
         yield Example(choices, ("entailment", "not_entailment").index(row["label"]))
@@ -182,6 +206,16 @@ _KINDS: dict[str, Kind] = {
     "piqa": Kind("how to do everyday things, validation", "zeroshot/piqa.jsonl.xz", _chosen(_ANSWER)),
     "winogrande": Kind("whom a sentence speaks of, validation", "zeroshot/winogrande.jsonl.xz", _fitted),
     "rte": Kind("whether one sentence follows from another (GLUE, dev)", "glue/RTE.dev.tsv.xz", _entailed),
+    "marvin_linzen": Kind(
+        "which of two sentences that differ in agreement or a reflexive is likelier (Marvin and Linzen's templates)",
+        "sva/marvin_linzen.tsv.xz",
+        _paired,
+    ),
+    "gulordava": Kind(
+        "a verb's number in natural sentences, with and without attractors (Gulordava's part of Linzen's)",
+        "sva/linzen_gulordava_filtered.tsv.xz",
+        _inflected,
+    ),
     "arithmetic": Kind(
         "sums of small numbers, written out",
         "zeroshot/simple_arithmetic_withspaces.jsonl.xz",

@@ -42,6 +42,15 @@ def made(folder: Path) -> Path:
         folder / "glue/RTE.dev.tsv.xz",
         header + '0\tA "cat sat.\tA cat.\tentailment\n1\tB\u2028b\tC\tnot_entailment\n',
     )
+    packed(
+        folder / "sva/marvin_linzen.tsv.xz",
+        "construction\tcondition\tgrammatical\tungrammatical\n"
+        "subj_rel\tx\tthe cats that see the dog smile now\tthe cats that see the dog smiles now\n",
+    )
+    packed(
+        folder / "sva/linzen_gulordava_filtered.tsv.xz",
+        "verb_idx\tcorrect\twrong\tn_attractors\tsentence\n3\thave\thas\t1\tsongs of him have ends . <eos>\n",
+    )
     return folder
 
 
@@ -61,6 +70,11 @@ def test_every_task_is_read_and_the_space_stands_with_the_answer(tmp_path: Path)
     assert tasks["winogrande"].examples == (
         Example((Choice("So Ann", " won."), Choice("So Eve", " won.")), 0),
     )
+    shared = "the cats that see the dog"
+    pair = (Choice(shared, " smile now"), Choice(shared, " smiles now"))
+    assert tasks["marvin_linzen"].examples == (Example(pair, 0),)
+    verb = (Choice("songs of him", " have"), Choice("songs of him", " has"))
+    assert tasks["gulordava"].examples == (Example(verb, 0),)
     first, second = tasks["rte"].examples
     assert first.choices[0] == Choice('A "cat sat.\nQuestion: A cat. True or False?\nAnswer:', " True")
     assert (first.answer, second.answer) == (0, 1)
@@ -101,6 +115,20 @@ def test_a_damaged_file_is_named_with_the_example(tmp_path: Path, text: str, wor
     assert "copa.jsonl.xz" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("a\tb\tthe cat is\tthe cat is", "example 1: an answer is empty"),
+        ("a\tb\tthe cat is", "example 1: zip"),
+    ],
+)
+def test_a_pair_that_is_none_is_named(tmp_path: Path, row: str, words: str) -> None:
+    header = "construction\tcondition\tgrammatical\tungrammatical\n"
+    packed(tmp_path / "sva/marvin_linzen.tsv.xz", f"{header}{row}\n")
+    with pytest.raises(UserError, match=words):
+        find_task("marvin_linzen", tmp_path)
+
+
 def test_an_archive_cut_short_is_named(tmp_path: Path) -> None:
     path = made(tmp_path) / "zeroshot/copa.jsonl.xz"
     path.write_bytes(path.read_bytes()[:40])
@@ -134,5 +162,7 @@ def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
         "piqa": 1838,
         "winogrande": 1267,
         "rte": 277,
+        "marvin_linzen": 152300,
+        "gulordava": 7489,
         "arithmetic": 1000,
     }
