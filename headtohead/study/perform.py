@@ -74,6 +74,10 @@ class Obstacle(Exception):
     """Something outside a run is in its way: its corpus, the disk. The run keeps its place and has no result."""
 
 
+class Stopped(BaseException):
+    """A run was asked to stop while it was measured. No error: nothing on the way out may take it for one."""
+
+
 def perform(
     run: RunDirectory,
     record: dict[str, Any],
@@ -103,7 +107,11 @@ def perform(
             model, status = _restored(run, record, chosen).to(device), "done"
         else:
             begun = begin(run, record, conditions, device, chosen, held, tell)
-            model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+            try:
+                model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+            except Stopped:  # what was trained stays, and is scored at the next start
+                begun.trainer.save()
+                return "stopped"
         if status == "done":
             take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
         return status
@@ -190,7 +198,7 @@ def begin(
         tell({"kind": "step", "run": run.id, "step": step, "steps": feed.steps, "nats": nats, "rate": rate})
 
     def valid() -> dict[str, Any]:
-        score = ground.score(model, "valid", training.precision)
+        score = ground.score(model, "valid", training.precision, _measuring(run, stop, tell))
         return {"nats": score["nats"], (name := score.get("metric", METRIC)): score[name]}
 
     # A task's batches are of many lengths: each would be compiled, or recorded, anew.
@@ -231,6 +239,17 @@ def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
     return not timed and all(term.is_ours(COMPARED) for composed in layers for term in composed.terms)
 
 
+def _measuring(run: RunDirectory, stop: Callable[[], bool], tell: Event) -> Callable[[float], None]:
+    """Return what is called with the share of a measurement that is done: it tells, and raises Stopped where asked to stop."""
+
+    def progress(share: float) -> None:
+        if stop():
+            raise Stopped
+        tell({"kind": "scoring", "run": run.id, "share": round(share, 3)})
+
+    return progress
+
+
 def conclude(
     begun: Begun, outcome: Outcome, conditions: Conditions, stop: Callable[[], bool], tell: Event
 ) -> str:
@@ -246,7 +265,7 @@ def conclude(
         ground,
         training,
         trainer.feed,
-        lambda share: tell({"kind": "scoring", "run": run.id, "share": round(share, 3)}),
+        _measuring(run, stop, tell),
     )
     if begun.changes:
         result["environment_changed"] = begun.changes
@@ -300,20 +319,24 @@ def take_probes(
     stop: Callable[[], bool],
     tell: Event,
 ) -> None:
-    """Measure what was asked for on a trained run; a run in the middle of its probes stops between two of them."""
+    """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
     if not probes:
         return
     ground = _ground(record, conditions)
+    progress = _measuring(run, stop, tell)
     for place, name in enumerate(probes):
-        if stop():
-            return
 
         def shown(share: float, place: int = place) -> None:
-            tell({"kind": "scoring", "run": run.id, "share": round((place + share) / len(probes), 3)})
+            progress((place + share) / len(probes))
 
         subject = Subject(model, data_of(ground), record, conditions.data_dir, shown)
         try:
+            shown(0.0)
             found = take(name, subject)
+        except Stopped:
+            return
+        except Obstacle:  # the run is another process's now
+            raise
         except Exception as error:  # no reason to doubt the run: the next start tries the probe again
             words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})

@@ -62,9 +62,9 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
     """Asked after every step; true saves a checkpoint and ends the stretch."""
     evaluate: Callable[[], dict[str, Any]] | None = None
-    """Scores the valid split, when evaluations on the way are wanted."""
+    """Scores the valid split, when evaluations on the way are wanted; what it raises leaves the trainer fit to be saved."""
     rewind: Callable[[int], None] = lambda step: None
-    """Called before resuming: rows logged after this step are of work that will be repeated."""
+    """Called before resuming: rows logged after this step, and its evaluation, are of work that will be repeated."""
     warn: Callable[[str], None] = lambda words: None
     compiling: Callable[[], None] = lambda: None
     """Called before the first step of a compiled model, which may take a minute."""
@@ -134,6 +134,7 @@ class Trainer:
         self.begin()
         saved = time.monotonic()
         while self.step < self.steps:
+            self.evaluate()
             if ended := self.after_step(*self._one_step()):
                 return ended
             if self.step < self.steps and self.hooks.stop():
@@ -153,7 +154,7 @@ class Trainer:
             self.hooks.compiling()
 
     def after_step(self, nats: Tensor, norm: Tensor) -> Outcome | None:
-        """Count a step with these nats and gradient norm: log, keep and evaluate what is due; say so if it was lost."""
+        """Count a step with these nats and gradient norm: log and keep what is due; say so if it was lost."""
         self._pending.append((nats, norm))
         self.step += 1
         now = time.monotonic()
@@ -169,9 +170,12 @@ class Trainer:
                 return self.outcome("diverged", diverged)
         if self.step in self.branching.marks:
             self._keep()
+        return None
+
+    def evaluate(self) -> None:
+        """Score the valid split where that is due, before the next step: a checkpoint of this one does not hold it."""
         if self._evaluation_due() and self.hooks.evaluate:
             self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
-        return None
 
     def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
         """Return how the stretch ended."""
@@ -267,7 +271,7 @@ class Trainer:
         """Say what keeps a checkpoint from being one of this run, or nothing; names and shapes decide."""
         state = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-        if checkpoint.step >= self.steps:
+        if checkpoint.step > self.steps:
             return f"it is of step {checkpoint.step}, the run has {self.steps}"
         if missing := sorted({*state, "random/cpu"} - shapes.keys()):
             return f"{missing[0]} is missing"
@@ -362,7 +366,7 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         count = self.settings.evaluations
-        if not count or self.step == self.steps:
+        if not count or not self.step:
             return False
         return (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
 
