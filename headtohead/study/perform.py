@@ -216,6 +216,7 @@ def begin(
         name=run.id,
         branching=branching,
         log_circuits=conditions.log_circuits,
+        sharing=stacked or 1,
         hooks=Hooks(
             log=run.log,
             progress=progress,
@@ -271,12 +272,10 @@ def conclude(
         result["environment_changed"] = begun.changes
     tokens = trainer.feed.tokens(outcome.step)
     on_gpu = trainer.device.type == "cuda"
-    # The time of stacked seeds is shared by them.
-    seconds = trainer.seconds / (begun.stacked or 1)
     cost: dict[str, Any] = {
-        "train_seconds": round(seconds, 3),
+        "train_seconds": round(trainer.own_seconds, 3),
         "score_seconds": round(time.monotonic() - began, 3),
-        "tokens_per_second": round(tokens / max(1e-9, seconds), 1),
+        "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
         "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
         "micro_batch": trainer.micro,
         **({"stacked": begun.stacked} if begun.stacked else {}),

@@ -102,6 +102,7 @@ class Trainer:
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
         log_circuits: bool = False,
+        sharing: int = 1,
     ) -> None:
         self.model, self.settings, self.hooks = model, settings, hooks
         self.feed: Feed = (
@@ -111,7 +112,7 @@ class Trainer:
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
-        self.branching = branching
+        self.branching, self.sharing = branching, sharing
         asked = log_circuits or bool(settings.circuit_lr)
         # Gradients of single circuits are looked at between steps, which a graph would not show.
         record = record and self.device.type == "cuda" and not asked
@@ -120,7 +121,7 @@ class Trainer:
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.circuits = CircuitLog(model, self.optimiser, settings, self.steps) if asked else None
         self.step = 0
-        self.seconds = 0.0
+        self.seconds = self.own_seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._began, self._shown = 0.0, (0, 0.0)
@@ -158,7 +159,10 @@ class Trainer:
         self._pending.append((nats, norm))
         self.step += 1
         now = time.monotonic()
-        self.seconds = now - self._began
+        seconds = now - self._began
+        # Stacked seeds share the time of a pass, and may go on with fewer than they began with.
+        self.own_seconds += (seconds - self.seconds) / self.sharing
+        self.seconds = seconds
         if self.step % self.log_every == 0 or self.step == self.steps:
             diverged = self._log()
             step, since = self._shown
@@ -218,6 +222,7 @@ class Trainer:
         facts = {
             "run": self.name,
             "seconds": self.seconds,
+            "own_seconds": self.own_seconds,
             "train_nats": None if math.isnan(self.train_nats) else self.train_nats,
         }
         save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
@@ -252,6 +257,7 @@ class Trainer:
             self._pending = list(zip(pending[0].to(self.device), pending[1].to(self.device), strict=True))
         self.step = checkpoint.step
         self.seconds = float(checkpoint.state["seconds"])
+        self.own_seconds = float(checkpoint.state.get("own_seconds", self.seconds / self.sharing))
         self.micro = int(checkpoint.state["micro"])
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)

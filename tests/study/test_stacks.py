@@ -209,6 +209,8 @@ def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
     assert not any(event["kind"] == "step" for event in told)
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
+    for run in (first, second, third):  # three shared the steps, whoever was scored with whom
+        assert run.costs()["train_seconds"] == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
 
 
 def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
