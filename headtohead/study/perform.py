@@ -21,6 +21,7 @@ from safetensors.torch import save
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
+from headtohead.common.progress import part_of
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.find import prepare_task
@@ -324,10 +325,7 @@ def take_probes(
     ground = _ground(record, conditions)
     progress = _measuring(run, stop, tell)
     for place, name in enumerate(probes):
-
-        def shown(share: float, place: int = place) -> None:
-            progress((place + share) / len(probes))
-
+        shown = part_of(progress, place, place + 1, len(probes))
         subject = Subject(model, data_of(ground), record, conditions.data_dir, shown)
         try:
             shown(0.0)
@@ -414,11 +412,7 @@ def _result(
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
     for place, split in enumerate(("valid", "test")):
-
-        def shown(share: float, place: int = place) -> None:
-            progress((place + share) / 2)
-
-        score = ground.score(model, split, training.precision, shown)
+        score = ground.score(model, split, training.precision, part_of(progress, place, place + 1, 2))
         if not math.isfinite(score["nats"]):
             return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
