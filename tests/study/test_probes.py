@@ -3,6 +3,7 @@
 import itertools
 import json
 import lzma
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,22 @@ def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_pa
     assert taken(1000) == ["indicators", "positions"]
     for name in study.spec.probes:
         assert run.probe(name) == Store(tmp_path / "whole").run(run.id).probe(name)
+
+
+def test_interrupted_in_a_probe_a_study_says_that_a_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(subject: Subject, argument: str) -> dict[str, object]:
+        signal.raise_signal(signal.SIGINT)
+        subject.progress(0.5)
+        return {}
+
+    monkeypatch.setitem(PROBES, "positions", Probe("interrupted", interrupted, {}))
+    summary = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1).summary
+    assert (summary.stopped, summary.left, summary.trouble) == (True, 1, [])
+    (run,) = Store(tmp_path).runs()
+    assert run.state() == "done"
+    assert run.probe("positions") is None
 
 
 def test_without_weights_a_finished_run_keeps_what_it_has(tmp_path: Path) -> None:
