@@ -192,6 +192,13 @@ def choose_display(quiet: bool = False) -> Display:
     return Live() if sys.stderr.isatty() else Plain()
 
 
+def part_of(
+    progress: Callable[[float], None], first: float, last: float, whole: float = 1.0
+) -> Callable[[float], None]:
+    """Return the progress of a part of some work: the one from `first` to `last` of the `whole`."""
+    return lambda share: progress((first + share * (last - first)) / whole)
+
+
 @contextmanager
 def piece_of_work(title: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
     """Yield a callable (words, share done) that shows the progress of one piece of work."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
+from headtohead.common.progress import part_of
 from headtohead.data.tasks.base import Example, Task
 from headtohead.measure.deletion import SHARES, USUAL, deletions
 from headtohead.measure.indicators import indicators
@@ -314,7 +315,7 @@ def _explained(
 ) -> Explained:
     longest = max(len(example.tokens) for example in examples)
     tokens = budget(model, longest)
-    reads = reads_of(model, examples, most, tokens)
+    reads = reads_of(model, examples, most, tokens, part_of(progress, 0.0, 0.02))
     place_of = {id(read): place for place, read in enumerate(reads)}
     columns: dict[str, Array] = {}
 
@@ -324,11 +325,11 @@ def _explained(
             columns[key] = np.full((len(reads), *values.shape[1:]), np.nan)
         columns[key][[place_of[id(read)] for read in batch.reads]] = values.numpy()
 
-    facts, done = None, 0
+    facts, done, measured = None, 0, part_of(progress, 0.02, 0.97)
     for batch in batched(model, reads, tokens):
-        facts = _measure(model, batch, seed, keep)
+        shown = part_of(measured, done, done + len(batch.reads), len(reads))
+        facts = _measure(model, batch, seed, keep, shown)
         done += len(batch.reads)
-        progress(0.97 * done / len(reads))
     assert facts is not None
     owner = np.array([read.example for read in reads])
     counts = np.bincount(owner, minlength=len(examples))
@@ -344,7 +345,7 @@ def _explained(
             return np.asarray((total / number).reshape(len(examples), *values.shape[1:]))
 
     correct = np.bincount(owner, columns["correct"], minlength=len(examples)) == counts
-    found = Explained(
+    return Explained(
         task=name,
         mass={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("mass/")},
         uniform=mean(columns["uniform"]),
@@ -353,17 +354,19 @@ def _explained(
         deleted={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("deleted/")},
         entropy=mean(columns["entropy"]),
         sink=mean(columns["sink"]),
-        indicators=_indicators(model, examples),
+        indicators=_indicators(model, examples, part_of(progress, 0.97, 1.0)),
         signed=facts.signed,
         without_map=facts.without_map,
         reads=len(reads),
     )
-    progress(1.0)
-    return found
 
 
 def _measure(
-    model: Decoder, batch: ReadBatch, seed: int, keep: Callable[[str, ReadBatch, Tensor], None]
+    model: Decoder,
+    batch: ReadBatch,
+    seed: int,
+    keep: Callable[[str, ReadBatch, Tensor], None],
+    progress: Callable[[float], None],
 ) -> _Rows:
     """Measure one batch of reads, and hand what is found to `keep`."""
     with torch.no_grad():
@@ -375,6 +378,7 @@ def _measure(
     keep("right", batch, right * (batch.answers >= 0))
     keep("correct", batch, given == batch.answers)
     rows = attention_rows(model, batch)
+    progress(0.0)
     keep("entropy", batch, rows.entropy)
     keep("sink", batch, rows.sink)
     marks = _marks(batch)
@@ -384,11 +388,13 @@ def _measure(
         keep(f"mass/{name}", batch, _mass(normalised(scores), marks))
     keep("uniform", batch, _mass(normalised(_seen(model, batch).double()), marks))
     explanations.pop("first_head", None)
+    explanations["chance"] = chance(batch, seed)
     lost: dict[int, Tensor] = {}
-    for name, scores in (explanations | {"chance": chance(batch, seed)}).items():
+    for place, (name, scores) in enumerate(explanations.items()):
         # One layer's rollout is its mean: what is the same is deleted once.
         if id(scores) not in lost:
-            lost[id(scores)] = deletions(model, batch, scores, given, before)
+            shown = part_of(progress, place, place + 1, len(explanations))
+            lost[id(scores)] = deletions(model, batch, scores, given, before, progress=shown)
         keep(f"deleted/{name}", batch, torch.where(some[:, None, None], lost[id(scores)], torch.nan))
     return rows
 
@@ -416,7 +422,9 @@ def _mass(scores: Tensor, marks: Tensor) -> Tensor:
     return torch.einsum("bt,bat->b", scores.double(), marks)
 
 
-def _indicators(model: Decoder, examples: Sequence[Example]) -> list[dict[str, float] | None]:
+def _indicators(
+    model: Decoder, examples: Sequence[Example], progress: Callable[[float], None]
+) -> list[dict[str, float] | None]:
     """Return the indicators of every layer, mean over a few examples, each by itself: no padding in any map."""
     count = min(_PICTURED, len(examples))
     device = model.readout.device
@@ -426,6 +434,7 @@ def _indicators(model: Decoder, examples: Sequence[Example]) -> list[dict[str, f
         for rows, layer in zip(found, layer_maps(model, tokens), strict=True):
             if layer.weights is not None:
                 rows.append(indicators(layer.weights, layer.signed))
+        progress((place + 1) / count)
     return [
         {name: float(np.mean([row[name] for row in rows if name in row])) for name in rows[0]}
         if rows

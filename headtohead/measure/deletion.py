@@ -6,7 +6,7 @@ arXiv 1911.03429), of the answer given on the whole sequence. Kept tokens stay i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ def deletions(
     given: Tensor,
     before: Tensor,
     shares: Sequence[float] = SHARES,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
     """Return (batch, shares, 2): comprehensiveness and sufficiency of an explanation's scores (batch, time).
 
@@ -53,6 +54,7 @@ def deletions(
             after = _probability(model, batch, kept, given)
             pair.append(before - after)
         found.append(torch.stack(pair, -1))
+        progress(len(found) / len(counts))
     return torch.stack(found, 1)
 
 

@@ -7,7 +7,7 @@ causal reader sees the tokens up to that place alone, so that every read is a se
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +84,16 @@ def refuse_other_task(model: Decoder, task: Task) -> None:
         raise UserError(f"task '{task.name}' asks for a class; a {type(model).__name__} gives none")
 
 
-def reads_of(model: Decoder, examples: Sequence[Example], most: int, batch: int) -> list[Read]:
+def reads_of(
+    model: Decoder,
+    examples: Sequence[Example],
+    most: int,
+    batch: int,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Read]:
     """Return the reads of examples in order, at most so many of each, spread evenly over its targets."""
     if isinstance(model, Pointer):
-        return _pointed(model, examples, batch)
+        return _pointed(model, examples, batch, progress)
     causal = bool(getattr(model, "causal", True))
     reads = []
     for number, example in enumerate(examples):
@@ -107,7 +113,9 @@ def reads_of(model: Decoder, examples: Sequence[Example], most: int, batch: int)
 
 
 @torch.no_grad()
-def _pointed(model: Pointer, examples: Sequence[Example], batch: int) -> list[Read]:
+def _pointed(
+    model: Pointer, examples: Sequence[Example], batch: int, progress: Callable[[float], None]
+) -> list[Read]:
     """Return two reads per example, at the tokens that the model points at; one without a span has no right answer.
 
     An answer that could be written out is not shown: a pointer is trained and scored without it.
@@ -124,6 +132,7 @@ def _pointed(model: Pointer, examples: Sequence[Example], batch: int) -> list[Re
             found[read.example] = [
                 Read(read.example, read.tokens, span[end], right[end], read.relevant, end) for end in (0, 1)
             ]
+        progress(len(found) / len(examples))
     return [read for number in sorted(found) for read in found[number]]
 
 

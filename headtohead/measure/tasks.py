@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.progress import part_of
 from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tasks.batches import Batch, collated
 from headtohead.data.tokenizers import Tokenizer
@@ -85,24 +86,25 @@ def score_task(
     split: str,
     *,
     precision: str = "float32",
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Any]:
     """Return a model's scores on a split, JSON-ready: every metric of the task, by group, and by block of examples.
 
     `metric` is the one the task is judged by when nothing else is said; `blocks` holds, for each metric that is a mean,
-    [sum, count] of consecutive examples.
+    [sum, count] of consecutive examples. `progress` is called with the share done, at every token that is written.
     """
     examples = task.splits[split]
     was_training, count = model.training, len(examples)
     model.eval()
     found = _Found(*(np.zeros(count) for _ in range(5)))
-    tokens = 0
+    done = tokens = 0
     for batch in _batches(model, examples):
+        shown = part_of(progress, done, done + len(batch.ends), count)
         with torch.autocast(model.readout.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            _one(model, task, examples, batch, found)
+            _one(model, task, examples, batch, found, shown)
+        done += len(batch.ends)
         tokens += int(batch.ends.sum()) + len(batch.ends)
-        if progress:
-            progress(min(1.0, float(found.asked.astype(bool).sum()) / count))
+        shown(1.0)
     model.train(was_training)
     score: dict[str, Any] = {"metric": task.metric, "nats": float(found.nats.sum() / found.asked.sum())}
     score |= _metrics(task, examples, found)
@@ -179,7 +181,14 @@ def _batches(model: Reader, examples: Sequence[Example]) -> list[Batch]:
     return [collated(examples, places, written=not pointing) for places in groups]
 
 
-def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, found: _Found) -> None:
+def _one(
+    model: Reader,
+    task: Task,
+    examples: Sequence[Example],
+    batch: Batch,
+    found: _Found,
+    progress: Callable[[float], None],
+) -> None:
     """Put what a model makes of a batch into the places of its examples."""
     device, places = model.readout.device, batch.places.numpy()
     tokens, padding = batch.tokens.to(device), None if batch.padding is None else batch.padding.to(device)
@@ -188,6 +197,7 @@ def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, f
         chances = model.chances(tokens, padding).gather(-1, batch.spans.to(device).unsqueeze(-1))
         found.nats[places] = -chances.sum((1, 2)).double().cpu().numpy()
         found.asked[places] = 2
+        progress(0.5)
         texts = [
             _decoded(task.tokenizer, example.tokens[first : last + 1])
             for example, (first, last) in zip(chosen, model.spans(tokens, padding).tolist(), strict=True)
@@ -209,7 +219,8 @@ def _one(model: Reader, task: Task, examples: Sequence[Example], batch: Batch, f
     np.add.at(found.asked, rows, 1)
     np.add.at(found.right, rows, (scores.argmax(-1) == targets).numpy())
     if in_words(task):
-        _judge_texts(found, places, chosen, _written(model, task, chosen))
+        progress(0.0)
+        _judge_texts(found, places, chosen, _written(model, task, chosen, progress))
 
 
 def _judge_texts(found: _Found, places: Array, examples: Sequence[Example], texts: Sequence[str]) -> None:
@@ -220,16 +231,20 @@ def _judge_texts(found: _Found, places: Array, examples: Sequence[Example], text
         found.right[place] = found.asked[place] if exact else 0
 
 
-def _written(model: Reader, task: Task, examples: Sequence[Example]) -> list[str]:
+def _written(
+    model: Reader, task: Task, examples: Sequence[Example], progress: Callable[[float], None]
+) -> list[str]:
     """Return what a model writes behind each prompt, the likeliest token at each step."""
     padded = all(block.mechanism.supports.padding for block in model.layers)
     groups: dict[tuple[int, int], list[int]] = {}
     for place, example in enumerate(examples):
         room = _room(model, example)
         groups.setdefault((room, 0 if padded else place), []).append(place)
-    texts = [""] * len(examples)
+    texts, done = [""] * len(examples), 0
     for (room, _), places in groups.items():
-        found = _write(model, task, [examples[place] for place in places], room)
+        shown = part_of(progress, done, done + len(places), len(examples))
+        done += len(places)
+        found = _write(model, task, [examples[place] for place in places], room, shown)
         for place, text in zip(places, found, strict=True):
             texts[place] = text
     return texts
@@ -242,7 +257,9 @@ def _room(model: Reader, example: Example) -> int:
     return _LONGEST_ANSWER
 
 
-def _write(model: Reader, task: Task, examples: Sequence[Example], room: int) -> list[str]:
+def _write(
+    model: Reader, task: Task, examples: Sequence[Example], room: int, progress: Callable[[float], None]
+) -> list[str]:
     assert task.tokenizer is not None
     device, longest = model.readout.device, max(example.prompt for example in examples)
     prompts = torch.zeros(len(examples), longest, dtype=torch.long)
@@ -253,7 +270,8 @@ def _write(model: Reader, task: Task, examples: Sequence[Example], room: int) ->
     written: list[list[int]] = [[] for _ in examples]
     open_rows = set(range(len(examples)))
     likeliest = Sampling(temperature=0)
-    for step in generate(model, prompts.to(device), room, likeliest, padding):
+    for count, step in enumerate(generate(model, prompts.to(device), room, likeliest, padding), 1):
+        progress(count / room)
         tokens = step[:, 0].tolist()  # at once: a GPU is waited for every time it is asked
         for row in sorted(open_rows):
             token = tokens[row]

@@ -80,6 +80,8 @@ def generate(
     whole = None
     if padding is not None:
         whole = torch.cat((padding, padding.new_ones(batch, count)), 1)
+        if model.rotary is not None:  # padded tokens look their places up, which may lie behind the context
+            model.rotary.reach(time + count)
     if not model.decodable:
         if model.readout.is_cuda:
             warn("every token is computed from the whole text: a layer keeps no cache")

@@ -121,7 +121,7 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
 
 def _words(facts: Row) -> str:
     if facts["step"] >= facts["steps"]:
-        return "trained, being scored"
+        return "trained, being scored" if facts["state"] == "running" else "trained, to be scored"
     words = f"step {facts['step']:,} of {facts['steps']:,}"
     if not facts["rate"] or facts["state"] != "running":
         return words

@@ -38,7 +38,7 @@ class Summary:
     done: int = 0
     """Runs finished in this stretch."""
     left: int = 0
-    """Runs without a result."""
+    """Runs without a result; after a stop also those without a probe that was asked for."""
     stopped: bool = False
     """Whether it was asked to stop."""
     trouble: list[str] = field(default_factory=list)
@@ -56,7 +56,11 @@ def execute(
     seconds: float = math.inf,
 ) -> Summary:
     """Do every run that has no result, and take the probes that runs lack; stop cleanly on Ctrl-C or after `seconds`."""
-    pending = [run for run in runs if not Job(run.record(), probes=probes).done(store.run(run.id))]
+
+    def done(run: Run, probes: tuple[str, ...]) -> bool:
+        return Job(run.record(), probes=probes).done(store.run(run.id))
+
+    pending = [run for run in runs if not done(run, probes)]
     # A trunk whose branches are all done has nothing left to give.
     wanted = {run.parent.run for run in pending if run.parent}
     pending = [run for run in pending if not run.branches or run.id in wanted]
@@ -76,7 +80,7 @@ def execute(
         display.end()
     # A process that was killed between a branch's result and this leaves it to the next.
     drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
-    summary.left = sum(not store.run(run.id).finished() for run in pending)
+    summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
     return summary
 
 

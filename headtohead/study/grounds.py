@@ -97,9 +97,7 @@ class Ground(Protocol):
         """Return forward FLOPs per token of a training step, keys seen counted."""
         ...
 
-    def score(
-        self, model: Decoder, split: str, precision: str, progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
         """Return the scores of a split, JSON-ready."""
         ...
 
@@ -174,9 +172,7 @@ class CorpusGround:
         context = model.size.context
         return model.flops(context, max(1, training.batch // context)).causal
 
-    def score(
-        self, model: Decoder, split: str, precision: str, progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
         """Return the loss on a split."""
         lengths = self.corpus.tokenizer.token_bytes()
         found = score_split(model, self.corpus.splits[split], lengths, precision=precision, progress=progress)
@@ -275,9 +271,7 @@ class TaskGround:
         found = model.flops(mean, self._division(training).examples)
         return found.causal if self.task["causal"] else found.full
 
-    def score(
-        self, model: Decoder, split: str, precision: str, progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
         """Return every metric of the task on a split."""
         assert isinstance(model, Reader)
         return score_task(model, self.examples, split, precision=precision, progress=progress)

@@ -21,6 +21,7 @@ from safetensors.torch import save
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
+from headtohead.common.progress import part_of
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.find import prepare_task
@@ -74,6 +75,10 @@ class Obstacle(Exception):
     """Something outside a run is in its way: its corpus, the disk. The run keeps its place and has no result."""
 
 
+class Stopped(BaseException):
+    """A run was asked to stop while it was measured. No error: nothing on the way out may take it for one."""
+
+
 def perform(
     run: RunDirectory,
     record: dict[str, Any],
@@ -103,7 +108,11 @@ def perform(
             model, status = _restored(run, record, chosen).to(device), "done"
         else:
             begun = begin(run, record, conditions, device, chosen, held, tell)
-            model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+            try:
+                model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+            except Stopped:  # what was trained stays, and is scored at the next start
+                begun.trainer.save()
+                return "stopped"
         if status == "done":
             take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
         return status
@@ -190,7 +199,7 @@ def begin(
         tell({"kind": "step", "run": run.id, "step": step, "steps": feed.steps, "nats": nats, "rate": rate})
 
     def valid() -> dict[str, Any]:
-        score = ground.score(model, "valid", training.precision)
+        score = ground.score(model, "valid", training.precision, _measuring(run, stop, tell))
         return {"nats": score["nats"], (name := score.get("metric", METRIC)): score[name]}
 
     # A task's batches are of many lengths: each would be compiled, or recorded, anew.
@@ -208,6 +217,7 @@ def begin(
         name=run.id,
         branching=branching,
         log_circuits=conditions.log_circuits,
+        sharing=stacked or 1,
         hooks=Hooks(
             log=run.log,
             progress=progress,
@@ -231,6 +241,17 @@ def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
     return not timed and all(term.is_ours(COMPARED) for composed in layers for term in composed.terms)
 
 
+def _measuring(run: RunDirectory, stop: Callable[[], bool], tell: Event) -> Callable[[float], None]:
+    """Return what is called with the share of a measurement that is done: it tells, and raises Stopped where asked to stop."""
+
+    def progress(share: float) -> None:
+        if stop():
+            raise Stopped
+        tell({"kind": "scoring", "run": run.id, "share": round(share, 3)})
+
+    return progress
+
+
 def conclude(
     begun: Begun, outcome: Outcome, conditions: Conditions, stop: Callable[[], bool], tell: Event
 ) -> str:
@@ -246,18 +267,16 @@ def conclude(
         ground,
         training,
         trainer.feed,
-        lambda share: tell({"kind": "scoring", "run": run.id, "share": round(share, 3)}),
+        _measuring(run, stop, tell),
     )
     if begun.changes:
         result["environment_changed"] = begun.changes
     tokens = trainer.feed.tokens(outcome.step)
     on_gpu = trainer.device.type == "cuda"
-    # The time of stacked seeds is shared by them.
-    seconds = trainer.seconds / (begun.stacked or 1)
     cost: dict[str, Any] = {
-        "train_seconds": round(seconds, 3),
+        "train_seconds": round(trainer.own_seconds, 3),
         "score_seconds": round(time.monotonic() - began, 3),
-        "tokens_per_second": round(tokens / max(1e-9, seconds), 1),
+        "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
         "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
         "micro_batch": trainer.micro,
         **({"stacked": begun.stacked} if begun.stacked else {}),
@@ -300,20 +319,21 @@ def take_probes(
     stop: Callable[[], bool],
     tell: Event,
 ) -> None:
-    """Measure what was asked for on a trained run; a run in the middle of its probes stops between two of them."""
+    """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
     if not probes:
         return
     ground = _ground(record, conditions)
+    progress = _measuring(run, stop, tell)
     for place, name in enumerate(probes):
-        if stop():
-            return
-
-        def shown(share: float, place: int = place) -> None:
-            tell({"kind": "scoring", "run": run.id, "share": round((place + share) / len(probes), 3)})
-
+        shown = part_of(progress, place, place + 1, len(probes))
         subject = Subject(model, data_of(ground), record, conditions.data_dir, shown)
         try:
+            shown(0.0)
             found = take(name, subject)
+        except Stopped:
+            return
+        except Obstacle:  # the run is another process's now
+            raise
         except Exception as error:  # no reason to doubt the run: the next start tries the probe again
             words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
@@ -392,11 +412,7 @@ def _result(
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
     for place, split in enumerate(("valid", "test")):
-
-        def shown(share: float, place: int = place) -> None:
-            progress((place + share) / 2)
-
-        score = ground.score(model, split, training.precision, shown)
+        score = ground.score(model, split, training.precision, part_of(progress, place, place + 1, 2))
         if not math.isfinite(score["nats"]):
             return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}

@@ -20,6 +20,7 @@ from headtohead.study.grounds import task_model
 from headtohead.study.perform import (
     Conditions,
     Event,
+    Stopped,
     begin,
     conclude,
     guarded,
@@ -199,9 +200,13 @@ def _one_pass(
             save_every=conditions.save_every,
             stop=held,
         )
-        for place, outcome in enumerate(stack.run(ended)):
-            if runs[place].id not in states:
-                ended(place, outcome)
+        try:
+            for place, outcome in enumerate(stack.run(ended)):
+                if runs[place].id not in states:
+                    ended(place, outcome)
+        except Stopped:  # what was trained stays, and is scored at the next start
+            stack.save([place for place, run in enumerate(runs) if run.id in states])
+            states.update({run.id: "stopped" for run in runs} | states)
 
     try:
         train()

@@ -160,10 +160,10 @@ class RunDirectory:
             stream.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Drop rows after `step`: they are of work that will be repeated."""
+        """Drop rows after `step`, and its evaluation: they are of work that will be repeated."""
         path = self.path / "metrics.jsonl"
         if path.is_file():
-            rows = [row for row in self.metrics() if row["step"] <= step]
+            rows = [row for row in self.metrics() if (row["step"], "valid" in row) <= (step, False)]
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def forget(self) -> None:

@@ -8,7 +8,7 @@ enters the arithmetic of another, so that one that diverges harms none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,9 @@ class StackedTrainer:
             self.first.hooks.compiling()
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
+            for place, member in enumerate(self.members):
+                if place not in outcomes:
+                    member.evaluate()
             nats, norms = self.one_step()
             if self.first.circuits and self.first.logs_next:
                 self._note_gradients(norms)
@@ -112,7 +115,7 @@ class StackedTrainer:
                 break
             stopped = self.stop()
             if stopped or time.monotonic() - saved >= self.save_every:
-                self._save(outcomes)
+                self.save(outcomes)
                 saved = time.monotonic()
             if stopped:
                 return self._outcomes("stopped", outcomes)
@@ -351,8 +354,8 @@ class StackedTrainer:
                 row.append(part.new_zeros(len(part), place.next - place.stop))
         return torch.cat(row, 1)
 
-    def _save(self, ended: dict[int, Outcome]) -> None:
-        """Write a checkpoint of every seed that goes on, just as a run of its own would."""
+    def save(self, ended: Collection[int]) -> None:
+        """Write a checkpoint of every seed but those that have ended, just as a run of its own would."""
         self._spread()
         for place, member in enumerate(self.members):
             if place not in ended:

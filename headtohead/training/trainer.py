@@ -62,9 +62,9 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
     """Asked after every step; true saves a checkpoint and ends the stretch."""
     evaluate: Callable[[], dict[str, Any]] | None = None
-    """Scores the valid split, when evaluations on the way are wanted."""
+    """Scores the valid split, when evaluations on the way are wanted; what it raises leaves the trainer fit to be saved."""
     rewind: Callable[[int], None] = lambda step: None
-    """Called before resuming: rows logged after this step are of work that will be repeated."""
+    """Called before resuming: rows logged after this step, and its evaluation, are of work that will be repeated."""
     warn: Callable[[str], None] = lambda words: None
     compiling: Callable[[], None] = lambda: None
     """Called before the first step of a compiled model, which may take a minute."""
@@ -102,6 +102,7 @@ class Trainer:
         name: str = "",
         branching: Branching = Branching(),  # noqa: B008  a frozen value
         log_circuits: bool = False,
+        sharing: int = 1,
     ) -> None:
         self.model, self.settings, self.hooks = model, settings, hooks
         self.feed: Feed = (
@@ -111,7 +112,7 @@ class Trainer:
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
-        self.branching = branching
+        self.branching, self.sharing = branching, sharing
         asked = log_circuits or bool(settings.circuit_lr)
         # Gradients of single circuits are looked at between steps, which a graph would not show.
         record = record and self.device.type == "cuda" and not asked
@@ -120,7 +121,7 @@ class Trainer:
         self.log_every = max(1, self.steps // LOGGED_POINTS)
         self.circuits = CircuitLog(model, self.optimiser, settings, self.steps) if asked else None
         self.step = 0
-        self.seconds = 0.0
+        self.seconds = self.own_seconds = 0.0
         self.train_nats = float("nan")
         self._pending: list[tuple[Tensor, Tensor]] = []
         self._began, self._shown = 0.0, (0, 0.0)
@@ -134,6 +135,7 @@ class Trainer:
         self.begin()
         saved = time.monotonic()
         while self.step < self.steps:
+            self.evaluate()
             if ended := self.after_step(*self._one_step()):
                 return ended
             if self.step < self.steps and self.hooks.stop():
@@ -153,11 +155,14 @@ class Trainer:
             self.hooks.compiling()
 
     def after_step(self, nats: Tensor, norm: Tensor) -> Outcome | None:
-        """Count a step with these nats and gradient norm: log, keep and evaluate what is due; say so if it was lost."""
+        """Count a step with these nats and gradient norm: log and keep what is due; say so if it was lost."""
         self._pending.append((nats, norm))
         self.step += 1
         now = time.monotonic()
-        self.seconds = now - self._began
+        seconds = now - self._began
+        # Stacked seeds share the time of a pass, and may go on with fewer than they began with.
+        self.own_seconds += (seconds - self.seconds) / self.sharing
+        self.seconds = seconds
         if self.step % self.log_every == 0 or self.step == self.steps:
             diverged = self._log()
             step, since = self._shown
@@ -169,9 +174,12 @@ class Trainer:
                 return self.outcome("diverged", diverged)
         if self.step in self.branching.marks:
             self._keep()
+        return None
+
+    def evaluate(self) -> None:
+        """Score the valid split where that is due, before the next step: a checkpoint of this one does not hold it."""
         if self._evaluation_due() and self.hooks.evaluate:
             self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
-        return None
 
     def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
         """Return how the stretch ended."""
@@ -214,6 +222,7 @@ class Trainer:
         facts = {
             "run": self.name,
             "seconds": self.seconds,
+            "own_seconds": self.own_seconds,
             "train_nats": None if math.isnan(self.train_nats) else self.train_nats,
         }
         save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
@@ -248,6 +257,7 @@ class Trainer:
             self._pending = list(zip(pending[0].to(self.device), pending[1].to(self.device), strict=True))
         self.step = checkpoint.step
         self.seconds = float(checkpoint.state["seconds"])
+        self.own_seconds = float(checkpoint.state.get("own_seconds", self.seconds / self.sharing))
         self.micro = int(checkpoint.state["micro"])
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)
@@ -267,7 +277,7 @@ class Trainer:
         """Say what keeps a checkpoint from being one of this run, or nothing; names and shapes decide."""
         state = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-        if checkpoint.step >= self.steps:
+        if checkpoint.step > self.steps:
             return f"it is of step {checkpoint.step}, the run has {self.steps}"
         if missing := sorted({*state, "random/cpu"} - shapes.keys()):
             return f"{missing[0]} is missing"
@@ -367,7 +377,7 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         count = self.settings.evaluations
-        if not count or self.step == self.steps:
+        if not count or not self.step:
             return False
         return (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
 

@@ -267,6 +267,29 @@ def test_even_attention_of_a_pointer_is_over_what_its_rows_see(causal: bool) -> 
         assert even == pytest.approx(np.mean([marks.mean() for marks in seen]))
 
 
+@pytest.mark.parametrize(("kind", "name", "layout"), CASES[:4])
+def test_few_passes_of_the_model_are_without_a_sign_of_progress(kind: str, name: str, layout: str) -> None:
+    task = prepare_task(name, context=48)
+    subject = model(kind, task.vocabulary, layout)
+    told: list[float] = [0.0]
+    passes = [0]
+
+    def progress(share: float) -> None:
+        assert passes[-1] <= 3
+        passes.append(0)
+        told.append(share)
+
+    def count(*_: Any) -> None:
+        passes[-1] += 1
+
+    subject.embedding.register_forward_hook(count)
+    explain_model(subject, task, progress=progress)
+    assert passes[-1] == 0
+    assert sum(passes) > 20
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
 def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:
     task = prepare_task("grammar:train=30", context=48)
     found = explain_model(model("classes", task.vocabulary, "no_attention"), task).summary()

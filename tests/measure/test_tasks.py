@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from headtohead.measure.tasks import (
     score_task,
     task_references,
 )
+from headtohead.mechanisms.base import Supports
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
@@ -118,6 +120,23 @@ def test_what_is_written_or_pointed_at_is_compared_in_words() -> None:
         found = score_task(pointer, task, "test")
     assert found["exact_match"] == 0.0
     assert found["f1"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("padding", [True, False])
+@pytest.mark.parametrize("kind", [Reader, Pointer])
+def test_every_pass_of_the_model_gives_a_sign_of_progress(kind: type[Reader], padding: bool) -> None:
+    task = reading()
+    model = kind(size(task), layers(), seed=1)  # type: ignore[arg-type]
+    for block in model.layers:
+        block.mechanism.supports = Supports(padding=padding)
+    told: list[float | None] = []
+    model.embedding.register_forward_hook(lambda *_: told.append(None))
+    score_task(model, task, "test", progress=told.append)
+    assert len(told) > (2 if kind is Pointer else 50)
+    assert all(before is not None or after is not None for before, after in pairwise(told))
+    shares = [share for share in told if share is not None]
+    assert shares == sorted(shares)
+    assert told[-1] == 1.0
 
 
 def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:

@@ -48,6 +48,13 @@ def test_prompts_of_different_lengths_do_not_disturb_each_other() -> None:
     assert both == [written(decoder, [[7, 8, 9]], 8)[0], written(decoder, [[3, 1, 4, 1, 5]], 8)[0]]
 
 
+@pytest.mark.parametrize("arm", ["sharing:tie=kv", "differential"])
+def test_prompts_of_different_lengths_may_be_written_on_beyond_the_context(arm: str) -> None:
+    prompt = [[0, 0, *range(1, 19)], [*range(20)]]
+    both = written(model(arm), prompt, 30, padding=torch.tensor([[False] * 2 + [True] * 18, [True] * 20]))
+    assert both == [written(model(arm), [row], 30)[0] for row in (prompt[0][2:], prompt[1])]
+
+
 def test_a_layer_without_cache_recomputes_to_the_same_text() -> None:
     wrapped = h2h.wrap(lambda shape: torch.nn.Linear(shape.width, shape.width), name="plain")
     decoder = Decoder(

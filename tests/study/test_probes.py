@@ -1,7 +1,9 @@
 """What is measured on trained runs besides their loss."""
 
+import itertools
 import json
 import lzma
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
+from headtohead.study.perform import Conditions, perform
+from headtohead.study.plan import plan_study
 from headtohead.study.probes import (
     PROBES,
     Probe,
@@ -91,6 +95,45 @@ def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(PROBES, "positions", Probe("fails", fail, {}))
     result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
     assert result.summary.trouble == ["probe positions: ZeroDivisionError: on purpose"]
+    (run,) = Store(tmp_path).runs()
+    assert run.state() == "done"
+    assert run.probe("positions") is None
+
+
+def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_path: Path) -> None:
+    study = Study(["standard"], probes=["indicators", "positions"], **TINY)
+    study.run(tmp_path / "whole", quiet=True, workers=1)
+    store = Store(tmp_path / "parts")
+    store.make()
+    (planned,) = plan_study(study.spec).runs
+    run = store.run(planned.id)
+    run.open(planned.record())
+
+    def taken(patience: int) -> list[str]:
+        asked = itertools.count()
+        given = {"probes": study.spec.probes, "stop": lambda: run.finished() and next(asked) > patience}
+        assert perform(run, run.spec(), Conditions(), **given) == "done"
+        return sorted(path.stem for path in (run.path / "probes").glob("*"))
+
+    assert taken(3) == []
+    assert taken(18) == ["indicators"]
+    assert taken(0) == ["indicators"]
+    assert taken(1000) == ["indicators", "positions"]
+    for name in study.spec.probes:
+        assert run.probe(name) == Store(tmp_path / "whole").run(run.id).probe(name)
+
+
+def test_interrupted_in_a_probe_a_study_says_that_a_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(subject: Subject, argument: str) -> dict[str, object]:
+        signal.raise_signal(signal.SIGINT)
+        subject.progress(0.5)
+        return {}
+
+    monkeypatch.setitem(PROBES, "positions", Probe("interrupted", interrupted, {}))
+    summary = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1).summary
+    assert (summary.stopped, summary.left, summary.trouble) == (True, 1, [])
     (run,) = Store(tmp_path).runs()
     assert run.state() == "done"
     assert run.probe("positions") is None

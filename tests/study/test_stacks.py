@@ -178,11 +178,39 @@ def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Pa
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, evaluations=2)]
     stretches = 0
-    while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 20:
+    while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 30:
         stretches += 1
-        work(store, jobs, Conditions(), countdown(7), lambda event: None)
-    assert 2 < stretches < 20
+        work(store, jobs, Conditions(), countdown(3 + stretches), lambda event: None)
+    assert 2 < stretches < 30
     assert results(tmp_path) == results(finished)
+    for run in store.runs():
+        assert [row["step"] for row in run.metrics() if "valid" in row] == [5]
+
+
+def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
+    story: Path, finished: Path, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], evaluations=2)]
+    first, second, third = (store.run(job.id) for job in jobs)
+
+    def stop() -> bool:
+        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in told
+
+    told: list[dict[str, Any]] = []
+    work(store, jobs, Conditions(), stop, told.append)
+    assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
+    scored = (first.path / "result.json").stat()
+    for run in (second, third):
+        assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
+    told.clear()
+    work(store, jobs, Conditions(), lambda: False, told.append)
+    assert not any(event["kind"] == "step" for event in told)
+    assert (first.path / "result.json").stat() == scored
+    assert results(tmp_path).items() <= results(finished).items()
+    for run in (first, second, third):  # three shared the steps, whoever was scored with whom
+        assert run.costs()["train_seconds"] == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
 
 
 def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def results(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    study(RECALL, GRAMMAR, evaluations=1).run(folder, workers=1, quiet=True)
+    study(RECALL, GRAMMAR, evaluations=2).run(folder, workers=1, quiet=True)
     return folder
 
 
@@ -110,18 +110,27 @@ def test_the_page_speaks_of_the_metric_and_shows_who_wins_which_task(finished: P
     assert "majority class" in head
 
 
-def test_stopped_and_resumed_a_run_of_a_task_is_the_same(finished: Path, tmp_path: Path) -> None:
-    store, whole = Store(tmp_path), results(finished)
-    store.make()
-    for planned in plan(RECALL, GRAMMAR, evaluations=1).runs[::3]:
-        run, stops = store.run(planned.id), 0
-        run.open(planned.record())
-        every_other = itertools.cycle((False, True))
-        stop = partial(next, every_other)
-        while (state := perform(run, run.spec(), Conditions(), stop=stop)) == "stopped":
-            stops += 1
-        assert (state, stops > 1) == ("done", True)
-        assert (run.path / "result.json").read_text() == whole[run.id]
+def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path, tmp_path: Path) -> None:
+    whole = results(finished)
+    for planned in plan(RECALL, GRAMMAR, evaluations=2).runs[::3]:
+        reached = []
+        # It is asked between steps, and while it is evaluated and scored.
+        for patience in itertools.count():
+            store = Store(tmp_path / f"{planned.id}, {patience}")
+            store.make()
+            run = store.run(planned.id)
+            run.open(planned.record())
+            stop = partial(next, itertools.chain([False] * patience, itertools.repeat(True)))
+            if perform(run, run.spec(), Conditions(), stop=stop) != "stopped":
+                break
+            reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
+            assert perform(run, run.spec(), Conditions()) == "done"
+            assert (run.path / "result.json").read_text() == whole[run.id]
+            rows = [row | {"seconds": 0} for row in run.metrics()]
+            assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
+        evaluated = planned.steps // 2
+        steps = [*range(1, planned.steps), evaluated, planned.steps, planned.steps]
+        assert reached == sorted(steps)
 
 
 def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:

@@ -252,6 +252,23 @@ def test_a_resumed_stack_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path) ->
             assert torch.equal(tensor, other[name]), name
 
 
+def test_saved_at_its_last_step_a_stack_has_no_step_left_to_do(tmp_path: Path) -> None:
+    whole = group(tmp_path)
+    expected = whole.run()
+    whole.save([1])
+    assert not (tmp_path / "2").exists()
+    whole.save([])
+    again = group(tmp_path)
+    assert again.run() == expected
+    assert [member.seconds for member in again.members] == [member.seconds for member in whole.members]
+    for one, other in zip(states(whole), states(again), strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+    for flat, other in zip(whole.flats, again.flats, strict=True):
+        for key, tensor in whole.optimiser.state[flat].items():
+            assert torch.equal(tensor, again.optimiser.state[other][key]), key
+
+
 def test_a_stack_goes_on_from_the_newest_step_that_all_have(tmp_path: Path) -> None:
     whole = group(tmp_path / "whole")
     whole.run()

@@ -93,6 +93,47 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert strip(pieces) == strip(rows)
 
 
+def test_saved_at_its_last_step_a_run_has_no_step_left_to_do(tmp_path: Path) -> None:
+    whole = trainer(tmp_path)
+    expected = whole.run()
+    whole.save()
+    rows: list[dict[str, Any]] = []
+    again = trainer(tmp_path, Hooks(log=rows.append))
+    assert again.run() == expected
+    assert (rows, again.seconds) == ([], whole.seconds)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+
+
+def test_a_checkpoint_beyond_the_last_step_is_not_of_this_run(tmp_path: Path) -> None:
+    trainer(tmp_path, Hooks(stop=stop_at(10))).run()
+    warnings: list[str] = []
+    shorter = dataclasses.replace(SETTINGS, tokens=64 * 9)
+    assert trainer(tmp_path, Hooks(warn=warnings.append), given=shorter).run().step == 9
+    assert "it is of step 10, the run has 9" in warnings[0]
+
+
+def test_an_evaluation_that_is_broken_off_is_done_by_the_next_stretch(tmp_path: Path) -> None:
+    given = dataclasses.replace(SETTINGS, evaluations=3)
+
+    def evaluate() -> dict[str, Any]:
+        if len(broken) < 2:
+            broken.append(1)
+            raise KeyboardInterrupt
+        return {"nats": 1.0}
+
+    broken: list[int] = []
+    rows: list[dict[str, Any]] = []
+    for _ in range(2):
+        one = trainer(tmp_path, Hooks(log=rows.append, evaluate=evaluate), given=given)
+        with pytest.raises(KeyboardInterrupt):
+            one.run()
+        one.save()
+    trainer(tmp_path, Hooks(log=rows.append, evaluate=evaluate), given=given).run()
+    assert [row["step"] for row in rows if "valid" in row] == [10, 20]
+    assert [row["step"] for row in rows if "valid" not in row] == list(range(1, 31))
+
+
 @pytest.mark.parametrize("arm", ["fixed_seq_qk", "even(rnd_emb_qk)"])
 def test_a_companion_comes_back_from_the_checkpoint_and_its_gradients_add_up(
     arm: str, tmp_path: Path

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 
 from headtohead.common.files import digest
+from headtohead.common.progress import part_of
 from headtohead.common.words import split_outside
 from headtohead.data.corpora import find_corpus, lasting_name, refuse_unknown
 from headtohead.data.foreign import tokens_of
@@ -15,6 +16,9 @@ from headtohead.measure.loss import score_split
 from headtohead.study.probes.base import Found, Probe, Subject
 
 NAME = "corpora"
+_KEPT = 8
+_SPLITS: dict[tuple[str, str, str], tuple[Split, str, str]] = {}
+"""The last few test splits, by corpus, tokenizer and data directory."""
 
 
 def argument(corpora: tuple[str, ...]) -> str:
@@ -46,11 +50,8 @@ def _measure(subject: Subject, given: str) -> Found:
     others = [name for name in names if name != subject.record["corpus"]["name"]]
     found: Found = {}
     for place, name in enumerate(others):
-
-        def shown(share: float, place: int = place) -> None:
-            subject.progress((place + share) / len(others))
-
-        split, label, content = _test_split(name, _Key(subject.tokenizer), subject.data_dir)
+        shown = part_of(subject.progress, place, place + 1, len(others))
+        split, label, content = _test_split(name, subject.tokenizer, subject.data_dir, shown)
         score = score_split(
             subject.model,
             split,
@@ -63,25 +64,19 @@ def _measure(subject: Subject, given: str) -> Found:
     return found
 
 
-class _Key:
-    """A tokenizer, equal to another of the same content."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def __hash__(self) -> int:
-        return hash(self.tokenizer.digest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.tokenizer.digest == self.tokenizer.digest
-
-
-@lru_cache(maxsize=8)
-def _test_split(name: str, key: _Key, data_dir: str) -> tuple[Split, str, str]:
+def _test_split(
+    name: str, tokenizer: Tokenizer, data_dir: str, progress: Callable[[float], None]
+) -> tuple[Split, str, str]:
     """Return a test split in tokens, its corpus' label and what tells its content; the runs of a process share it."""
-    label = find_corpus(name, data_dir or None, cache_dir()).label
-    split = tokens_of(name, "test", key.tokenizer, data_dir=data_dir or None)
-    return split, label, digest(split.tokens.tobytes())[:16]
+    key = (name, tokenizer.digest, data_dir)
+    if key not in _SPLITS:
+        label = find_corpus(name, data_dir or None, cache_dir()).label
+        shown = lambda words, share: progress(0.0)  # noqa: E731
+        split = tokens_of(name, "test", tokenizer, data_dir=data_dir or None, progress=shown)
+        while len(_SPLITS) >= _KEPT:
+            del _SPLITS[next(iter(_SPLITS))]
+        _SPLITS[key] = split, label, digest(split.tokens.tobytes())[:16]
+    return _SPLITS[key]
 
 
 PROBE = Probe(

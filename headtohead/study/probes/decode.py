@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from headtohead.common.progress import part_of
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.study.environment import device_name
@@ -31,8 +33,8 @@ def _measure(subject: Subject, _: str) -> Found:
         for words, filled in places.items():
             prompt = subject.windows(batch, max(1, filled - steps))
             prompt = prompt.repeat(-(-batch // len(prompt)), 1)[:batch]
-            rates[f"batch {batch}, {words}"] = batch / _seconds(model, prompt, steps)
-            subject.progress(len(rates) / (len(BATCHES) * len(places)))
+            progress = part_of(subject.progress, len(rates), len(rates) + 1, len(BATCHES) * len(places))
+            rates[f"batch {batch}, {words}"] = batch / _seconds(model, prompt, steps, progress)
     weights = sum(value.numel() * value.element_size() for value in model.parameters())
     cache = model.cache_bytes(BATCHES[-1], room, model.readout.dtype)
     return {
@@ -49,7 +51,7 @@ def _measure(subject: Subject, _: str) -> Found:
 
 
 @torch.inference_mode()
-def _seconds(model: Decoder, prompt: Tensor, steps: int) -> float:
+def _seconds(model: Decoder, prompt: Tensor, steps: int, progress: Callable[[float], None]) -> float:
     """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed.
 
     Steps go one by one for every arm: recorded as a CUDA graph, which not every mechanism can be, an arm would win by what
@@ -67,6 +69,7 @@ def _seconds(model: Decoder, prompt: Tensor, steps: int) -> float:
         token = scores.argmax(-1, keepdim=True)
         _wait(token)
         taken.append(time.perf_counter() - began)
+        progress(len(taken) / steps)
     return max(1e-9, statistics.median(taken[_WARM:] or taken))
 
 

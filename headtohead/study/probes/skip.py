@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from headtohead.common.errors import UserError
+from headtohead.common.progress import part_of
 from headtohead.measure.loss import score_split
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import skipped_layers
@@ -30,9 +31,7 @@ def _measure(subject: Subject, argument: str) -> Found:
     steps = 1 + len(groups) * len(PARTS)
 
     def score(done: int) -> float:
-        def shown(share: float) -> None:
-            subject.progress((done + share) / steps)
-
+        shown = part_of(subject.progress, done, done + 1, steps)
         lengths = subject.tokenizer.token_bytes()
         return score_split(model, part, lengths, precision=subject.precision, progress=shown).bits_per_byte
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from headtohead.common.errors import UserError
-from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
+from headtohead.common.progress import part_of
+from headtohead.data.tasks.zeroshot import ALL, chosen_tasks, find_task
 from headtohead.measure.zeroshot import TaskScore, score_examples
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
 
@@ -17,10 +18,7 @@ def _measure(subject: Subject, argument: str) -> Found:
     scores: list[TaskScore] = []
     for task in tasks:
         before = sum(score.n for score in scores)
-
-        def shown(share: float, task: Task = task, before: int = before) -> None:
-            subject.progress((before + share * len(task.examples)) / total)
-
+        shown = part_of(subject.progress, before, before + len(task.examples), total)
         scores.append(score_examples(subject.model, task, subject.tokenizer, progress=shown))
     return {
         "tasks": {score.task: score.as_dict() for score in scores},
