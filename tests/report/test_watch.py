@@ -103,6 +103,13 @@ def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
     assert any(row["words"].endswith("about 1 m 40 s left") for row in facts["active"])
 
 
+def test_a_run_that_was_stopped_while_it_was_scored_is_still_to_be(unfinished: Path, folder: Path) -> None:
+    half = next(path for path in (unfinished / "runs").iterdir() if not (path / "result.json").exists())
+    shutil.copy(folder / "runs" / half.name / "metrics.jsonl", half)
+    (row,) = Follower(unfinished).look().facts["active"]
+    assert (row["state"], row["words"]) == ("stopped", "trained, to be scored")
+
+
 def test_a_result_taken_away_is_noticed(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
