@@ -14,7 +14,7 @@ from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.mechanisms.terms import Composed
-from headtohead.model.classifier import Reader
+from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.grounds import Ground
@@ -96,4 +96,9 @@ def take_weights(model: Decoder, path: str, run: str) -> None:
         raise UserError(f"run {run}, whose weights this one starts from, is not at {path} any more")
     folder.refuse_changed_weights()
     assert isinstance(model, Reader)
-    model.start_from(read_tensors(folder.weights))
+    kind = folder.spec().get("task", {}).get("model", "reader")
+    heads = {"classifier": Classifier, "pointer": Pointer}
+    weights = read_tensors(folder.weights)
+    if type(model) is not heads.get(kind, Reader):  # shapes alone do not tell a pointer's head from that of two classes
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
+    model.start_from(weights)
