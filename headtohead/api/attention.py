@@ -189,7 +189,7 @@ def _task(
     if "task" not in record:
         raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
     progress(f"making {record['corpus']['label']}", 0.0)
-    task = data_of(ground_of(record, data_dir))
+    task = data_of(ground_of(subject.run, record, data_dir))
     assert isinstance(task, Task)
     return task
 

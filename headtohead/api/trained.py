@@ -85,7 +85,8 @@ def evaluate_task(
 
     `without_a_model` holds what one gets without a model; `skip` and `keep_ffn` are those of `evaluate`.
     """
-    record = find_run(run).spec()
+    folder = find_run(run)
+    record = folder.spec()
     if "task" not in record:
         raise UserError(
             f"run {record['id']} was trained on a corpus; say what it is to be scored on (--corpus or --task)"
@@ -94,7 +95,7 @@ def evaluate_task(
         raise unknown("split", split, SPLITS)
     with piece_of_work("scoring", quiet) as progress:
         model = load_model(run, device=device, trust_files=trust_files)
-        ground = ground_of(record, data_dir)
+        ground = ground_of(folder, record, data_dir)
         _leave_out(model, skip, keep_ffn)
         name, precision = ground.label, training_of(record).precision
         score = ground.score(model, split, precision, lambda share: progress(f"scoring {name}", share))

@@ -184,7 +184,7 @@ def begin(
     stacked: int = 0,
 ) -> Begun:
     """Return a run ready to train, by itself or as one of several stacked seeds."""
-    ground = _ground(record, conditions)
+    ground = _ground(run, record, conditions)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
     # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
@@ -322,7 +322,7 @@ def take_probes(
     """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
     if not probes:
         return
-    ground = _ground(record, conditions)
+    ground = _ground(run, record, conditions)
     progress = _measuring(run, stop, tell)
     for place, name in enumerate(probes):
         shown = part_of(progress, place, place + 1, len(probes))
@@ -354,21 +354,24 @@ def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:
     return Branching(start=start, trunk=parent.run)
 
 
-def _ground(record: dict[str, Any], conditions: Conditions) -> Ground:
+def _ground(run: RunDirectory, record: dict[str, Any], conditions: Conditions) -> Ground:
     try:
-        return ground_of(record, conditions.data_dir)
+        return ground_of(run, record, conditions.data_dir)
     except UserError as error:
         raise Obstacle(str(error)) from None
 
 
-def ground_of(record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
+def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
     """Return what a run is trained and scored on; one that has changed since is refused."""
-    facts, task = record["corpus"], record.get("task")
+    facts, task, own = record["corpus"], record.get("task"), run.path / "tokenizer.json"
+    tokenizer: str = facts["tokenizer"]
+    if tokenizer.startswith("file:") and own.is_file():  # the file it was taken from may have moved
+        tokenizer = f"file:{own}"
     ground: Ground
     if task is None:
-        ground = CorpusGround(prepare(facts["name"], facts["tokenizer"], data_dir=data_dir or None))
+        ground = CorpusGround(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
     else:
-        place = (facts["name"], facts["tokenizer"], size_of(record).context, str(data_dir or ""))
+        place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
         answer = "point" if task["model"] == "pointer" else "write"
         ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
     if ground.content != facts["content"]:

@@ -16,6 +16,7 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.data.shards import prepare
 from headtohead.study.outline import read_outline
 from headtohead.study.perform import Conditions, perform
 from headtohead.study.plan import plan_study
@@ -350,3 +351,33 @@ def test_a_study_of_readers_is_done_once_and_explained(questions: Path, tmp_path
     assert again.summary.done == 0
     assert again.results == first.results
     assert not list(tmp_path.rglob("*.damaged*"))
+
+
+def test_a_run_reads_its_task_by_its_own_tokenizer_where_the_one_it_was_given_is_gone(
+    data: Path, story: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(prepare(f"file:{story}", "bpe:300").tokenizer.content)  # type: ignore[attr-defined]
+    given = {"arms": ["standard"], "seeds": 1, "tokenizer": f"file:{file}", "tokens": 300}
+    study("glue-cola", **given).run(tmp_path / "o", data_dir=data, workers=1, quiet=True)
+    file.unlink()
+    (run,) = Store(tmp_path / "o").runs()
+    assert h2h.evaluate_task(run.path, data_dir=data, quiet=True)["metric"] == "matthews"
+
+
+def test_a_pointers_head_does_not_become_that_of_two_classes(
+    data: Path, questions: Path, tmp_path: Path
+) -> None:
+    point = {"arms": ["standard"], "seeds": 1, "answer": "point", "tokens": 300}
+    study("squad", **point).run(tmp_path / "p", data_dir=questions, workers=1, quiet=True)
+    (pointer,) = Store(tmp_path / "p").runs()
+    still = {"arms": ["standard"], "seeds": 1, "tokens": 300, "lr": 0.0, "weight_decay": 0.0}
+    study("glue-cola", **(still | {"from": str(pointer.path)})).run(
+        tmp_path / "c", data_dir=data, workers=1, quiet=True
+    )
+    from headtohead.training.checkpoint import read_tensors
+
+    (done,) = Store(tmp_path / "c").runs()
+    before, after = read_tensors(pointer.weights), read_tensors(done.weights)
+    assert before["head.weight"].shape == after["head.weight"].shape
+    assert {name for name in after if not before[name].equal(after[name])} == {"head.weight", "head.bias"}
