@@ -28,8 +28,9 @@ from headtohead.study.claims.parts import (
 from headtohead.study.claims.probes import probed
 from headtohead.study.claims.tasks import of_tasks
 from headtohead.study.claims.toy import toy_checks, toy_order
+from headtohead.study.criteria import MAIN, Criterion
 from headtohead.study.outline import Contest
-from headtohead.study.published import MAIN, Claim, Criterion, Paper
+from headtohead.study.published import Claim, Paper
 from headtohead.study.spec import build_study
 from headtohead.toy.work import Toy
 

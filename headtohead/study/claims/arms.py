@@ -24,8 +24,8 @@ from headtohead.study.claims.parts import (
     joined,
     signed_difference,
 )
+from headtohead.study.criteria import Criterion
 from headtohead.study.outline import Contest
-from headtohead.study.published import Criterion
 from headtohead.study.statistics import (
     ALPHA,
     MEDIAN_SEEDS,

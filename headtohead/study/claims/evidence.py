@@ -8,9 +8,10 @@ from functools import cache
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.parts import Compared
+from headtohead.study.criteria import PLACE, TRAINED, Criterion
 from headtohead.study.outline import METRIC, Contest, Outline
 from headtohead.study.probes import Found
-from headtohead.study.published import PLACE, TRAINED, Claim, Criterion, Paper
+from headtohead.study.published import Claim, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import Paired, compare_paired, decide, holm
 from headtohead.study.trends import axis_values, groups

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headtohead.study.criteria import Criterion
 from headtohead.study.outline import METRIC
-from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, decide
 from headtohead.study.verdict import metric_words
 

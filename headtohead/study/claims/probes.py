@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.parts import Compared, Part, decided, equivalence, signed_difference
+from headtohead.study.criteria import Criterion
 from headtohead.study.outline import Contest
 from headtohead.study.probes import PROBES, number_at
-from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, compare_paired, holm
 
 

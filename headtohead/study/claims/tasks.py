@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.parts import Compared, Part, difference
+from headtohead.study.criteria import Criterion
 from headtohead.study.outline import Contest
-from headtohead.study.published import Criterion
 from headtohead.study.statistics import Paired, compare_paired, decide, holm
 
 KIND = "tasks"

@@ -15,7 +15,7 @@ from headtohead.study.claims.parts import (
     Part,
     all_of,
 )
-from headtohead.study.published import Criterion
+from headtohead.study.criteria import Criterion
 from headtohead.study.statistics import compare_paired
 from headtohead.toy.findings import COMPLETE, THEORY
 from headtohead.toy.work import Toy
