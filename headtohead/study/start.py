@@ -99,8 +99,7 @@ def take_weights(model: Decoder, path: str, run: str) -> None:
     kind = folder.spec().get("task", {}).get("model", "reader")
     heads = {"classifier": Classifier, "pointer": Pointer}
     weights = read_tensors(folder.weights)
-    if type(model) is not heads.get(
-        kind, Reader
-    ):  # shapes alone do not tell a pointer's head from that of two classes
+    # Shapes alone do not tell a pointer's head from that of two classes.
+    if type(model) is not heads.get(kind, Reader):
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     model.start_from(weights)
