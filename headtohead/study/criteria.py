@@ -19,15 +19,16 @@ MAIN = "study"
 PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 TOY_QUANTITIES = ("alpha", "qk", "ov")
+STEPS = ("last", "best")
 COMPARED_AS = ("difference", "ratio", "value")
 _TRAINED = {"kind", "study", "at", *PLACE}
 _COMPARED = {"arm", "against"} | _TRAINED
 # What each kind of criterion is decided by, and the settings it takes.
 KINDS: dict[str, set[str]] = {
     # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
-    "difference": _COMPARED | {"expect", "effect", "at_least", "at_most"},
+    "difference": _COMPARED | {"expect", "effect", "at_least", "at_most", "step"},
     # the arm differs from another by less than a margin; with expect, on one side of it
-    "equivalence": _COMPARED | {"margin", "expect", "effect"},
+    "equivalence": _COMPARED | {"margin", "expect", "effect", "step"},
     # the first arm is better than each of the others
     "order": {"first", "then"} | _TRAINED,
     # the difference itself differs between two places: `over` names what, `values` the two
@@ -115,6 +116,8 @@ class Criterion:
     control: str = ""
     control_against: str = ""
     """The baseline when empty."""
+    step: str = "last"
+    """Which of a run's steps: the last, or the best on valid, where a task's runs are evaluated on the way."""
     share: float = 1.0
     """How much of the control's difference counts: half of a gain is share 0.5."""
     probe: str = ""
@@ -208,6 +211,10 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
         values["quantity"] = as_choice(part["quantity"], "quantity", allowed)
     if kind in ("toy", "toy_check"):
         values |= _toy_settings(part)
+    if "step" in part:
+        values["step"] = as_choice(part["step"], "step", STEPS)
+        if not study.of_tasks:
+            raise UserError(f"step is of studies of tasks; {name} has none")
     if "compare" in part:
         values["compare"] = as_choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":

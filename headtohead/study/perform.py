@@ -198,9 +198,14 @@ def begin(
     def progress(step: int, nats: float, rate: float) -> None:
         tell({"kind": "step", "run": run.id, "step": step, "steps": feed.steps, "nats": nats, "rate": rate})
 
-    def valid() -> dict[str, Any]:
-        score = ground.score(model, "valid", training.precision, _measuring(run, stop, tell))
-        return {"nats": score["nats"], (name := score.get("metric", METRIC)): score[name]}
+    def on_the_way() -> dict[str, Any]:
+        # Of a task test too: a run then knows what its best step would have scored.
+        splits, shown = ("valid", "test") if ground.task else ("valid",), _measuring(run, stop, tell)
+        found = {}
+        for place, split in enumerate(splits):
+            part = part_of(shown, place, place + 1, len(splits))
+            found[split] = _brief(ground.score(model, split, training.precision, part))
+        return found
 
     # A task's batches are of many lengths: each would be compiled, or recorded, anew.
     alone = not stacked and not ground.task
@@ -222,7 +227,7 @@ def begin(
             log=run.log,
             progress=progress,
             stop=stop,
-            evaluate=valid,
+            evaluate=on_the_way,
             rewind=run.rewind,
             compiling=lambda: tell({"kind": "compiling", "run": run.id}),
             warn=lambda words: tell({"kind": "warning", "run": run.id, "words": words}),
@@ -269,6 +274,8 @@ def conclude(
         trainer.feed,
         _measuring(run, stop, tell),
     )
+    if best := _best(run, result):
+        result["best"] = best
     if begun.changes:
         result["environment_changed"] = begun.changes
     tokens = trainer.feed.tokens(outcome.step)
@@ -420,6 +427,25 @@ def _result(
             return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
     return result
+
+
+def _brief(score: dict[str, Any]) -> dict[str, float]:
+    """Return the nats and metrics of a score."""
+    if "metric" not in score:
+        return {"nats": score["nats"], METRIC: score[METRIC]}
+    return {name: value for name, value in score.items() if isinstance(value, float)}
+
+
+def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the step that is best on valid by a task's metric, the last one included, with what it scores there and on test."""
+    ways = [row for row in run.metrics() if "test" in row]
+    if not ways or result["status"] != "done":
+        return None
+    last = {split: _brief(result[split]) for split in ("valid", "test")}
+    metric = result["valid"]["metric"]
+    rows = [*ways, {"step": result["step"], **last}]
+    best = max(rows, key=lambda row: float(row["valid"][metric]))
+    return {name: best[name] for name in ("step", "valid", "test")}
 
 
 def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:

@@ -121,7 +121,15 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     for split in ("valid", "test"):
         if words := wrong_with_score(result.get(split), f"the {split} split", arrays):
             return words
-    return ""
+    return "" if "best" not in result or _best(result["best"]) else "its best step is not a step with scores"
+
+
+def _best(value: Any) -> bool:
+    """Return whether that is a step with numbers of valid and test."""
+    if not isinstance(value, dict) or not _number(value.get("step")):
+        return False
+    splits = [value.get("valid"), value.get("test")]
+    return all(isinstance(part, dict) and all(_number(number) for number in part.values()) for part in splits)
 
 
 def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:

@@ -62,7 +62,7 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
     """Asked after every step; true saves a checkpoint and ends the stretch."""
     evaluate: Callable[[], dict[str, Any]] | None = None
-    """Scores the valid split, when evaluations on the way are wanted; what it raises leaves the trainer fit to be saved."""
+    """Returns scores by split, when evaluations on the way are wanted; what it raises leaves the trainer fit to be saved."""
     rewind: Callable[[int], None] = lambda step: None
     """Called before resuming: rows logged after this step, and its evaluation, are of work that will be repeated."""
     warn: Callable[[str], None] = lambda words: None
@@ -179,7 +179,7 @@ class Trainer:
     def evaluate(self) -> None:
         """Score the valid split where that is due, before the next step: a checkpoint of this one does not hold it."""
         if self._evaluation_due() and self.hooks.evaluate:
-            self.hooks.log({"step": self.step, "valid": self.hooks.evaluate()})
+            self.hooks.log({"step": self.step} | self.hooks.evaluate())
 
     def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
         """Return how the stretch ended."""

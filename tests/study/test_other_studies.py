@@ -420,3 +420,44 @@ def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Pat
 def test_a_start_that_no_study_gives_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         read_paper(starting(tmp_path, **{old: new}))
+
+
+@pytest.mark.parametrize(("ahead", "direction"), [(0.06, "supported"), (-0.06, "contradicted")])
+def test_a_criterion_may_ask_for_each_runs_best_step(tmp_path: Path, ahead: float, direction: str) -> None:
+    """At the last step b is as good as standard; at its best step it is not."""
+    part = f'{{kind = "difference"{ON_RECALL}, expect = "better", step = "best"}}'
+    paper = read_paper(written(tmp_path, part))
+    contest = Contest("recall", "recall", "nano", "as_is", "tokens")
+    entries, results = [], {}
+    for label, level in (("standard", 0.5), ("a", 0.5), ("b", 0.5 + ahead)):
+        for seed in range(5):
+            run, own = f"{label}/{seed}", OWN[(seed + len(label)) % 5]
+            entries.append(Entry(run, label, seed + 1, contest))
+            results[run] = {
+                "status": "done",
+                "test": {"accuracy": 0.4 + own, "blocks": {}},
+                "best": {"step": 3, "valid": {"accuracy": 0.6}, "test": {"accuracy": level + own}},
+            }
+    arms = (("standard", "standard"), ("a", "a"), ("b", "b"))
+    outline = Outline(
+        "p", arms, "standard", None, 0.01, (1, 2, 3, 4, 5), tuple(entries),
+        measures={"recall": Measure("accuracy", "higher", 0.01)},
+    )  # fmt: skip
+
+    def judge() -> ClaimResult:
+        study = Finished(outline, study_verdicts(outline, results), results)
+        (claim,) = judge_claims(paper, "small", {"lists": study})
+        return claim
+
+    found = judge()
+    assert found.direction == direction
+    assert found.measured[0]["difference"] == pytest.approx(ahead, abs=0.005)
+    assert "b - standard at the best step" in found.reason
+    del results["b/2"]["best"]
+    assert (judge().direction, "knows no best step" in judge().reason) == ("open", True)
+
+
+def test_only_runs_on_tasks_know_a_best_step(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "diagonal", expect = "better", step = "best"}'
+    with pytest.raises(UserError, match="step is of studies of tasks; study has none"):
+        read_paper(written(tmp_path, part))

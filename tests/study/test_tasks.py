@@ -167,6 +167,19 @@ def test_examples_that_are_left_out_are_counted_and_told(
         assert "longer than 28 tokens, left out" in (tmp_path / "report.html").read_text()
 
 
+def test_a_run_that_is_evaluated_on_the_way_knows_its_best_step(finished: Path) -> None:
+    for run in Store(finished).runs():
+        result = run.result()
+        assert result is not None
+        metric = result["valid"]["metric"]
+        rows = [row for row in run.metrics() if "valid" in row]
+        assert rows
+        rows.append({"step": result["step"], "valid": result["valid"], "test": result["test"]})
+        best = max(rows, key=lambda row: row["valid"][metric])
+        assert result["best"]["step"] == best["step"]
+        assert result["best"]["test"][metric] == best["test"][metric]
+
+
 def test_shape_and_length_rules_hold_for_tasks() -> None:
     matched = plan(RECALL, shape="params", length="flops")
     standard, tied = (run for run in matched.runs if run.seed == 1)

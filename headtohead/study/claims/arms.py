@@ -43,12 +43,17 @@ _SPREAD_SEEDS = 5
 
 def better_or_worse(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
     """Judge whether an arm is ahead of another, or behind it."""
-    return difference(criterion, evidence.compare(contests[0], criterion.arm, criterion.against))
+    return difference(criterion, _compared(evidence, criterion, contests[0]))
 
 
 def as_good(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
     """Judge whether two arms differ by less than a margin."""
-    return equivalence(criterion, evidence.compare(contests[0], criterion.arm, criterion.against))
+    return equivalence(criterion, _compared(evidence, criterion, contests[0]))
+
+
+def _compared(evidence: Evidence, criterion: Criterion, contest: Contest) -> Compared:
+    compare = evidence.compare_best if criterion.step == "best" else evidence.compare
+    return compare(contest, criterion.arm, criterion.against)
 
 
 def order(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from headtohead.common.numbers import parse_count
@@ -56,6 +56,11 @@ class Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, outline.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
+        self.best = {
+            (contest, label): _best_values(outline, contest, label, study.results)
+            for contest in self.contests
+            for _, label in outline.arms
+        }
         self.found = cache(study.found)  # what a probe found stands in a file
         self.adjusted = self._adjusted()
 
@@ -152,6 +157,26 @@ class Evidence:
         remark = ", ".join(notes)
         return Compared(f"{a} - {b}", paired, p, decision, trouble, remark, measure.name, measure.better)
 
+    def compare_best(self, contest: Contest, arm: str, against: str) -> Compared:
+        """Return two arms compared by what each run scores at its best step; p is that of this comparison alone."""
+        last = self.compare(contest, arm, against)
+        a, b = self.label(arm) or "", self.label(against) or ""
+        ours, theirs = self.best[contest, a], self.best[contest, b]
+        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        paired = compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        trouble = last.trouble
+        if not trouble and len(seeds) < last.paired.n:
+            trouble = "a run without evaluations on the way knows no best step"
+        decision = decide(paired.difference, paired.p, None, None, 0.0, last.better)
+        return replace(
+            last,
+            label=f"{last.label} at the best step",
+            paired=paired,
+            p=paired.p,
+            decision="undecided" if "diverged" in last.remark else decision,
+            trouble=trouble,
+        )
+
     def unlearnt(self, contest: Contest, arms: Sequence[str]) -> str:
         """Return that none of some arms is sure to have learnt anything in a contest, by the 95 % interval; or nothing."""
         labels = list(dict.fromkeys(self.label(arm) or "" for arm in arms))
@@ -174,3 +199,12 @@ class Evidence:
     def group(self, over: str, first: Contest) -> list[Contest]:
         """Return the contests that differ from the first in one thing alone: size, tokens per parameter or context."""
         return next((group for group in groups(self.contests, over) if first in group), [first])
+
+
+def _best_values(
+    outline: Outline, contest: Contest, label: str, results: Mapping[str, Result]
+) -> dict[int, float]:
+    """Return by seed what an arm's runs score on test at their best step, where they know it."""
+    metric = outline.measure(contest).name
+    found = {seed: results.get(run, {}).get("best") for seed, run in outline.runs(contest, label).items()}
+    return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
