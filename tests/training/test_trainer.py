@@ -120,7 +120,7 @@ def test_an_evaluation_that_is_broken_off_is_done_by_the_next_stretch(tmp_path: 
         if len(broken) < 2:
             broken.append(1)
             raise KeyboardInterrupt
-        return {"nats": 1.0}
+        return {"valid": {"nats": 1.0}}
 
     broken: list[int] = []
     rows: list[dict[str, Any]] = []
@@ -205,7 +205,7 @@ def test_a_rate_far_too_high_diverges_or_ends_without_an_error() -> None:
 def test_evaluations_on_the_way_are_spread_evenly() -> None:
     rows: list[dict[str, Any]] = []
     given = dataclasses.replace(SETTINGS, evaluations=3)
-    trainer(hooks=Hooks(log=rows.append, evaluate=lambda: {"nats": 1.0}), given=given).run()
+    trainer(hooks=Hooks(log=rows.append, evaluate=lambda: {"valid": {"nats": 1.0}}), given=given).run()
     assert [row["step"] for row in rows if "valid" in row] == [10, 20]
 
 
