@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from headtohead.toy.task import CHUNK, draw_chunk, held_out
 
 _POINTS = 60
 """How many points of a run's path are kept, about."""
+_SLOWER = "the toy goes on without its kernel, and slower"
 
 
 @dataclass
@@ -226,14 +228,20 @@ class Batch:
         inputs, own = self.known.clone(), self.state
         try:
             losses = self._in_one_kernel(states[0])
-        except Exception:  # whatever keeps the kernel from running here, the plain steps do without it
+        except (
+            Exception
+        ) as error:  # whatever keeps the kernel from running here, the plain steps do without it
+            warnings.warn(f"{_SLOWER}: it does not run here ({error})".splitlines()[0], stacklevel=2)
             return False
         self.state = states[1]
         expected = self._steps()
         self.state = own
         self.known.copy_(inputs)
         pairs = [(losses, expected), *((states[0][name], states[1][name]) for name in own)]
-        return all(torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5) for ours, theirs in pairs)
+        agree = all(torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5) for ours, theirs in pairs)
+        if not agree:
+            warnings.warn(f"{_SLOWER}: it gives other numbers than plain steps do", stacklevel=2)
+        return agree
 
     def ready(self) -> bool:
         """Whether the window that was begun is done."""
