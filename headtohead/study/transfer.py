@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import tarfile
+import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import sync_directory, write_atomic
@@ -36,7 +38,8 @@ def export_runs(store: Store, target: Path) -> int:
     try:
         with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
             for run in finished:
-                for name in (*_probe_files(run), *FILES):
+                _add(archive, f"{run.id}/spec.json", json.dumps(_portable(run.spec()), indent=1).encode())
+                for name in (*_probe_files(run), *FILES[1:]):
                     if (run.path / name).is_file() and not (run.path / name).is_symlink():
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
         os.replace(temporary, target)
@@ -45,6 +48,21 @@ def export_runs(store: Store, target: Path) -> int:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     sync_directory(target.parent.resolve())
     return len(finished)
+
+
+def _portable(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a finished run's record without places of the machine it was made on; it has its own tokenizer."""
+    record = {name: value for name, value in record.items() if name != "start_path"}
+    kind, _, place = record["corpus"]["tokenizer"].partition(":")
+    if kind == "file":
+        record["corpus"] = record["corpus"] | {"tokenizer": f"file:{Path(place).name}"}
+    return record
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = len(content), int(time.time())
+    archive.addfile(entry, io.BytesIO(content))
 
 
 def _probe_files(run: RunDirectory) -> list[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from headtohead import Study
 from headtohead.common.errors import UserError
+from headtohead.data.shards import prepare
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
 
@@ -37,6 +39,28 @@ def test_finished_runs_arrive_and_are_not_done_again(
         tmp_path, workers=1, quiet=True
     )
     assert again.summary.done == 0
+
+
+def test_places_of_the_machine_stay_behind(story: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(prepare(f"file:{story}", "bpe:300").tokenizer.content)  # type: ignore[attr-defined]
+    given = {"tasks": "glue-cola", "tokenizer": f"file:{file}", "tokens": 300, "batch": 300, "seeds": 1}
+    data = tmp_path / "data" / "glue"
+    data.mkdir(parents=True)
+    for part in ("train", "dev"):
+        rows = "".join(f"x\t{number % 2}\t\t{part} {number}\n" for number in range(60))
+        (data / f"CoLA.{part}.tsv.xz").write_bytes(lzma.compress(rows.encode()))
+    first = Study("standard", **given).run(tmp_path / "a", data_dir=data.parent, workers=1, quiet=True)
+    (start,) = Store(first.path).runs()
+    Study("standard", **(given | {"from": str(start.path)})).run(
+        tmp_path / "b", data_dir=data.parent, workers=1, quiet=True
+    )
+    export_runs(Store(tmp_path / "b"), tmp_path / "b.tar.gz")
+    assert import_runs(Store(tmp_path / "c"), tmp_path / "b.tar.gz") == (1, 0)
+    (run,) = Store(tmp_path / "c").runs()
+    assert str(tmp_path) not in (run.path / "spec.json").read_text()
+    assert (run.spec()["start"], run.spec()["corpus"]["tokenizer"]) == (start.id, "file:mine.json")
+    assert run.tokenizer().content == file.read_text()  # type: ignore[attr-defined]
 
 
 def archive(path: Path, files: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
