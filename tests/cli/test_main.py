@@ -403,8 +403,8 @@ def test_the_package_runs_as_a_module_and_imports_fast() -> None:
     )
     assert found.stdout.startswith("headtohead ")
     code = (
-        "import time, torch; began = time.perf_counter(); import headtohead; from headtohead import Study, load, wrap, Mechanism;"
-        "print(time.perf_counter() - began)"
+        "import time, torch; began = time.process_time(); import headtohead; from headtohead import Study, load, wrap, Mechanism;"
+        "print(time.process_time() - began)"  # of this process alone: others may be at work
     )
     times = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
