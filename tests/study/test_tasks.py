@@ -130,7 +130,7 @@ def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path
             rows = [row | {"seconds": 0} for row in run.metrics()]
             assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
         evaluated = planned.steps // 2
-        steps = [*range(1, planned.steps), evaluated, planned.steps, planned.steps]
+        steps = [*range(1, planned.steps), *2 * [evaluated], *2 * [planned.steps]]  # valid and test each time
         assert reached == sorted(steps)
 
 
