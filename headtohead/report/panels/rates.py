@@ -30,7 +30,8 @@ def rate_rows(outline: Outline, contest: Contest) -> list[Row]:
 def learning_rates(rows: list[Row], scale: alt.Scale, unit: str = "bits per byte") -> Chart:
     """Return what each arm scored on valid at every learning rate of its tuning; the chosen one is filled."""
     data = alt.Chart(alt.Data(values=rows))
-    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20))
+    tried = alt.Axis(values=sorted({row["lr"] for row in rows}), format=".2~g", labelOverlap=True)
+    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20), axis=tried)
     y = alt.Y("value:Q", title=f"{unit} on valid", scale=alt.Scale(zero=False, nice=True))
     colour = alt.Color("arm:N", scale=scale, legend=alt.Legend(title=None, orient="top", columns=3))
     tips = [
