@@ -141,6 +141,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
             raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
     main = _Study(f"{name}, ", "scale", as_table(values.get("study"), "study"), tables)
     also = _also(name, as_table(values.get("also", {}), "also"))
+    _check_starts({MAIN: main} | also)
     claims: list[Claim] = []
     for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
         claim = _claim(as_table(entry, "claim"), factor, {MAIN: main} | also)
@@ -187,24 +188,39 @@ def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
         if not scales:
             raise UserError(f"[{place}] has no scale: [{place}.small] gives it one")
         studies[name] = _Study(f"{paper}, {name}, ", place, common, scales)
-    _check_starts(studies)
     return studies
 
 
 def _check_starts(studies: Mapping[str, _Study]) -> None:
     """Refuse models that start from a study which is not there at their scale, comes later, or has several runs."""
     for place, (name, study) in enumerate(studies.items()):
+        before = list(studies)[:place]
         for scale, settings in study.scales.items():
+            where = f"scale.{scale}" if name == MAIN else f"also.{name}.{scale}"
+            spec = build_study(settings)
+            for arm in spec.arms:
+                if sister({"from": arm.start}):
+                    raise UserError(f"{where}: arm '{arm.label}': from = '{arm.start}' is of whole studies")
             if not (needed := sister(settings)):
                 continue
-            where, before = f"also.{name}.{scale}: from = 'also.{needed}'", list(studies)[:place]
+            where += f": from = '{_SISTER}{needed}'"
             if needed not in before:
                 raise UserError(f"{where}: no study of that name stands before it; there are {before}")
             if scale not in studies[needed].scales:
                 raise UserError(f"{where}: it has no scale {scale}")
-            spec = build_study(studies[needed].scales[scale])
-            grounds = len(spec.corpora) + len(spec.tasks)
-            if len(spec.arms) * len(spec.seeds) * len(spec.sizes) * grounds > 1:
+            first = build_study(studies[needed].scales[scale])
+            parts = (
+                "arms",
+                "seeds",
+                "sizes",
+                "corpora",
+                "tasks",
+                "shapes",
+                "lengths",
+                "contexts",
+                "branches",
+            )
+            if any(len(getattr(first, part)) > 1 for part in parts):
                 raise UserError(f"{where}: it has several runs; one arm, one seed and one size give one")
 
 

@@ -415,6 +415,8 @@ def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Pat
         ('also.first"', 'also.frist"', "from = 'also.frist': no study of that name stands before it"),
         ("seeds = 1\n", "seeds = 2\n", "from = 'also.first': it has several runs"),
         ("[also.first.smoke]", "[also.first.small]", "from = 'also.first': it has no scale smoke"),
+        ('recall:train=40"]\ntokens', 'recall:train=40", "copy"]\ntokens', "it has several runs"),
+        ("lr = 1e-3", 'from = "also.first"', "arm 'b': from = 'also.first' is of whole studies"),
     ],
 )
 def test_a_start_that_no_study_gives_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
