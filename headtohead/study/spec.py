@@ -15,6 +15,7 @@ from headtohead.data.tasks.find import refuse_unknown_task
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.probes import corpora, probe_names, refuse_unserved
+from headtohead.study.values import as_table, as_text, refuse_unknown
 from headtohead.training.settings import TrainSettings, train_settings
 
 SHAPES = ("as_is", "params", "cache")
@@ -170,16 +171,16 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     branches = _branches(values.get("branches"), training, arms)
     spec = StudySpec(
         arms=arms,
-        name=_word(values.get("name", "study"), "name"),
+        name=as_text(values.get("name", "study"), "name"),
         corpora=() if tasks else _words(values.get("corpus", "stdlib"), "corpus"),
         sizes=_words(values.get("size", "nano"), "size"),
         seeds=_seeds(values.get("seeds", 5)),
         shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
         lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
-        baseline=_word(values.get("baseline", ""), "baseline"),
-        primary=_word(values.get("primary", ""), "primary"),
+        baseline=as_text(values.get("baseline", ""), "baseline"),
+        primary=as_text(values.get("primary", ""), "primary"),
         given_margin=_margin(values["margin"]) if "margin" in values else None,
-        tokenizer=_word(values.get("tokenizer", ""), "tokenizer"),
+        tokenizer=as_text(values.get("tokenizer", ""), "tokenizer"),
         contexts=_contexts(values.get("context", 0)),
         branches=branches,
         model=model,
@@ -190,8 +191,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         tasks=tasks,
         causal=_causal(values.get("causal", True)),
         answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
-        metric=_word(values.get("metric", ""), "metric"),
-        start=_word(values.get("from", ""), "from"),
+        metric=as_text(values.get("metric", ""), "metric"),
+        start=as_text(values.get("from", ""), "from"),
         log_circuits=_yes(values.get("log_circuits", False), "log_circuits"),
     )
     if "bytes" in values and not spec.bytes:
@@ -294,9 +295,9 @@ def _arm(entry: Any) -> Arm:
     for key in rest:
         if key not in _TRAINING:
             raise unknown(f"setting of arm '{layout.text}'", key, {*own} | _TRAINING)
-    label = _word(entry.get("name", layout.label), "name")
+    label = as_text(entry.get("name", layout.label), "name")
     model = _table(entry.get("model", {}), "model", _MODEL)
-    return Arm(layout.text, label, layout, rest, model, _word(entry.get("from", ""), "from"))
+    return Arm(layout.text, label, layout, rest, model, as_text(entry.get("from", ""), "from"))
 
 
 def _contexts(value: Any) -> tuple[int, ...]:
@@ -393,24 +394,15 @@ def _refuse_short_tries(training: TrainSettings, context: int) -> None:
 
 
 def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{name} takes a table of settings, got {value!r}")
-    for key in value:
-        if key not in known:
-            raise unknown(f"{name} setting", str(key), known)
+    table = as_table(value, name)
+    refuse_unknown(table, known, f"{name} setting")
     defaults = Settings()
-    for key, item in value.items():
+    for key, item in table.items():
         wanted = type(getattr(defaults, key))
         good = is_number(item) if wanted is float else isinstance(item, wanted)
         if not good:
             raise UserError(f"{name}.{key} takes a {wanted.__name__}, got {item!r}")
-    return dict(value)
-
-
-def _word(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{name} takes a text, got {value!r}")
-    return value
+    return dict(table)
 
 
 def _words(value: Any, name: str) -> tuple[str, ...]:
