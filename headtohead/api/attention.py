@@ -22,9 +22,8 @@ from headtohead.measure.looking import look_at
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import choose_device
-from headtohead.study.grounds import data_of
+from headtohead.study.grounds import data_of, ground_of
 from headtohead.study.intervals import over_seeds
-from headtohead.study.perform import ground_of
 from headtohead.study.store import RunDirectory, find_run
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import skipped_layers
 from headtohead.study.environment import choose_device
-from headtohead.study.perform import ground_of, layers_of
+from headtohead.study.grounds import ground_of
+from headtohead.study.perform import layers_of
 from headtohead.study.records import training_of
 from headtohead.study.store import find_run
 from headtohead.study.trained import refuse_untrained, restore

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -13,8 +14,9 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.data.coherence import refuse_long_pieces
 from headtohead.data.corpora import lasting_name
-from headtohead.data.shards import Prepared
+from headtohead.data.shards import Prepared, prepare
 from headtohead.data.tasks.base import Task
+from headtohead.data.tasks.find import prepare_task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.data.windows import Windows
 from headtohead.measure.loss import score_split
@@ -32,6 +34,8 @@ from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.outline import Measure
+from headtohead.study.records import size_of
+from headtohead.study.store import RunDirectory
 from headtohead.training.feeds import Division, Feed, TaskFeed, WindowFeed, divide, example_length
 from headtohead.training.settings import TrainSettings
 
@@ -283,6 +287,35 @@ class TaskGround:
             for split in ("valid", "test")
             for example in self.examples.splits[split]
         )
+
+
+def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
+    """Return what a run is trained and scored on; one that has changed since is refused."""
+    facts, task = record["corpus"], record.get("task")
+    tokenizer: str = facts["tokenizer"]
+    if (
+        tokenizer.startswith("file:") and not Path(tokenizer[5:]).is_file()
+    ):  # it may have moved; the run has its own
+        tokenizer = f"file:{run.path / 'tokenizer.json'}"
+    ground: Ground
+    if task is None:
+        ground = CorpusGround(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
+    else:
+        place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
+        answer = "point" if task["model"] == "pointer" else "write"
+        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
+    if ground.content != facts["content"]:
+        raise UserError(
+            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
+            "back, or start the study again to plan new runs"
+        )
+    return ground
+
+
+@lru_cache(maxsize=2)
+def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
+    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
+    return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
 
 
 def data_of(ground: Ground) -> Prepared | Task:

@@ -11,9 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +20,13 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
 from headtohead.common.progress import part_of
-from headtohead.data.shards import prepare
-from headtohead.data.tasks.base import Task
-from headtohead.data.tasks.find import prepare_task
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
-from headtohead.study.grounds import CorpusGround, Ground, TaskGround, data_of
+from headtohead.study.grounds import Ground, data_of, ground_of
 from headtohead.study.outline import METRIC
 from headtohead.study.probes import Subject, read_probe, take
 from headtohead.study.records import size_of, training_of
@@ -366,33 +361,6 @@ def _ground(run: RunDirectory, record: dict[str, Any], conditions: Conditions) -
         return ground_of(run, record, conditions.data_dir)
     except UserError as error:
         raise Obstacle(str(error)) from None
-
-
-def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
-    """Return what a run is trained and scored on; one that has changed since is refused."""
-    facts, task, own = record["corpus"], record.get("task"), run.path / "tokenizer.json"
-    tokenizer: str = facts["tokenizer"]
-    if tokenizer.startswith("file:") and own.is_file():  # the file it was taken from may have moved
-        tokenizer = f"file:{own}"
-    ground: Ground
-    if task is None:
-        ground = CorpusGround(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
-    else:
-        place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
-        answer = "point" if task["model"] == "pointer" else "write"
-        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
-    if ground.content != facts["content"]:
-        raise UserError(
-            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
-            "back, or start the study again to plan new runs"
-        )
-    return ground
-
-
-@lru_cache(maxsize=2)
-def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
-    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
-    return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
 
 
 def _start(model: Decoder, record: dict[str, Any]) -> None:
