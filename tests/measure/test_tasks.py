@@ -107,11 +107,8 @@ def reading() -> Task:
     return Task("reading", "", (), 256, splits, {}, "x", Bytes(), "f1")
 
 
-def test_what_is_written_or_pointed_at_is_compared_in_words() -> None:
+def test_what_is_pointed_at_is_compared_in_words() -> None:
     task = reading()
-    writer = Reader(size(task), layers(), seed=1).eval()  # type: ignore[arg-type]
-    score = score_task(writer, task, "test")
-    assert 0 <= score["exact_match"] <= score["f1"] <= 1
     pointer = Pointer(size(task), layers(), seed=1, causal=False).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         pointer.spans = lambda tokens, padding=None, most=30: torch.tensor([[5, 7]]).repeat(len(tokens), 1)  # type: ignore[method-assign]
