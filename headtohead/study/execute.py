@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
+from headtohead.common.stop import Stop
 from headtohead.study.branches import drop_checkpoints
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions
@@ -66,13 +66,12 @@ def execute(
     pending = [run for run in pending if not run.branches or run.id in wanted]
     display.begin(len(runs), len(runs) - len(pending), float(sum(run.tokens for run in pending)))
     summary = Summary()
-    deadline = time.monotonic() + seconds
+    stop = Stop.after(seconds, lambda: summary.stopped)
     try:
         with _interruptible(summary):
-            stop: Callable[[], bool] = lambda: summary.stopped or _reached(deadline, summary)  # noqa: E731
             together = workers > 1 and len(pending) > 1 and all(run.arm.layout.portable for run in pending)
             if together:
-                crew = _Crew(store, pending, conditions, min(workers, len(pending)), probes)
+                crew = _Crew(store, pending, conditions, min(workers, len(pending)), probes, stop)
                 _in_workers(store, pending, crew, display, stop, summary)
             else:
                 _in_process(store, pending, conditions, display, stop, summary, probes)
@@ -80,14 +79,9 @@ def execute(
         display.end()
     # A process that was killed between a branch's result and this leaves it to the next.
     drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
+    summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
     summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
     return summary
-
-
-def _reached(deadline: float, summary: Summary) -> bool:
-    if time.monotonic() >= deadline:
-        summary.stopped = True
-    return summary.stopped
 
 
 @contextmanager
@@ -115,7 +109,7 @@ def _in_process(
     runs: list[Run],
     conditions: Conditions,
     display: Display,
-    stop: Callable[[], bool],
+    stop: Stop,
     summary: Summary,
     probes: tuple[str, ...],
 ) -> None:
@@ -133,17 +127,17 @@ def _in_workers(
     runs: list[Run],
     crew: _Crew,
     display: Display,
-    stop: Callable[[], bool],
+    stop: Stop,
     summary: Summary,
 ) -> None:
     by_id = {run.id: run for run in runs}
     try:
         while crew.busy:
-            if stop():
+            if summary.stopped:  # workers watch the time limit themselves
                 crew.ask_to_stop()
             event = crew.next_event()
             if event is None:
-                for words in crew.bury(replace=not summary.stopped):
+                for words in crew.bury(replace=not (summary.stopped or stop.late)):
                     summary.trouble.append(words)
                     display.note(words)
             elif event["kind"] != "waiting" or event["pid"] not in crew.pids:
@@ -157,25 +151,30 @@ class _Crew:
     """The workers of one executor; one that dies is replaced, and a run that kills its worker twice has failed."""
 
     def __init__(
-        self, store: Store, runs: list[Run], conditions: Conditions, count: int, probes: tuple[str, ...]
+        self,
+        store: Store,
+        runs: list[Run],
+        conditions: Conditions,
+        count: int,
+        probes: tuple[str, ...],
+        stop: Stop,
     ) -> None:
-        self.store = store
+        self.store, self.stop = store, stop
         (store.path / "logs").mkdir(exist_ok=True)
         self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
-        self.order = json.dumps(
-            {
-                "store": str(store.path.resolve()),
-                "conditions": dataclasses.asdict(conditions),
-                "records": [run.record() for run in runs],
-                "probes": probes,
-            }
-        )
+        self.order = {
+            "store": str(store.path.resolve()),
+            "conditions": dataclasses.asdict(conditions),
+            "records": [run.record() for run in runs],
+            "probes": probes,
+        }
         self.threads = conditions.threads
         self.deaths: dict[str, int] = {}
         self.workers = [self._hire(place) for place in range(count)]
 
     def _hire(self, place: int) -> _Worker:
-        return _Worker(place, self.store, self.order, self.threads, self.events)
+        order = json.dumps(self.order | {"seconds": self.stop.seconds_left})
+        return _Worker(place, self.store, order, self.threads, self.events)
 
     @property
     def busy(self) -> bool:

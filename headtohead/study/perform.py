@@ -20,6 +20,7 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import digest_file, write_atomic, write_json
 from headtohead.common.progress import part_of
+from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -81,7 +82,7 @@ def perform(
     *,
     layers: list[Composed] | None = None,
     probes: Sequence[str] = (),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = NEVER,
     lost: Callable[[], bool] = lambda: False,
     tell: Event = lambda event: None,
 ) -> str:
@@ -115,17 +116,27 @@ def perform(
     return guarded(run, tell, whole)
 
 
-def unless_lost(run: RunDirectory, lost: Callable[[], bool], stop: Callable[[], bool]) -> Callable[[], bool]:
+def unless_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> Stop:
     """Return `stop`, asked only while nobody else has taken the run over."""
 
-    def held() -> bool:
+    def requested() -> bool:
         if lost():
             raise Obstacle(
                 f"run {run.id} was taken over by another process: this one had been silent too long"
             )
+        return stop.requested()
+
+    return dataclasses.replace(stop, requested=requested)
+
+
+def after_step(stop: Stop) -> Callable[[], bool]:
+    """Return what a trainer asks after each step, which it saves where the answer is to stop."""
+
+    def stopped() -> bool:
+        stop.advance()
         return stop()
 
-    return held
+    return stopped
 
 
 def guarded(run: RunDirectory, tell: Event, work: Callable[[], str]) -> str:
@@ -174,7 +185,7 @@ def begin(
     conditions: Conditions,
     device: torch.device,
     layers: list[Composed],
-    stop: Callable[[], bool],
+    stop: Stop,
     tell: Event,
     stacked: int = 0,
 ) -> Begun:
@@ -221,7 +232,7 @@ def begin(
         hooks=Hooks(
             log=run.log,
             progress=progress,
-            stop=stop,
+            stop=after_step(stop),
             evaluate=on_the_way,
             rewind=run.rewind,
             compiling=lambda: tell({"kind": "compiling", "run": run.id}),
@@ -241,7 +252,7 @@ def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
     return not timed and all(term.is_ours(COMPARED) for composed in layers for term in composed.terms)
 
 
-def _measuring(run: RunDirectory, stop: Callable[[], bool], tell: Event) -> Callable[[float], None]:
+def _measuring(run: RunDirectory, stop: Stop, tell: Event) -> Callable[[float], None]:
     """Return what is called with the share of a measurement that is done: it tells, and raises Stopped where asked to stop."""
 
     def progress(share: float) -> None:
@@ -252,9 +263,7 @@ def _measuring(run: RunDirectory, stop: Callable[[], bool], tell: Event) -> Call
     return progress
 
 
-def conclude(
-    begun: Begun, outcome: Outcome, conditions: Conditions, stop: Callable[[], bool], tell: Event
-) -> str:
+def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop, tell: Event) -> str:
     """Score a run that was trained, and write what it cost and its result; return how it ended."""
     run, trainer, ground = begun.run, begun.trainer, begun.ground
     model, training = trainer.model, trainer.settings
@@ -290,6 +299,7 @@ def conclude(
     if ground.tokenizer is not None:
         run.keep_tokenizer(ground.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
+    stop.advance()
     return str(result["status"])
 
 
@@ -318,7 +328,7 @@ def take_probes(
     model: Decoder,
     conditions: Conditions,
     probes: list[str],
-    stop: Callable[[], bool],
+    stop: Stop,
     tell: Event,
 ) -> None:
     """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
@@ -341,6 +351,7 @@ def take_probes(
             tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
             continue
         run.keep_probe(name, found)
+        stop.advance()
 
 
 def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:

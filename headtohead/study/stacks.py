@@ -14,6 +14,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
+from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.grounds import task_model
@@ -21,6 +22,7 @@ from headtohead.study.perform import (
     Conditions,
     Event,
     Stopped,
+    after_step,
     begin,
     conclude,
     guarded,
@@ -127,7 +129,7 @@ def perform_stack(
     *,
     layers: list[Composed] | None = None,
     probes: Sequence[str] = (),
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = NEVER,
     lost: Callable[[], bool] = lambda: False,
     tell: Event = lambda event: None,
 ) -> list[str]:
@@ -163,7 +165,7 @@ def _one_pass(
     conditions: Conditions,
     layers: list[Composed] | None,
     probes: Sequence[str],
-    stop: Callable[[], bool],
+    stop: Stop,
     lost: Callable[[], bool],
     tell: Event,
 ) -> dict[str, str]:
@@ -198,7 +200,7 @@ def _one_pass(
             and records(conditions.record, size_of(first), device, compiled=False),
             compile=bool(conditions.compile),  # asked for or not, it is the same for all arms
             save_every=conditions.save_every,
-            stop=held,
+            stop=after_step(held),
         )
         try:
             for place, outcome in enumerate(stack.run(ended)):

@@ -13,12 +13,12 @@ last branch of a trunk drops what the trunk kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from headtohead.common.errors import UserError
+from headtohead.common.stop import Stop
 from headtohead.mechanisms.terms import Composed
 from headtohead.study.branches import Parent, drop_checkpoints, kept_checkpoint
 from headtohead.study.holds import Holds
@@ -57,9 +57,7 @@ class Job:
         return Parent(**self.record["parent"]) if "parent" in self.record else None
 
 
-def work(
-    store: Store, jobs: list[Job], conditions: Conditions, stop: Callable[[], bool], tell: Event
-) -> None:
+def work(store: Store, jobs: list[Job], conditions: Conditions, stop: Stop, tell: Event) -> None:
     """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
     holds = Holds()
     awaited: set[str] = set()
@@ -94,6 +92,8 @@ def work(
                 held += jobs[place + 1 :]
                 break
         if len(held) == len(jobs):
+            if stop.late:  # all that is left is with others
+                return
             _tell_of_owner(store, held, awaited, tell)
             time.sleep(_LOOK_AGAIN_SECONDS)
         jobs = held
@@ -105,7 +105,7 @@ def _work_on_stacks(
     holds: Holds,
     awaited: set[str],
     conditions: Conditions,
-    stop: Callable[[], bool],
+    stop: Stop,
     tell: Event,
 ) -> bool:
     """Do the jobs whose seeds are stacked; return whether there is anything left to go on with."""
@@ -123,6 +123,8 @@ def _work_on_stacks(
             elif state == "blocked":
                 return False
         if len(held) == len(stacks):
+            if stop.late:
+                return False
             _tell_of_owner(store, [job for stack in held for job in stack], awaited, tell)
             time.sleep(_LOOK_AGAIN_SECONDS)
         stacks = held
@@ -134,7 +136,7 @@ def _attempt_stack(
     stack: list[Job],
     holds: Holds,
     conditions: Conditions,
-    stop: Callable[[], bool],
+    stop: Stop,
     tell: Event,
 ) -> str:
     """Do the jobs of one stack unless they are done or one of them is held; return how that ended."""
@@ -153,7 +155,7 @@ def _attempt_pass(
     jobs: list[Job],
     holds: Holds,
     conditions: Conditions,
-    stop: Callable[[], bool],
+    stop: Stop,
     tell: Event,
 ) -> str:
     runs = [store.run(job.id) for job in jobs]
@@ -188,6 +190,8 @@ def _attempt_pass(
         )
         tell({"kind": "obstacle", "run": runs[0].id, "words": words})
         return "blocked"
+    if any(run.finished() for run in runs):
+        stop.advance()
     for run, state in zip(runs, states, strict=True):
         tell({"kind": "ended", "run": run.id, "state": state})
     return "blocked" if "blocked" in states else "done"
@@ -198,9 +202,7 @@ def _ready(store: Store, parent: Parent) -> bool:
     return trunk.finished() or kept_checkpoint(trunk, parent.step).is_dir()
 
 
-def _attempt(
-    store: Store, job: Job, holds: Holds, conditions: Conditions, stop: Callable[[], bool], tell: Event
-) -> str:
+def _attempt(store: Store, job: Job, holds: Holds, conditions: Conditions, stop: Stop, tell: Event) -> str:
     """Do one job unless it is done or held; return how that ended."""
     run = store.run(job.id)
     if job.done(run):
@@ -228,6 +230,8 @@ def _attempt(
         words = f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
         tell({"kind": "obstacle", "run": run.id, "words": words})
         return "blocked"
+    if run.finished():
+        stop.advance()
     tell({"kind": "ended", "run": run.id, "state": state})
     return state
 

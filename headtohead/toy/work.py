@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
 from headtohead.common.files import read_json, write_json
 from headtohead.common.progress import piece_of_work
+from headtohead.common.stop import Stop
 from headtohead.toy.factorised import examine_factorised
 from headtohead.toy.findings import Finding, factor_findings, reduced_findings, run_findings
 from headtohead.toy.processes import beside, shared_out
@@ -129,7 +129,7 @@ def work_toy(
     quiet: bool = False,
 ) -> Toy:
     """Do what is missing of the toy in `out`, and write `toy.json` there; finished runs stay in `out/toy`."""
-    end = time.monotonic() + seconds
+    stop = Stop.after(seconds)
     store = out / "toy"
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -141,21 +141,19 @@ def work_toy(
     with piece_of_work("toy", quiet) as progress:
 
         def keep(result: ToyResult) -> None:
+            stop.advance()  # a toy's run has no checkpoint: what outlasts a start is a whole run
             known[result.run] = result
             write_json(_place(store, result.run, device), result.as_dict(), indent=None)
-
-        def late() -> bool:
-            return time.monotonic() > end
 
         parts = shared_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:
             with beside(parts) as wait:
                 # The equations are solved while other processes train.
                 solved, paths, findings = _theory(plan.stepped, progress)
-                wait(progress, keep, late)
+                wait(progress, keep, stop)
         else:
             solved, paths, findings = _theory(plan.stepped, progress)
-            train(missing, device, progress, keep, late)
+            train(missing, device, progress, keep, stop)
     results = [result for result in known.values() if result is not None]
     toy = Toy(results, len(runs) - len(results), solved, paths, findings + run_findings(results))
     toy.path = out / "toy.json"

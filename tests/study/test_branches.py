@@ -13,6 +13,7 @@ import pytest
 import tests.study.test_faults as faults
 from headtohead import Study, examine_study, open_study
 from headtohead.common.errors import UserError
+from headtohead.common.stop import NEVER
 from headtohead.study.branches import drop_checkpoints, grow, kept_checkpoint
 from headtohead.study.plan import plan_study
 from headtohead.study.planned import Plan
@@ -230,7 +231,7 @@ def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
     text.write_text("another text altogether\n" * 500)
     store = Store(tmp_path / "study")
     store.make()
-    work(store, [Job(run.record()) for run in plan.distinct()], Conditions(), lambda: False, told.append)
+    work(store, [Job(run.record()) for run in plan.distinct()], Conditions(), NEVER, told.append)
     assert {event["kind"] for event in told} == {"started", "obstacle", "ended"}
     assert {event["run"] for event in told} == {run.id for run in plan.trunks}
 

@@ -13,6 +13,7 @@ import torch
 
 from headtohead import Study, load
 from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
 from headtohead.measure.indicators import indicators
 from headtohead.measure.loss import nats_by_position, score_split
@@ -111,7 +112,7 @@ def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_pa
 
     def taken(patience: int) -> list[str]:
         asked = itertools.count()
-        given = {"probes": study.spec.probes, "stop": lambda: run.finished() and next(asked) > patience}
+        given = {"probes": study.spec.probes, "stop": Stop(lambda: run.finished() and next(asked) > patience)}
         assert perform(run, run.spec(), Conditions(), **given) == "done"
         return sorted(path.stem for path in (run.path / "probes").glob("*"))
 

@@ -84,16 +84,38 @@ def test_workers_give_the_same_results_bit_for_bit(story: Path, finished: Path, 
     assert results(tmp_path) == results(finished)
 
 
-def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Path, tmp_path: Path) -> None:
-    first = study(story, evaluations=2).run(tmp_path, workers=1, seconds=0.0, quiet=True)
-    assert first.summary.stopped
-    assert first.summary.left == 4
-    for _ in range(40):
-        result = study(story, evaluations=2).run(tmp_path, workers=1, seconds=0.15, quiet=True)
-        if not result.summary.left:
-            break
+def progress_of(folder: Path) -> int:
+    """Return how much of a study outlasts its process: steps in checkpoints, results and probes."""
+    total = 0
+    for run in Store(folder).runs():
+        steps = [int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")]
+        total += 100 if run.finished() else max(steps, default=0)
+        total += len(list((run.path / "probes").glob("*")))
+    return total
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=("single", "stacked"))
+def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
+    story: Path, tmp_path: Path, stack: bool
+) -> None:
+    chosen = study(story, arms=["standard"], tokens=768, seeds=2, evaluations=2, probes=["positions", "skip"])
+    chosen.run(tmp_path / "whole", workers=1, stack=stack, quiet=True)
+    reached = [0]
+    while reached[-1] < progress_of(tmp_path / "whole"):
+        result = chosen.run(tmp_path / "parts", workers=1, stack=stack, seconds=0.0, quiet=True)
+        reached.append(progress_of(tmp_path / "parts"))
+        assert reached[-1] > reached[-2], f"a start left no trace: {reached}"
+        assert result.summary.stopped == bool(result.summary.left)
+    assert len(reached) > 5
     assert result.summary.left == 0
-    assert results(tmp_path) == results(finished)
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+
+
+def test_workers_without_any_time_make_progress_too(story: Path, tmp_path: Path) -> None:
+    result = study(story, seeds=1).run(tmp_path, workers=2, seconds=0.0, quiet=True)
+    assert result.summary.stopped
+    assert result.summary.left == 2
+    assert [path.name for path in tmp_path.glob("runs/*/checkpoint/*")] == ["step-0000000001"] * 2
 
 
 SCRIPT = """

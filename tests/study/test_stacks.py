@@ -18,6 +18,7 @@ import pytest
 from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.common.stop import NEVER, Stop
 from headtohead.study.holds import Holds
 from headtohead.study.perform import Conditions, may_record
 from headtohead.study.plan import plan_study
@@ -180,7 +181,7 @@ def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Pa
     stretches = 0
     while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 30:
         stretches += 1
-        work(store, jobs, Conditions(), countdown(3 + stretches), lambda event: None)
+        work(store, jobs, Conditions(), Stop(countdown(3 + stretches)), lambda event: None)
     assert 2 < stretches < 30
     assert results(tmp_path) == results(finished)
     for run in store.runs():
@@ -199,13 +200,13 @@ def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
         return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in told
 
     told: list[dict[str, Any]] = []
-    work(store, jobs, Conditions(), stop, told.append)
+    work(store, jobs, Conditions(), Stop(stop), told.append)
     assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
     scored = (first.path / "result.json").stat()
     for run in (second, third):
         assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
     told.clear()
-    work(store, jobs, Conditions(), lambda: False, told.append)
+    work(store, jobs, Conditions(), NEVER, told.append)
     assert not any(event["kind"] == "step" for event in told)
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
@@ -218,9 +219,9 @@ def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, 
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=5120, seeds=3)]
     told: list[dict[str, Any]] = []
-    work(store, jobs[:2], Conditions(), countdown(9), told.append)
+    work(store, jobs[:2], Conditions(), Stop(countdown(9)), told.append)
     assert [run.state() for run in store.runs()] == ["stopped"] * 2
-    work(store, jobs, Conditions(), lambda: False, told.append)
+    work(store, jobs, Conditions(), NEVER, told.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
     stacked = {run.spec()["seed"]: run.costs()["stacked"] for run in store.runs()}
     assert stacked == {1: 2, 2: 2, 3: 1}
@@ -268,11 +269,10 @@ def test_a_stack_waits_while_another_executor_has_one_of_its_seeds(story: Path, 
     told: list[dict[str, Any]] = []
     with Holds().hold(other.path) as hold:
         assert hold is not None
-        end = time.monotonic() + 1.0
-        work(store, jobs, Conditions(), lambda: time.monotonic() > end, told.append)
+        work(store, jobs, Conditions(), Stop.after(0.0), told.append)
         assert not any(event["kind"] == "started" for event in told)
         assert not any((store.run(job.id).path / "lock").exists() for job in (jobs[0], jobs[2]))
-    work(store, jobs, Conditions(), lambda: False, told.append)
+    work(store, jobs, Conditions(), NEVER, told.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
 
 
@@ -282,8 +282,7 @@ def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None
     jobs = [Job(run.record()) for run in runs_of(story, tokens=1024)]
     told: list[dict[str, Any]] = []
     threads = [
-        threading.Thread(target=work, args=(store, jobs, Conditions(), lambda: False, told.append))
-        for _ in range(2)
+        threading.Thread(target=work, args=(store, jobs, Conditions(), NEVER, told.append)) for _ in range(2)
     ]
     for thread in threads:
         thread.start()

@@ -16,6 +16,7 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
 from headtohead.study.outline import read_outline
 from headtohead.study.perform import Conditions, perform
@@ -122,7 +123,7 @@ def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path
             run = store.run(planned.id)
             run.open(planned.record())
             stop = partial(next, itertools.chain([False] * patience, itertools.repeat(True)))
-            if perform(run, run.spec(), Conditions(), stop=stop) != "stopped":
+            if perform(run, run.spec(), Conditions(), stop=Stop(stop)) != "stopped":
                 break
             reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
             assert perform(run, run.spec(), Conditions()) == "done"

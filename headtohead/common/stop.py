@@ -1,0 +1,50 @@
+"""When a start of a study ends early: at once where it is asked to, and after a time limit once something is saved."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Called between steps; true means: save and end.
+
+    A request (Ctrl-C, a parent process that is gone) counts at once. A time limit counts only after `advance` was called,
+    so that every start saves at least one more step, result or probe, however short its limit is.
+    """
+
+    requested: Callable[[], bool] = lambda: False
+    deadline: float = math.inf
+    """By `time.monotonic`."""
+    _advanced: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def after(cls, seconds: float, requested: Callable[[], bool] = lambda: False) -> Stop:
+        """Return a stop with a time limit that begins now."""
+        return cls(requested, time.monotonic() + seconds)
+
+    def __call__(self) -> bool:
+        """Return whether to stop now."""
+        return self.requested() or (self._advanced.is_set() and self.late)
+
+    def advance(self) -> None:
+        """Note that this start has done something that the next one need not repeat."""
+        self._advanced.set()
+
+    @property
+    def late(self) -> bool:
+        """Whether the time limit has passed."""
+        return time.monotonic() >= self.deadline
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time limit, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+NEVER = Stop()
+"""A stop that never comes."""
