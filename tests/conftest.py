@@ -1,15 +1,50 @@
-"""Fixtures: a cache of its own for every session, small text, and the shared data sets where they are at hand."""
+"""Fixtures: a cache of its own for every session, small text, finished studies, and the shared data sets if they exist."""
 
 from __future__ import annotations
 
 import os
 import random
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Triton decides when a kernel is defined whether it is interpreted. Without a GPU all kernels are defined so here, in every
+# process; they run only in tests that ask for the fixture `interpreted`.
+if find_spec("triton") and not torch.cuda.is_available():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.syspath_prepend(str(Path(__file__).parents[1]))
+        for name in ("decode_triton", "decode_turned", "dynamics_triton", "loss_rows", "norm_rows", "turns"):
+            import_module(f"headtohead.kernels.{name}")
+        import_module("headtohead.toy.fused")
+        import_module("headtohead.kernels.path")._INTERPRETED = False
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Return ids that show shapes (2x5x8), types and settings."""
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if isinstance(val, tuple) and val and all(isinstance(item, int) for item in val):
+        return "x".join(map(str, val))
+    if isinstance(val, dict) and all(isinstance(item, str | int | float | bool) for item in val.values()):
+        return ",".join(f"{key}={item}" for key, item in val.items()) or "defaults"
+    return None
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run Triton kernels in Triton's interpreter, on the CPU."""
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install headtohead[gpu]")
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on the GPU here: make test-gpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("headtohead.kernels.path._INTERPRETED", True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -148,23 +145,11 @@ def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert json.loads(file.read_text())["rows"] == rows
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_the_triton_kernels_are_their_twins_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    script = """
-import torch
-from headtohead.bench import fused, kernels
-for case in fused.odd_cases(gpu=False):
-    found = [kernels._errors(case, "float32", torch.device("cpu"))]
-    if not case.name.startswith("loss"):
-        found.append(kernels._stacked_errors(case, "float32", torch.device("cpu")))
-    assert all(row["within"] for row in found), (case.name, found)
-assert kernels.path_name(torch.device("cpu")) == "triton"
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert found.returncode == 0, found.stderr
+    assert speed.path_name(CPU) == "triton"
+    for case in fused.odd_cases(gpu=False):
+        found = [speed._errors(case, "float32", CPU)]
+        if not case.name.startswith("loss"):
+            found.append(speed._stacked_errors(case, "float32", CPU))
+        assert all(row["within"] for row in found), (case.name, found)

@@ -20,23 +20,13 @@ from headtohead.kernels.prefix import prefix_softmax
 from headtohead.kernels.projection import project, project_plain
 from headtohead.kernels.rotary import rotary_table, rotate, rotate_plain
 from headtohead.kernels.taylor import _taylor_flex, taylor_attend, taylor_score, taylor_weights
+from tests.compare import agree
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     return torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=dtype
     ).requires_grad_()
-
-
-def agree(fast, plain, inputs: tuple[Tensor, ...], tolerance: float) -> None:  # type: ignore[no-untyped-def]
-    results = []
-    for function in (fast, plain):
-        output = function(*inputs)
-        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
-        results.append((output, *torch.autograd.grad((output * weights).sum(), inputs)))
-    for ours, theirs in zip(*results, strict=True):
-        assert torch.isfinite(ours).all()
-        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp_min(1e-30)
 
 
 TOLERANCES = [(torch.float64, 1e-12), (torch.float32, 2e-5)]

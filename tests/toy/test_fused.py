@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-SCRIPT = """
+import pytest
 import torch
+
 from headtohead.toy import fused
 from headtohead.toy.runs import RATE, choose_runs
 from headtohead.toy.train import Batch
+from tests.compare import assert_close
 
-runs = choose_runs(["CACO", "CACO r=5 L=128"], (1234, 1235))
-assert fused.serves("CACO", 32, torch.device("cpu"))
-assert not fused.serves("FACO", 32, torch.device("cpu"))
-with torch.inference_mode():
-    ours, theirs = (Batch(runs, torch.device("cpu")) for _ in range(2))
+CPU = torch.device("cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@torch.inference_mode()
+def test_a_window_in_one_kernel_is_its_steps_one_by_one() -> None:
+    runs = choose_runs(["CACO", "CACO r=5 L=128"], (1234, 1235))
+    assert fused.serves("CACO", 32, CPU)
+    assert not fused.serves("FACO", 32, CPU)
+    start, ours, theirs = (Batch(runs, CPU) for _ in range(3))
     for batch in (ours, theirs):
         batch._fill()
     few = slice(0, 4)
@@ -24,21 +27,9 @@ with torch.inference_mode():
     losses = fused.window_steps(ours.state, known, ask, pull, ours.target, RATE)
     theirs.known, theirs.ask, theirs.pull = (t[few] for t in (theirs.known, theirs.ask, theirs.pull))
     expected = theirs._steps()
-start = Batch(runs, torch.device("cpu")).state
-torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
-for name, value in theirs.state.items():
-    moved = (value - start[name]).norm()
-    assert moved > 0
-    assert (ours.state[name] - value).norm() <= 1e-4 * moved, name
-"""
-
-
-def test_a_window_in_one_kernel_is_its_steps_one_by_one() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    moved = {name: value - start.state[name] for name, value in theirs.state.items()}
+    assert all(change.norm() > 0 for change in moved.values())
+    assert_close(
+        {name: value - start.state[name] for name, value in ours.state.items()}, moved, 1e-4, by="norm"
     )
-    assert found.returncode == 0, found.stderr

@@ -1,5 +1,4 @@
-"""The Triton kernels in Triton's interpreter, in float32 against float64 twins; `test_triton.py` runs this file in a
-process that has TRITON_INTERPRET=1, which must be set before Triton is imported."""
+"""The Triton kernels of dynamics and decoding in Triton's interpreter, in float32 against float64 twins."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton")
+
 from headtohead import kernels
 from headtohead.kernels import decode_triton, decode_turned, dynamics, dynamics_fused, dynamics_triton
 from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
@@ -17,6 +18,11 @@ from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
 from headtohead.mechanisms.sharing import Sharing, SharingOptions
 from headtohead.mechanisms.standard import Standard, StandardOptions
+from tests.compare import assert_close, named
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+WEIGHTS = ("w1", "b1", "w2", "b2")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -25,9 +31,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     )
 
 
-def near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
-    assert torch.isfinite(ours).all()
-    assert (ours.double() - theirs.double()).norm() <= tolerance * theirs.double().norm().clamp_min(1e-20)
+def near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5, name: str = "output") -> None:
+    assert_close({name: ours}, {name: theirs}, tolerance, by="norm")
 
 
 def twin(q: Tensor, k: Tensor, dt: Tensor, steps: int, scheme: str, *weights: Any) -> tuple[Tensor, Tensor]:
@@ -58,15 +63,19 @@ def case(
     ]
 
 
-def gradients(function: Any, inputs: list[Tensor | None], steps: int, scheme: str) -> list[Tensor]:
+def gradients(function: Any, inputs: list[Tensor | None], steps: int, scheme: str) -> dict[str, Tensor]:
     q, k, dt, *weights = inputs
     outputs = function(q, k, dt, steps, scheme, *weights)
     weighted = [
         (output * torch.linspace(-1, 1 + place, output.numel(), dtype=output.dtype).view(output.shape)).sum()
         for place, output in enumerate(outputs)
     ]
+    names = [
+        name for name, tensor in zip(("q", "k", "dt", *WEIGHTS), inputs, strict=True) if tensor is not None
+    ]
     leaves = [tensor for tensor in inputs if tensor is not None]
-    return [*outputs, *torch.autograd.grad(sum(weighted), leaves)]  # type: ignore[arg-type]
+    found = torch.autograd.grad(sum(weighted), leaves)  # type: ignore[arg-type]
+    return named([*outputs, *found], ["evolved q", "evolved k", *(f"d{name}" for name in names)])
 
 
 def typed(inputs: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
@@ -94,8 +103,7 @@ def test_the_integrator_is_its_twin(
     inputs = case(*shape, potential, apart, biased)  # type: ignore[call-arg]
     theirs = gradients(twin, typed(inputs, torch.float64), steps, scheme)
     ours = gradients(dynamics_fused.integrate, typed(inputs, torch.float32), steps, scheme)
-    for one, other in zip(ours, theirs, strict=True):
-        near(one, other, 2e-5)
+    assert_close(ours, theirs, 2e-5, by="norm")
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e4])
@@ -104,8 +112,7 @@ def test_the_integrator_at_extreme_values(size: float) -> None:
     inputs[:2] = [size * tensor for tensor in inputs[:2] if tensor is not None]
     theirs = gradients(twin, typed(inputs, torch.float64), 2, "leapfrog")
     ours = gradients(dynamics_fused.integrate, typed(inputs, torch.float32), 2, "leapfrog")
-    for one, other in zip(ours, theirs, strict=True):
-        near(one, other, 1e-4)
+    assert_close(ours, theirs, 1e-4, by="norm")
 
 
 def test_the_integrator_reads_views_as_they_stand() -> None:
@@ -144,8 +151,9 @@ def test_stacked_integrators_are_separate_ones(shared: bool) -> None:
         for seed in range(3)
     ]
     loss = sum(q.sin().sum() + k.cos().sum() for q, k in apart)
-    for one, other in zip(grads, torch.autograd.grad(loss, inputs), strict=True):  # type: ignore[arg-type]
-        near(one, other, 1e-6)
+    names = ["dq", "dk", "ddt", *(f"d{name}" for name in WEIGHTS)]
+    separate = torch.autograd.grad(loss, inputs)  # type: ignore[arg-type]
+    assert_close(named(grads, names), named(separate, names), 1e-6, by="norm")
     for side in range(2):
         near(together[side], torch.stack([pair[side] for pair in apart]), 1e-7)
 
@@ -194,10 +202,10 @@ def test_the_coupling_takes_the_fused_path(options: CoupledOptions, monkeypatch:
         else:
             pair = stage.evolve(q, k, Frame(time=5))
         found = torch.autograd.grad(pair[0].sin().sum() + pair[1].cos().sum(), list(stage.parameters()))
-        results.append([*pair, *found])
+        names = ["q", "k", *(f"d{name}" for name, _ in stage.named_parameters())]
+        results.append(named([*pair, *found], names))
     assert len(calls) == 1
-    for one, other in zip(*results, strict=True):
-        near(one, other)
+    assert_close(*results, 1e-5, by="norm")
 
 
 def test_other_dynamics_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,9 +245,9 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
     for dtype, function in ((torch.float32, decode), (torch.float64, decode_plain)):
         inputs = [tensor.to(dtype).detach().requires_grad_() for tensor in (q, kv)]
         output = function(*inputs, table.to(dtype), turn, dim**-0.5)
-        results.append([output, *torch.autograd.grad(output.sin().sum(), inputs)])
-    for one, other in zip(*results, strict=True):
-        near(one, other)
+        found = torch.autograd.grad(output.sin().sum(), inputs)
+        results.append(named([output, *found], ["output", "dq", "dkv"]))
+    assert_close(*results, 1e-5, by="norm")
 
 
 @pytest.mark.parametrize("place", [0, 1, 63, 64, 200, 299])
