@@ -191,18 +191,11 @@ def test_a_trunk_whose_branches_are_done_is_not_done_again(story: Path, raced: P
     assert study(story).run(folder, workers=1, quiet=True).summary.done == 0
 
 
-KILLED = faults.KILLED_AGAIN_AND_AGAIN.replace("tokens=tokens,", "branches=[2560, 5120],").replace(
-    "seeds=2", "seeds=1"
-)
-
-
 def test_killed_at_any_moment_a_study_with_branches_ends_with_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:
-    study(story, branches=[2560, 5120], seeds=1).run(tmp_path / "whole", workers=1, quiet=True)
-    deaths = int(faults.run_script(KILLED, story, tmp_path / "killed", 0, 1, timeout=900))
-    assert deaths >= 3
-    assert faults.results(tmp_path / "killed") == faults.results(tmp_path / "whole")
+    settings = faults.SMALL | {"corpus": f"file:{story}", "branches": [1280, 2560], "seeds": 1}
+    assert faults.same_after_deaths(tmp_path, settings, seed=1) >= 3
     assert not list((tmp_path / "killed").glob("runs/*/branches"))
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from headtohead import Study
-from headtohead.study import holds as holds_module
-from headtohead.study.holds import Holds, owner_of
+from headtohead.study.holds import LEASE_SECONDS, Holds, owner_of
 from headtohead.study.store import Store
+from tests import processes
 
 SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "seeds": 2, "lr": 5e-3}
 
@@ -40,70 +40,21 @@ def run_script(text: str, *arguments: object, timeout: float = 300) -> str:
     return done.stdout
 
 
-KILLED_AGAIN_AND_AGAIN = """
-    import os, random, signal, sys
-    from headtohead import Study
-    import headtohead.training.checkpoint as checkpoint
-
-    story, folder, tokens, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    choose = random.Random(seed)
-
-    def arm_the_trap():
-        # Half of the deaths come at a random moment, half before, inside or after a write, a sync or a rename.
-        if choose.random() < 0.5:
-            signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.05, 1.0))
-            return
-        left = choose.randrange(1, 90)
-
-        def deadly(real):
-            def call(*arguments, **options):
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    if real is write:
-                        with open(arguments[0], "wb") as stream:
-                            stream.write(arguments[1][: len(arguments[1]) // 2])
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments, **options)
-            return call
-
-        write = checkpoint._write
-        checkpoint._write = deadly(write)
-        os.rename, os.replace, os.fsync = deadly(os.rename), deadly(os.replace), deadly(os.fsync)
-
-    deaths, starts = 0, 0
-    while True:
-        choose.random()
-        starts += 1
-        child = os.fork()
-        if child == 0:
-            choose.seed(seed * 1000 + starts)
-            if starts < 200:
-                arm_the_trap()
-            left = Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=tokens, batch=256,
-                         seeds=2, lr=5e-3).run(folder, workers=1, save_every=0.0, quiet=True).summary.left
-            os._exit(3 if left else 0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            deaths += 1
-        elif os.WEXITSTATUS(status) == 0:
-            break
-        else:
-            sys.exit(f"ended with {os.WEXITSTATUS(status)}")
-    print(deaths)
-"""
-
-
-def same_after_deaths(story: Path, folder: Path, tokens: int, seed: int) -> int:
-    study(story, tokens=tokens).run(folder / "whole", workers=1, quiet=True)
-    deaths = int(run_script(KILLED_AGAIN_AND_AGAIN, story, folder / "killed", tokens, seed, timeout=900))
+def same_after_deaths(folder: Path, settings: dict[str, Any], seed: int) -> int:
+    """Run a study undisturbed and one that is killed again and again; return how often it was killed."""
+    Study(**settings).run(folder / "whole", workers=1, quiet=True)
+    killed = processes.start(
+        processes.killed_again_and_again, settings, folder / "killed", seed, folder / "deaths"
+    )
+    assert processes.ended(killed) == 0
     assert results(folder / "killed") == results(folder / "whole")
     assert not list((folder / "killed").glob("runs/*/lock"))
-    return deaths
+    return int((folder / "deaths").read_text())
 
 
 def test_killed_at_any_moment_a_study_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
-    assert same_after_deaths(story, tmp_path, 2560, seed=1) >= 3
+    settings = SMALL | {"corpus": f"file:{story}", "tokens": 1280}
+    assert same_after_deaths(tmp_path, settings, seed=1) >= 3
 
 
 @pytest.mark.slow
@@ -111,56 +62,22 @@ def test_killed_at_any_moment_a_study_ends_with_the_same_results(story: Path, tm
 def test_killed_twenty_times_a_study_ends_with_the_same_results(
     story: Path, tmp_path: Path, seed: int
 ) -> None:
-    assert same_after_deaths(story, tmp_path, 12_800, seed) >= 20
-
-
-EXECUTORS = """
-    import os, signal, sys, time
-    from pathlib import Path
-    from headtohead import Study
-    from headtohead.study.store import RunDirectory, Store
-
-    story, folder, count, victim = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    finish = RunDirectory.finish
-
-    def recorded(run, result):
-        with open(folder.with_suffix(".log"), "a") as stream:
-            stream.write(f"{run.id}\\n")
-        finish(run, result)
-
-    RunDirectory.finish = recorded
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            left = Study(arms=["standard", "sharing:tie=kv", "diagonal"], corpus="file:" + story, tokens=5120,
-                         batch=256, seeds=4, lr=5e-3).run(folder, workers=1, save_every=0.2, quiet=True).summary.left
-            os._exit(7 if left else 0)
-        children.append(child)
-    killed = False
-    deadline = time.monotonic() + 120
-    while victim >= 0 and not killed and time.monotonic() < deadline:
-        for run in Store(folder).runs():
-            owner = run.owner()
-            if owner is not None and owner.pid == children[victim]:
-                os.kill(children[victim], signal.SIGKILL)
-                os.waitpid(children[victim], 0)
-                killed = True
-                break
-        time.sleep(0.01)
-    for number, child in enumerate(children):
-        if number != victim or not killed:
-            _, status = os.waitpid(child, 0)
-            if status != 0:
-                sys.exit(f"executor {number} ended with {status}")
-    print(killed)
-"""
+    settings = SMALL | {"corpus": f"file:{story}", "tokens": 12_800}
+    assert same_after_deaths(tmp_path, settings, seed) >= 20
 
 
 def executors(story: Path, folder: Path, count: int, victim: int) -> None:
-    printed = run_script(EXECUTORS, story, folder, count, victim, timeout=600)
-    assert printed.split() == ["True" if victim >= 0 else "False"]
-    done = folder.with_suffix(".log").read_text().split()
+    """Run a study by several executors, one of which is killed (none where `victim` is -1)."""
+    arms = ["standard", "sharing:tie=kv", "diagonal"]
+    settings = SMALL | {"arms": arms, "corpus": f"file:{story}", "tokens": 2560, "seeds": 4}
+    log = folder.with_suffix(".log")
+    all_of_them = [processes.start(processes.executor, settings, folder, log) for _ in range(count)]
+    if victim >= 0:
+        processes.until(lambda: processes.works_on_a_run(all_of_them[victim], folder))
+        all_of_them[victim].kill()
+    codes = [processes.ended(one) for one in all_of_them]
+    assert codes == [-signal.SIGKILL if number == victim else 0 for number in range(count)]
+    done = log.read_text().split()
     assert len(done) == 12
     assert len(set(done)) == 12, "a run was done twice"
     assert len(results(folder)) == 12
@@ -195,36 +112,40 @@ def taken(holds: Holds, folder: Path) -> bool:
         return hold is not None
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replace this process's own clock by one that the test turns."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
 def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: list[float]
 ) -> None:
-    monkeypatch.setattr(holds_module, "LEASE_SECONDS", 0.9)
     folder = tmp_path / "run"
     lock = foreign_lock(folder)
     holds = Holds()
-    beats = time.monotonic() + 2.5
-    while time.monotonic() < beats:
+    for _ in range(5):
         os.utime(lock)
         assert not taken(holds, folder)
-        time.sleep(0.05)
-    stopped = time.monotonic()
-    while not taken(holds, folder):
-        time.sleep(0.02)
-    assert 0.8 < time.monotonic() - stopped < 5.0
+        clock[0] += LEASE_SECONDS - 1
+        assert not taken(holds, folder)
+    clock[0] += 2
+    assert taken(holds, folder)
 
 
 @pytest.mark.parametrize("shift", [-86_400, 86_400])
 def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: int
+    tmp_path: Path, clock: list[float], shift: int
 ) -> None:
-    monkeypatch.setattr(holds_module, "LEASE_SECONDS", 0.9)
     folder = tmp_path / "run"
     lock = foreign_lock(folder)
     before = time.time() + shift
     os.utime(lock, (before, before))
     holds = Holds()
     assert not taken(holds, folder)
-    time.sleep(0.4)
+    clock[0] += LEASE_SECONDS / 2
     assert not taken(holds, folder)
     assert not taken(Holds(), folder), "whoever looks for the first time has to watch first"
 
@@ -259,9 +180,7 @@ def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> 
     owner = owner_of(folder / "lock")
     assert owner is not None
     assert owner.dead
-    began = time.monotonic()
     assert taken(Holds(), folder)
-    assert time.monotonic() - began < 1.0
 
 
 FILE = """
@@ -347,7 +266,7 @@ FULL = """
 
     story, folder = sys.argv[1], Path(sys.argv[2])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)], check=True)
-    study = lambda: Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=25600, batch=256,
+    study = lambda: Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=2560, batch=256,
                           seeds=1, lr=5e-3).run(folder / "out", workers=1, save_every=0.0, quiet=True)
     ballast = folder / "ballast"
     ballast.write_bytes(bytes(2_800_000))
@@ -384,7 +303,7 @@ def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: 
     assert lines[0] == "2 ['No space left on device', 'No space left on device']"
     assert "failed" not in lines[1]
     assert lines[2] == "0"
-    study(story, tokens=25600, seeds=1).run(tmp_path / "whole", workers=1, quiet=True)
+    study(story, tokens=2560, seeds=1).run(tmp_path / "whole", workers=1, quiet=True)
     whole = {f"{name} {text!r}" for name, text in results(tmp_path / "whole").items()}
     assert set(lines[3:]) == whole
 
@@ -394,7 +313,7 @@ def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Pat
         import resource, signal, sys
         from headtohead import Study
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        study = Study(arms=["standard", "diagonal"], corpus="file:" + sys.argv[1], tokens=5120, batch=256, seeds=1)
+        study = Study(arms=["standard", "diagonal"], corpus="file:" + sys.argv[1], tokens=1280, batch=256, seeds=1)
         from headtohead.study.plan import plan_study
         plan_study(study.spec)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -406,7 +325,7 @@ def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Pat
     assert printed.startswith("2 ")
     assert "File too large" in printed
     assert not list((tmp_path / "out").glob("runs/*/result.json"))
-    again = Study(arms=["standard", "diagonal"], corpus=f"file:{story}", tokens=5120, batch=256, seeds=1)
+    again = Study(arms=["standard", "diagonal"], corpus=f"file:{story}", tokens=1280, batch=256, seeds=1)
     assert again.run(tmp_path / "out", workers=1, quiet=True).summary.left == 0
 
 

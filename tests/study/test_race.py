@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import UserError
 from headtohead.study.store import Store, find_run
+from tests import processes
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 2, "lr": 5e-3}
 
@@ -118,48 +117,25 @@ def test_workers_without_any_time_make_progress_too(story: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.glob("runs/*/checkpoint/*")] == ["step-0000000001"] * 2
 
 
-SCRIPT = """
-import sys
-from headtohead import Study
-Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + sys.argv[1], tokens=25600, batch=256, seeds=2, lr=5e-3).run(
-    sys.argv[2], workers=int(sys.argv[3]), save_every=0.05, quiet=True)
-"""
-
-
-def start(story: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", SCRIPT, str(story), str(folder), str(workers)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
 def longer(story: Path) -> Study:
-    return study(story, tokens=25600)
+    return study(story, tokens=5120)
 
 
 def test_killed_without_warning_it_resumes_to_the_same_results(story: Path, tmp_path: Path) -> None:
     longer(story).run(tmp_path / "whole", workers=1, quiet=True)
     folder = tmp_path / "killed"
-    choose = random.Random(1)
-    for _ in range(3):
-        process = start(story, folder, 1)
-        deadline = time.monotonic() + 30
-        while (
-            process.poll() is None
-            and not list(folder.glob("runs/*/checkpoint/step-*"))
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.02)
-        time.sleep(choose.random() * 0.6)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    for steps in (1, 6, 11):  # killed once it has saved so many steps
+        process = processes.start(processes.race, longer(story).values, folder, save_every=0.0)
+        processes.until(lambda steps=steps: progress_of(folder) >= steps)
+        process.kill()
+        assert processes.ended(process) == -signal.SIGKILL
     longer(story).run(folder, workers=1, quiet=True)
     assert results(folder) == results(tmp_path / "whole")
 
 
 def test_two_executors_do_every_run_once(story: Path, tmp_path: Path) -> None:
-    both = [start(story, tmp_path, 2) for _ in range(2)]
-    for process in both:
-        assert process.wait(timeout=120) in (0,), process.stderr.read() if process.stderr else ""
-    longer(story).run(tmp_path, workers=1, quiet=True)
+    both = [processes.start(processes.race, longer(story).values, tmp_path, workers=2) for _ in range(2)]
+    assert [processes.ended(process) for process in both] == [0, 0]
     assert len(results(tmp_path)) == 4
     for run in Store(tmp_path).runs():
         assert len(json.loads((run.path / "environment.json").read_text())["stretches"]) == 1, (
@@ -182,11 +158,9 @@ def test_an_interrupt_stops_cleanly_and_says_how_to_continue(story: Path, tmp_pa
     ]
     command += ["--tokens", "2M", "--batch", "256", "--seeds", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    processes.until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")))
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=90)[0]
+    output = process.communicate(timeout=processes.PATIENCE)[0]
     assert process.returncode == 0, output
     assert "the same command continues" in output
     assert list(tmp_path.glob("runs/*/checkpoint/step-*"))
@@ -258,8 +232,7 @@ def test_runs_of_another_commit_are_reused_and_said_to_be(
 
 def test_a_run_resumed_elsewhere_says_so(story: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    while not list(folder.glob("runs/*/checkpoint/step-*")):
-        longer(story).run(folder, workers=1, seconds=0.3, quiet=True)
+    longer(story).run(folder, workers=1, seconds=0.0, quiet=True)
     run = next(run for run in Store(folder).runs() if list(run.checkpoints.glob("step-*")))
     path = run.path / "environment.json"
     record = json.loads(path.read_text())

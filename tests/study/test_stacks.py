@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ from headtohead.study.planned import Run
 from headtohead.study.stacks import MOST, Stacking, stacked_together
 from headtohead.study.store import Store
 from headtohead.study.work import Job, work
+from tests import processes
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 3, "lr": 5e-3}
 MINE = """
@@ -292,32 +289,24 @@ def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None
     assert sorted(started) == sorted({job.id for job in jobs})
 
 
-SCRIPT = """
-import sys
-from headtohead import Study
-Study(arms=["standard", "coupled"], corpus="file:" + sys.argv[1], tokens=12800, batch=256, seeds=3, lr=5e-3).run(
-    sys.argv[2], workers=1, stack=True, save_every=0.05, quiet=True)
-"""
-
-
 def test_killed_again_and_again_a_stacked_study_comes_to_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:
-    def start(folder: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", SCRIPT, str(story), str(folder)])
+    chosen = study(story, tokens=2560)
+    chosen.run(tmp_path / "whole", workers=1, stack=True, quiet=True)
+    folder = tmp_path / "parts"
+    for steps in (3, 12):  # over all seeds
+        process = processes.start(processes.race, chosen.values, folder, stack=True, save_every=0.0)
+        processes.until(lambda steps=steps: saved_steps(folder) >= steps)
+        process.kill()
+        assert processes.ended(process) == -signal.SIGKILL
+    chosen.run(folder, workers=1, stack=True, quiet=True)
+    assert results(folder) == results(tmp_path / "whole")
 
-    assert start(tmp_path / "whole").wait(timeout=120) == 0
-    draw = random.Random(1)
-    for _ in range(2):
-        process = start(tmp_path / "parts")
-        end = time.monotonic() + 60
-        while time.monotonic() < end and not list((tmp_path / "parts").glob("runs/*/checkpoint/step-*")):
-            time.sleep(0.02)
-        time.sleep(draw.random())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert start(tmp_path / "parts").wait(timeout=120) == 0
-    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+
+def saved_steps(folder: Path) -> int:
+    paths = [list(run.checkpoints.glob("step-*")) for run in Store(folder).runs()]
+    return sum(max((int(path.name.removeprefix("step-")) for path in found), default=0) for found in paths)
 
 
 @pytest.mark.parametrize(

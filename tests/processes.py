@@ -1,0 +1,133 @@
+"""Other processes for tests, forked from one server that has imported everything: a start takes milliseconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead import Study
+from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
+from headtohead.study.store import RunDirectory, Store
+from headtohead.training import checkpoint
+
+PATIENCE = 600.0
+"""Seconds to wait for another process: far more than the busiest machine needs; only a hang outlasts it."""
+
+
+@cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.processes"])
+    return context
+
+
+def start(function: Callable[..., Any], *arguments: Any, **named: Any) -> BaseProcess:
+    """Start a function of this module in a process of its own."""
+    process: BaseProcess = _server().Process(target=_alone, args=(function, arguments, named))
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess) -> int:
+    """Wait for the end of a process; return its exit code."""
+    process.join(PATIENCE)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
+def _alone(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    function(*arguments, **named)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait until something holds, however slow the machine is."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.01)
+
+
+def race(settings: dict[str, Any], folder: Path, **how: Any) -> None:
+    """Run a study to its end."""
+    left = Study(**settings).run(folder, quiet=True, **({"workers": 1} | how)).summary.left
+    assert not left
+
+
+def killed_again_and_again(settings: dict[str, Any], folder: Path, seed: int, log: Path) -> None:
+    """Run a study in processes that are killed at random moments, until one comes to the end; log how many were killed.
+
+    Half of the deaths come at a random moment, half before, inside or after a write, a sync or a rename.
+    """
+    choose = random.Random(seed)
+    deaths, starts = 0, 0
+    while True:
+        starts += 1
+        child = os.fork()
+        if child == 0:
+            choose.seed(seed * 1000 + starts)
+            if starts < 200:
+                _arm_the_trap(choose)
+            left = Study(**settings).run(folder, workers=1, save_every=0.0, quiet=True).summary.left
+            os._exit(3 if left else 0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            deaths += 1
+        else:
+            assert os.WEXITSTATUS(status) == 0
+            break
+    log.write_text(str(deaths))
+
+
+def _arm_the_trap(choose: random.Random) -> None:
+    if choose.random() < 0.5:
+        signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.05, 1.0))
+        return
+    left = choose.randrange(1, 90)
+    write = checkpoint._write
+
+    def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if real is write:
+                    with open(arguments[0], "wb") as stream:
+                        stream.write(arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return call
+
+    checkpoint._write = deadly(write)
+    os.rename, os.replace, os.fsync = deadly(os.rename), deadly(os.replace), deadly(os.fsync)
+
+
+def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
+    """Run a study as one of several executors, logging each result it writes."""
+    finish = RunDirectory.finish
+
+    def logged(run: RunDirectory, result: dict[str, Any]) -> None:
+        with open(log, "a", encoding="utf-8") as stream:
+            stream.write(f"{run.id}\n")
+        finish(run, result)
+
+    RunDirectory.finish = logged  # type: ignore[method-assign]
+    race(settings, folder, save_every=0.2)
+
+
+def works_on_a_run(process: BaseProcess, folder: Path) -> bool:
+    """Return whether a process holds a run of a study now."""
+    owners = [run.owner() for run in Store(folder).runs()]
+    return any(owner is not None and owner.pid == process.pid for owner in owners)
