@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.story import story_file
 
 torch.set_num_threads(1)
 
@@ -18,7 +19,6 @@ torch.set_num_threads(1)
 if find_spec("triton") and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        patch.syspath_prepend(str(Path(__file__).parents[1]))
         for name in ("decode_triton", "decode_turned", "dynamics_triton", "loss_rows", "norm_rows", "turns"):
             import_module(f"headtohead.kernels.{name}")
         import_module("headtohead.toy.fused")
@@ -66,33 +66,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def story() -> Path:
     """A text of some 60 kB that a small model can learn something of."""
-    path = tmp_path_factory.mktemp("story") / "story.txt"
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "and",
-        "saw",
-        "the",
-        "dog",
-        "run",
-        "to",
-        "a",
-        "house",
-        "where",
-        "old",
-        "men",
-        "told",
-        "tales",
-        "of",
-        "kings",
-    ]
-    choose = random.Random(7)
-    lines = [" ".join(choose.choice(words) for _ in range(choose.randint(4, 12))) + "." for _ in range(1500)]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return story_file()

@@ -20,6 +20,7 @@ from headtohead import Study
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
 from headtohead.study.store import RunDirectory, Store
 from headtohead.training import checkpoint
+from headtohead.training.trainer import Trainer
 
 PATIENCE = 600.0
 """Seconds to wait for another process: far more than the busiest machine needs; only a hang outlasts it."""
@@ -65,37 +66,38 @@ def race(settings: dict[str, Any], folder: Path, **how: Any) -> None:
     assert not left
 
 
-def killed_again_and_again(settings: dict[str, Any], folder: Path, seed: int, log: Path) -> None:
-    """Run a study in processes that are killed at random moments, until one comes to the end; log how many were killed.
+def killed_again_and_again(settings: dict[str, Any], folder: Path, seed: int, deaths: int) -> None:
+    """Run a study in so many processes that are killed on the way, and in one that comes to the end.
 
-    Half of the deaths come at a random moment, half before, inside or after a write, a sync or a rename.
+    Half of the deaths come inside a training step, half before, inside or after a write, a sync or a rename: at random, but
+    at the same places on every machine.
     """
-    choose = random.Random(seed)
-    deaths, starts = 0, 0
-    while True:
-        starts += 1
+    for death in range(deaths + 1):
         child = os.fork()
         if child == 0:
-            choose.seed(seed * 1000 + starts)
-            if starts < 200:
-                _arm_the_trap(choose)
+            if death < deaths:
+                _arm_the_trap(random.Random(seed * 1000 + death))
             left = Study(**settings).run(folder, workers=1, save_every=0.0, quiet=True).summary.left
             os._exit(3 if left else 0)
         _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            deaths += 1
-        else:
-            assert os.WEXITSTATUS(status) == 0
-            break
-    log.write_text(str(deaths))
+        assert status == (signal.SIGKILL if death < deaths else 0), f"start {death + 1} ended with {status}"
 
 
 def _arm_the_trap(choose: random.Random) -> None:
-    if choose.random() < 0.5:
-        signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.05, 1.0))
-        return
-    left = choose.randrange(1, 90)
     write = checkpoint._write
+    if choose.random() < 0.5:
+        steps, step = choose.randrange(1, 4), Trainer._whole_step
+
+        def last(trainer: Trainer, parts: Any) -> Any:
+            nonlocal steps
+            steps -= 1
+            if steps == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(trainer, parts)
+
+        Trainer._whole_step = last  # type: ignore[method-assign]
+        return
+    left = choose.randrange(1, 60)
 
     def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

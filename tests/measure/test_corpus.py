@@ -42,6 +42,7 @@ def test_repetition_and_overlap_count_words_of_a_window(tmp_path: Path) -> None:
         assert value < 0.2
 
 
+@pytest.mark.slow
 def test_the_dial_turns_what_order_can_change_and_nothing_else() -> None:
     low, middle, high = (
         corpus_statistics(prepare(f"coherence:{dial}/64(stdlib)"), 256) for dial in (0, 0.5, 1)
@@ -65,8 +66,8 @@ def test_statistics_under_a_bpe_are_those_of_the_text(story: Path) -> None:
         assert coded[name] == pytest.approx(plain[name], rel=0.05)
 
 
-def test_statistics_are_kept_and_made_again_when_damaged(tmp_path: Path) -> None:
-    corpus = prepare("stdlib")
+def test_statistics_are_kept_and_made_again_when_damaged(story: Path) -> None:
+    corpus = prepare(f"file:{story}")
     first = corpus_statistics(corpus, 512)
     path = corpus.folder / "statistics-512.json"
     before = path.stat().st_mtime_ns
@@ -77,6 +78,6 @@ def test_statistics_are_kept_and_made_again_when_damaged(tmp_path: Path) -> None
     assert len(statistics_row(first)) == len(COLUMNS)
 
 
-def test_a_window_without_room_is_refused() -> None:
+def test_a_window_without_room_is_refused(story: Path) -> None:
     with pytest.raises(UserError, match="window=8"):
-        corpus_statistics(prepare("stdlib"), 8)
+        corpus_statistics(prepare(f"file:{story}"), 8)

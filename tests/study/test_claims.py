@@ -289,6 +289,8 @@ def test_reproduce_runs_judges_and_goes_on(
                 str(tmp_path / "o"),
                 "--device",
                 "cpu",
+                "--workers",
+                "1",
                 "--quiet",
             ]
         )

@@ -29,11 +29,10 @@ def compiled(*members: Any, backend: Any = aot_eager) -> StackedTrainer:
     ("arm", "given"),
     [
         ("standard:kv_heads=2,qk_norm=true", {}),
-        ("coupled", {"micro": 3}),
-        ("(gated_linear kuramoto_gated)*1", {}),
-        ("fixed_seq_qk", {}),
+        pytest.param("coupled", {"micro": 3}, marks=pytest.mark.slow),
+        pytest.param("(gated_linear kuramoto_gated)*1", {}, marks=pytest.mark.slow),
+        pytest.param("fixed_seq_qk", {}, marks=pytest.mark.slow),
     ],
-    ids=lambda value: str(value),
 )
 def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) -> None:
     if "kuramoto_gated" in arm:
@@ -49,6 +48,7 @@ def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) 
     assert stack._traced.able
 
 
+@pytest.mark.slow
 def test_they_are_the_same_under_bf16() -> None:
     settings = dataclasses.replace(SETTINGS, precision="bf16", smoothing=0.1)
     whole = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
@@ -92,7 +92,7 @@ def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
 def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stack, whole = (compiled(*(trainer(seed) for seed in SEEDS)) for _ in range(2))
+    stack, whole = compiled(*map(trainer, SEEDS)), StackedTrainer(list(map(trainer, SEEDS)))
     assert stack._traced is not None
     usual, failed = Traced._built, [0]
 

@@ -69,7 +69,7 @@ def test_it_learns() -> None:
 
 
 @given(cuts=st.lists(st.integers(1, 29), min_size=1, max_size=4, unique=True))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     cuts: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
