@@ -397,17 +397,13 @@ def test_debug_shows_where_it_was_raised() -> None:
         main(["check", "standart", "--debug"])
 
 
-def test_the_package_runs_as_a_module_and_imports_fast() -> None:
+def test_the_package_runs_as_a_module_and_imports_nothing_slow() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "headtohead", "--version"], capture_output=True, text=True, check=True
     )
     assert found.stdout.startswith("headtohead ")
-    code = (
-        "import time, torch; began = time.process_time(); import headtohead; from headtohead import Study, load, wrap, Mechanism;"
-        "print(time.process_time() - began)"  # of this process alone: others may be at work
-    )
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(2)
-    ]
-    assert min(times) < 1.0
+    code = "import sys, torch; from headtohead import Study, load, wrap, Mechanism; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Each of these takes as long to import as the whole package; benchmarks/imports.py measures it.
+    slow = {"altair", "vl_convert", "pandas", "torch._inductor", "transformers", "datasets"}
+    assert not slow & set(found.stdout.split())

@@ -219,11 +219,10 @@ def test_a_stopped_run_is_closed_as_such_and_tracked_whole_when_it_goes_on(
     story: Path, tmp_path: Path
 ) -> None:
     first, second = Recorder(), Recorder()
-    planned = study(story, tokens=256 * 150)
-    result = planned.run(tmp_path, workers=1, quiet=True, seconds=0.3, track=first)
+    planned = study(story, tokens=256 * 20)
+    result = planned.run(tmp_path, workers=1, quiet=True, seconds=0.0, track=first)
     assert result.summary.left > 0
-    if first.calls:
-        assert first.calls[-1][0] in ("stopped", "done")
+    assert first.calls[-1][0] == "stopped"
     planned.run(tmp_path, workers=1, quiet=True, track=second)
     assert [name for name, _ in second.calls].count("done") == result.summary.left
     runs = {run for name, run in second.calls if name == "done"}

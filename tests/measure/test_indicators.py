@@ -1,4 +1,4 @@
-"""Check 9 of the deconstructed specification: the indicators' known answers."""
+"""Indicators of attention maps whose values are known."""
 
 from __future__ import annotations
 

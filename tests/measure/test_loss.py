@@ -118,7 +118,7 @@ def test_cost_is_what_the_formulas_say() -> None:
         facts["flops_per_token"]["causal"] == layers * (8 * d * d + 4 * d * keys + 6 * d * f) + 2 * d * 50_257
     )
     assert facts["flops_per_token"]["causal"] / 1e6 == pytest.approx(122.8, abs=0.05), (
-        "coupled.md, section 2.6"
+        "as published for coupled dynamics"
     )
     assert facts["cache_bytes_per_token"] == 2 * layers * 2 * d
     assert arm_cost(size, parse_layout("sharing:tie=kv").layers(8))["cache_bytes_per_token"] == layers * 2 * d

@@ -1,4 +1,4 @@
-"""The coupling against its reference, and the checks of section 3 of the specification, by number."""
+"""The coupling against its reference, and properties that the formulas imply."""
 
 from __future__ import annotations
 
@@ -589,7 +589,7 @@ def test_the_dynamics_are_a_circuit_of_their_own_that_moves_with_qk() -> None:
     assert tags[f"{place}.q_gain"] == ("qk", None, False)
 
 
-def test_start_values_follow_the_specification() -> None:
+def test_start_values_are_the_published_ones() -> None:
     built = Coupled(Shape(256, 4), CoupledOptions(dt_init=0.25, dt_param="softplus"))
     built.initialise(seeded_draw(1, "test", 0.02))
     assert torch.allclose(built.step_size(), torch.full((4,), 0.25))

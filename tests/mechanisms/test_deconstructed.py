@@ -1,4 +1,4 @@
-"""The deconstructed mechanisms against their references, and the checks of section 3 of the specification, by number."""
+"""The deconstructed mechanisms against their references, and properties that the formulas imply."""
 
 from __future__ import annotations
 

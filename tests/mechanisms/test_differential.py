@@ -1,4 +1,4 @@
-"""Differential Attention against its reference, and check 9 of section 3 of the specification."""
+"""Differential Attention against its reference, and its costs."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_8_extra_parameters_of_a_layer(arm: str, extra: int) -> None:
     assert difference == 8 * extra
 
 
-def test_8_cache_and_flops_are_the_specifications() -> None:
+def test_8_cache_and_flops_are_the_published_ones() -> None:
     width, heads, keys = 512, 8, 513 / 2
     shape = Shape(width, heads, 0, 8, 512)
     for arm, linear, per_key in (

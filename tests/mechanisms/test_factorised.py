@@ -1,4 +1,4 @@
-"""Check T7 of the specification: the four arms in a stack."""
+"""Factorized attention: the four arms in a stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compact groups: axioms, scores from features, means and steps that stay, gradients; check 8 of the specification."""
+"""Compact groups: axioms, scores from features, means and steps that stay, gradients."""
 
 from __future__ import annotations
 

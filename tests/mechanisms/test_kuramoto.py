@@ -1,4 +1,4 @@
-"""Kuramoto attention: its reference, and every check that its specification lists."""
+"""Kuramoto attention: its reference, and properties that the formulas imply."""
 
 from __future__ import annotations
 
@@ -103,9 +103,6 @@ def test_in_lower_precision_it_stays_near_the_reference(
     assert (found - wanted).norm() < tolerance * wanted.norm()
 
 
-# Check 1.
-
-
 def test_double_loop_dense_form_and_sdpa_are_one() -> None:
     mechanism, x = build(), phases()
     wanted = torch.zeros_like(x)
@@ -144,9 +141,6 @@ def test_gradcheck_on_phases_gates_and_gains(options: KuramotoOptions) -> None:
     assert gradcheck(run, (x, *parameters.values()))
 
 
-# Check 2.
-
-
 def test_adding_whole_turns_changes_nothing() -> None:
     mechanism, x = build(KuramotoGatedOptions()), phases()
     turns = torch.randint(-3, 4, x.shape, generator=torch.Generator().manual_seed(1))
@@ -174,9 +168,6 @@ def test_shifting_a_coordinate_of_all_tokens_leaves_the_update(
     assert same == invariant
 
 
-# Check 3.
-
-
 def test_equal_phases_do_not_move() -> None:
     x = phases(time=1).expand(-1, TIME, -1).contiguous()
     assert build()(x, frame()).abs().max() < 1e-15
@@ -195,9 +186,6 @@ def test_known_answers() -> None:
     assert weights is not None
     assert weights[0, 0, 2].tolist() == pytest.approx([0.26894, 0.73106, 0.0], abs=5e-6)
     assert update[2].item() == pytest.approx(-0.73106, abs=5e-6)
-
-
-# Check 4.
 
 
 @pytest.mark.parametrize("successor", ["none", "replace", "mix"])
@@ -223,9 +211,6 @@ def test_the_first_token_stays_and_nobody_attends_to_itself(options: Any) -> Non
         assert torch.equal(weights[..., 0, :].sum(-1), zero) == (options.mask == "strict")
     if options.value == "phase":
         assert mechanism(x, frame())[:, 0].abs().max() < 1e-15
-
-
-# Check 5.
 
 
 @pytest.mark.parametrize(
@@ -262,9 +247,6 @@ def test_weights_solve_the_entropy_regularised_problem() -> None:
         assert torch.allclose(reached, torch.logsumexp(row, -1), atol=1e-12)
 
 
-# Check 6.
-
-
 def test_at_fixed_weights_a_step_climbs_and_is_the_gradient() -> None:
     x = phases(4, TIME, WIDTH)
     weights = torch.rand(4, TIME, TIME, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).tril(
@@ -286,9 +268,6 @@ def test_at_fixed_weights_a_step_climbs_and_is_the_gradient() -> None:
     for product in (0.1, 0.5, 1.0, 1.9, 2.0):
         after = agreement(x + product / strength * pull)
         assert (after - agreement(x)).min() > -1e-12, product
-
-
-# Check 7.
 
 
 def test_dense_values_are_ordinary_attention_on_features() -> None:
@@ -346,9 +325,6 @@ def test_the_tangent_term_is_that_of_akorn_in_two_dimensions() -> None:
     assert torch.allclose(mechanism(x, frame()), moved, atol=1e-12)
 
 
-# Check 9; check 8 stands in test_groups.py.
-
-
 @pytest.mark.parametrize("cache", ["f32", "i16", "features"])
 def test_incremental_decoding_is_the_full_forward(cache: str) -> None:
     mechanism, x = build(KuramotoOptions(cache=cache)).float(), phases().float()
@@ -388,9 +364,7 @@ def test_angles_in_16_bits_are_off_by_half_a_step_and_logits_by_little() -> None
     ],
     ids=["f32", "i16", "features", "successor", "gated", "off"],
 )
-def test_declared_cache_bytes_are_those_of_the_specification(
-    options: Any, per_token: dict[torch.dtype, int]
-) -> None:
+def test_declared_cache_bytes_are_the_published_ones(options: Any, per_token: dict[torch.dtype, int]) -> None:
     mechanism = build(options)
     for dtype, wanted in per_token.items():
         declared = sum(entry.bytes(3, 10, dtype) for entry in mechanism.cache_spec())
@@ -419,19 +393,19 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("arm", "size", "ffn", "count"), COUNTS)
-def test_parameters_are_those_of_the_specification(arm: str, size: str, ffn: int, count: int) -> None:
+def test_parameters_are_the_published_ones(arm: str, size: str, ffn: int, count: int) -> None:
     shape = dataclasses.replace(SIZES[size], ffn=ffn)
     assert Decoder.outline(shape, parse_layout(arm).layers(shape.layers)).parameter_count() == count
 
 
 @pytest.mark.parametrize(("size", "ffn"), [("1m", 288), ("5m", 624)])
-def test_the_specifications_widths_are_the_solved_ones(size: str, ffn: int) -> None:
+def test_the_published_widths_are_the_solved_ones(size: str, ffn: int) -> None:
     shape = SIZES[size]
     target = Decoder.outline(shape, parse_layout("standard").layers(shape.layers)).parameter_count()
     assert abs(match_params(shape, parse_layout("kuramoto").layers(shape.layers), target).ffn - ffn) <= 1
 
 
-def test_flops_are_those_of_the_specification() -> None:
+def test_flops_are_the_published_ones() -> None:
     for size, ffn, total in (("1m", 288, 2.63e6), ("5m", 624, 11.41e6)):
         shape = dataclasses.replace(SIZES[size], ffn=ffn)
         model = Decoder.outline(shape, parse_layout("kuramoto").layers(shape.layers))
@@ -441,7 +415,7 @@ def test_flops_are_those_of_the_specification() -> None:
         assert model.flops(256).causal == exact
 
 
-def test_start_values_are_those_of_the_specification() -> None:
+def test_start_values_are_the_published_ones() -> None:
     mechanism = Kuramoto(Shape(128, 4), KuramotoOptions())
     assert mechanism.gate[0].item() == pytest.approx(-1.579, abs=5e-4)
     assert torch.nn.functional.softplus(mechanism.gate).view(4, -1).sum(-1).tolist() == pytest.approx(
@@ -523,7 +497,7 @@ def test_frozen_weights_end_with_the_context() -> None:
 
 
 def test_the_mask_decides_how_much_weight_a_token_keeps_for_itself() -> None:
-    # Mean self-weight of random phases under equal gates, (T, d, sum g): the specification's 2.2.
+    # Mean self-weight of random phases under equal gates, (T, d, sum g): by the closed form.
     facts = [(17, 6, 5.0, 0.89, 0.01), (17, 6, 20.0, 0.999, 5e-4)]
     facts += [(256, 32, 4.0, 0.35, 0.01), (256, 32, 8.0, 0.94, 0.01), (256, 32, 16.0, 0.9999, 1e-4)]
     for time, width, total, wanted, margin in facts:

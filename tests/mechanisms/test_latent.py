@@ -1,4 +1,4 @@
-"""What the specification says of latent attention: absorbed = explicit, its costs, its cache."""
+"""Latent attention (MLA): absorbed = explicit, its costs, its cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of section 3 of the specification, by number."""
+"""Projection sharing: properties that the formulas imply."""
 
 from __future__ import annotations
 

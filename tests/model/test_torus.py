@@ -146,7 +146,7 @@ def test_the_feed_forward_part_is_that_of_the_equations() -> None:
     assert part.flops() == 10 * 16 * 24
 
 
-def test_start_values_are_those_of_the_specification() -> None:
+def test_start_values_are_the_published_ones() -> None:
     size = dataclasses.replace(SIZES["1m"], ffn=288)
     decoder = Decoder(size, parse_layout("kuramoto").layers(5), seed=1)
     table, part = decoder.embedding.weight, decoder.layers[2].ffn

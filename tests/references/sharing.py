@@ -1,4 +1,4 @@
-"""The forms of section 2.1 of the specification, with every switch of 2.2 and 2.3, token by token."""
+"""The forms of projection sharing with every switch, token by token."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
     assert process.stdout is not None
     assert "http://127.0.0.1:" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "stopped watching" in out
     assert err == ""

@@ -45,7 +45,7 @@ def trained(layout: str = "standard", **values: Any) -> tuple[dict[str, torch.Te
     return dict(trainer.model.state_dict()), trainer
 
 
-def test_ratios_are_those_of_the_specification() -> None:
+def test_ratios_are_the_published_ones() -> None:
     assert Rule("qk", factor=30).ratio(7, 1000) == 30
     ramp = Rule("qk", kind="ramp", start=1, end=40)
     assert ramp.ratio(0, 1000) == 1

@@ -102,7 +102,7 @@ def test_pointers_are_followed(hops: int) -> None:
         assert places(example) == [sorted(place + more for place in used for more in (0, 1))]
 
 
-def test_the_toy_has_the_shares_of_its_specification() -> None:
+def test_the_toy_has_the_published_shares() -> None:
     random = np.random.default_rng(0)
     examples = [Toy().draw(random) for _ in range(3000)]
     assert {len(example.tokens) for example in examples} == {63}
