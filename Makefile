@@ -6,17 +6,22 @@ BIN := $(VENV)/bin
 
 FUZZ ?= 40
 
-.PHONY: race test test-slow lint format setup clean
+.PHONY: race test test-slow test-gpu lint format setup clean
 
 race: setup
 	$(BIN)/h2h race studies/quick.toml --out races/quick
 
 test: lint
-	$(BIN)/python -m pytest -q -rs -n 2 -m "not slow" tests
+	$(BIN)/python -m pytest -q -rs -n 2 -m "not slow and not gpu" tests
 
+# Everything too long for `make test`, and property tests with FUZZ times as many examples.
 test-slow: setup
-	$(BIN)/python -m pytest -q -rs -n 2 -m slow tests
-	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n 2 -m fuzz tests
+	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -rs -n 2 -m "slow or fuzz" tests
+
+# On a machine with a CUDA device; GPU_PYTHON may name a Python that has torch, triton and pytest already.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+	$(GPU_PYTHON) -m pytest -q -rs -m gpu tests/gpu
 
 lint: setup
 	$(BIN)/ruff check headtohead tests benchmarks examples
