@@ -279,7 +279,10 @@ def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop,
         _measuring(run, stop, tell),
     )
     if best := _best(run, result):
-        result["best"] = best
+        result["best"] = best[result["valid"]["metric"]]
+        result["best_by"] = best
+    if not ground.task and (fall := _late_fall(run.metrics())) is not None:
+        result["late_fall"] = fall
     if begun.changes:
         result["environment_changed"] = begun.changes
     tokens = trainer.feed.tokens(outcome.step)
@@ -415,16 +418,33 @@ def _brief(score: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in score.items() if isinstance(value, float)}
 
 
-def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the step that is best on valid by a task's metric, the last one included, with what it scores there and on test."""
+def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return by metric of a task the step that is best on valid, the last one included, with its scores on valid and test."""
     ways = [row for row in run.metrics() if "test" in row]
     if not ways or result["status"] != "done":
-        return None
+        return {}
     last = {split: _brief(result[split]) for split in ("valid", "test")}
-    metric = result["valid"]["metric"]
     rows = [*ways, {"step": result["step"], **last}]
-    best = max(rows, key=lambda row: float(row["valid"][metric]))
-    return {name: best[name] for name in ("step", "valid", "test")}
+    found = {}
+    for metric in last["valid"]:
+        if metric != "nats":  # every metric of a task is better when higher
+            best = max(rows, key=lambda row: float(row["valid"].get(metric, -math.inf)))
+            found[metric] = {name: best[name] for name in ("step", "valid", "test")}
+    return found
+
+
+def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Return by which share of itself the second half of training lowered the loss, from rows of metrics.jsonl."""
+    curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]
+    if not curve:
+        return None
+    last = curve[-1][0]
+    middle = [nats for step, nats in curve if 0.45 * last < step <= 0.55 * last]
+    end = [nats for step, nats in curve if step > 0.9 * last]
+    if not middle or not end or not all(math.isfinite(nats) for nats in (*middle, *end)):
+        return None
+    before, after = sum(middle) / len(middle), sum(end) / len(end)
+    return round((before - after) / before, 4) if before > 0 else None
 
 
 def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:

@@ -121,7 +121,11 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     for split in ("valid", "test"):
         if words := wrong_with_score(result.get(split), f"the {split} split", arrays):
             return words
-    return "" if "best" not in result or _best(result["best"]) else "its best step is not a step with scores"
+    steps = [result["best"]] if "best" in result else []
+    by_metric = result.get("best_by", {})
+    if not isinstance(by_metric, dict) or not all(_best(step) for step in (*steps, *by_metric.values())):
+        return "its best step is not a step with scores"
+    return "" if _number(result.get("late_fall", 0.0)) else "late_fall is not a number"
 
 
 def _best(value: Any) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 
 ALPHA = 0.05
 POWER = 0.8
+ZERO_SPREAD = 1e-12
+"""Differences that vary by less, relative to the values, are equal up to rounding: they have no interval and no p."""
 MEDIAN_SEEDS = 6
 """The fewest pairs whose medians can be told apart at 5 %."""
 
@@ -45,12 +47,12 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     from scipy import special  # scipy.stats has the same laws, and takes half a second more to import
 
     sd = float(differences.std(ddof=1))
+    if sd <= ZERO_SPREAD * max(float(np.abs(a).max()), float(np.abs(b).max()), ZERO_SPREAD):
+        # Equal differences say nothing of how differences vary: rounded metrics and two seeds give them by chance.
+        return Paired(n, mean, None, None, None, None, None, None, None)
     error = sd / math.sqrt(n)
     wide, narrow = (float(special.stdtrit(n - 1, 1 - share / 2)) * error for share in (ALPHA, 2 * ALPHA))
-    if error > 0:
-        p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
-    else:
-        p = 1.0 if mean == 0 else 0.0
+    p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
     spread = float(a.std()) * float(b.std())
     correlation = float(np.mean((a - a.mean()) * (b - b.mean())) / spread) if spread > 0 else None
     return Paired(

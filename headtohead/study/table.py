@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from headtohead.measure.tasks import MARGINS
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.records import STATUSES
 from headtohead.study.store import Store
-from headtohead.study.verdict import METRIC, Measure, Verdict, study_verdicts
+from headtohead.study.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
 
 _SCORES = ("nats", "perplexity", "bits_per_byte")
 _BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
-_AFTER = ("train_seconds", "tokens_per_second")
+_AFTER = ("train_seconds", "tokens_per_second", "untrained")
+"""The last: what an untrained model scores, by the bigram line or the best of a task's trivial answers."""
 
 
 def _split_columns(scores: Sequence[str]) -> tuple[str, ...]:
@@ -72,6 +74,7 @@ def runs_csv(
                     "tokens": result.get("tokens"),
                     "train_seconds": cost.get("train_seconds"),
                     "tokens_per_second": cost.get("tokens_per_second"),
+                    "untrained": untrained_line(outline, contest),
                 } | facts
                 for split in ("valid", "test"):
                     score = result.get(split) or {}
@@ -161,14 +164,11 @@ def judge_table(
     if primary == chosen:
         raise UserError(f"the primary arm '{primary}' is the baseline; it cannot be compared with itself")
     known = columns.metric.endswith(METRIC)
-    outline = Outline(
-        name=path.stem,
-        arms=outline.arms,
+    outline = dataclasses.replace(
+        outline,
         baseline=chosen,
         primary=primary or None,
         margin=margin if margin is not None else MARGIN if known else 0.0,
-        seeds=outline.seeds,
-        entries=outline.entries,
     )
     verdicts = study_verdicts(outline, results, added, measure)
     for row, contest in zip(
@@ -255,6 +255,9 @@ def _outline(
     at = {name: place(name) for name in names}
     status_at = header.index("status") if "status" in header else None
     added_at = header.index("added_later") if "added_later" in header else None
+    line_at = header.index("untrained") if "untrained" in header else None
+    line_name = "bigram" if measure.better == "lower" else "majority class"
+    references: dict[str, dict[str, float]] = {}
     entries: list[Entry] = []
     results: dict[str, dict[str, Any]] = {}
     seen: dict[tuple[Contest, str, int], int] = {}
@@ -275,6 +278,8 @@ def _outline(
         entries.append(Entry(run_id, label, seed, contest))
         if added_at is not None and row[added_at].strip() == "1":
             added.add(seed)
+        if line_at is not None and (cell := row[line_at].strip()):
+            references[contest.corpus_label] = {line_name: _line(path, number, cell)}
         status = row[status_at].strip() if status_at is not None else ""
         result = _result(path, number, columns.metric, row[at[columns.metric]], status, measure.name)
         if result is not None:
@@ -288,8 +293,20 @@ def _outline(
         margin=0.0,
         seeds=tuple(sorted({entry.seed for entry in entries})),
         entries=tuple(entries),
+        references=references,
     )
     return outline, results, frozenset(added)
+
+
+def _line(path: Path, number: int, cell: str) -> float:
+    """Return what an untrained model scores, by the column of runs.csv."""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{path}, row {number}, column 'untrained': expected a number, got {cell!r}")
+    return value
 
 
 def _contest(values: dict[str, str]) -> Contest:

@@ -73,7 +73,11 @@ class Verdict:
     missing: int = 0
     added_seeds: list[int] = field(default_factory=list)
     unlearnt: int = 0
-    """Runs of the arm that predict no better than the frequencies of tokens, or do a task no better than one answer."""
+    """Runs of the arm that are not better than the bigram line, or do a task no better than one answer."""
+    baseline_unlearnt: int = 0
+    baseline_diverged: int = 0
+    falling: int = 0
+    """Runs, the baseline's counted, whose loss still fell steeply at the end."""
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
@@ -151,6 +155,7 @@ def _compare(
     mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
     documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
     status = [str((result or {}).get("status", "missing")) for result in ours.values()]
+    base_status = [str((result or {}).get("status", "missing")) for result in theirs.values()]
     return Verdict(
         arm=text,
         baseline=next(other for other, name in outline.arms if name == outline.baseline),
@@ -187,21 +192,48 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(added_seeds.intersection(seeds)),
-        unlearnt=sum(learnt_nothing(value, outline, contest) for value in mine),
+        unlearnt=sum(is_untrained(value, outline, contest) for value in mine),
+        baseline_unlearnt=sum(is_untrained(value, outline, contest) for value in base_values),
+        baseline_diverged=base_status.count("diverged"),
+        falling=_falling(ours, seeds) + _falling(theirs, seeds),
         moved=_moved(ours) + _moved(theirs),
         better=measure.better,
     )
 
 
-def learnt_nothing(value: float, outline: Outline, contest: Contest) -> bool:
-    """Return whether token frequencies, or always the same answer, score as well on the test split.
+def is_untrained(value: float, outline: Outline, contest: Contest) -> bool:
+    """Return whether counting pairs of tokens, or always the same answer, scores as well on the test split.
 
     On a task as well means within the margin: less than that above counts as no difference anywhere else too.
     """
+    line = untrained_line(outline, contest)
+    if line is None:
+        return False
+    if _is_task(outline, contest):
+        return value <= line + (outline.measure(contest).margin or 0.0)
+    return value >= line
+
+
+def untrained_line(outline: Outline, contest: Contest) -> float | None:
+    """Return what a model has to pass to count as trained: the bigram line, or the best of a task's trivial answers."""
     lines = outline.references.get(contest.corpus_label, {})
-    if "majority class" in lines:
-        return value <= max(lines.values()) + (outline.measure(contest).margin or 0.0)
-    return value > 0.99 * lines.get("unigram", float("inf"))
+    if _is_task(outline, contest):
+        return max(lines.values())
+    return lines.get("bigram", lines.get("unigram"))
+
+
+def _is_task(outline: Outline, contest: Contest) -> bool:
+    return "majority class" in outline.references.get(contest.corpus_label, {})
+
+
+STEEP = 0.1
+"""A loss that the second half of training lowered by more than this share of itself still falls steeply."""
+
+
+def _falling(results: dict[int, Result | None], seeds: list[int]) -> int:
+    """Return how many of these runs ended while their loss still fell steeply."""
+    falls = [(results.get(seed) or {}).get("late_fall") for seed in seeds]
+    return sum(fall is not None and fall > STEEP for fall in falls)
 
 
 def _moved(results: dict[int, Result | None]) -> int:
@@ -219,7 +251,10 @@ def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) ->
     return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
 
 
-NOTHING = {True: "predict no better than token frequencies", False: "do no better than chance or one answer"}
+NOTHING = {
+    True: "predict no better than pairs of tokens (the bigram line)",
+    False: "do no better than chance or one answer",
+}
 
 
 def _judge(row: Verdict) -> None:
@@ -233,11 +268,14 @@ def _judge(row: Verdict) -> None:
         row.notes.append("an interval from two seeds leans wholly on the normal law")
     if row.p is not None and row.p_holm is not None and row.p < ALPHA <= row.p_holm:
         row.notes.append(f"p is {row.p:.2g} alone, {row.p_holm:.2g} after Holm's correction for several arms")
+    if row.n >= 2 and row.p is None:
+        row.notes.append("the difference is the same for every seed: zero spread decides nothing")
     if row.diverged:
         row.notes.append(f"{row.diverged} of its runs diverged")
-        if row.verdict in ("better", "equivalent"):
-            row.notes.append("the runs that did not diverge cannot stand for all")
-            row.verdict = "undecided"
+    if row.baseline_diverged:
+        row.notes.append(f"{row.baseline_diverged} runs of the baseline diverged")
+    if row.diverged or row.baseline_diverged:
+        _withhold(row, _VERDICTS[:3], "the runs that did not diverge cannot represent all")
     if (groups := two_groups(row.values)) is not None:
         row.notes.append(
             f"its seeds may fall into two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}"
@@ -247,10 +285,21 @@ def _judge(row: Verdict) -> None:
     if row.missing:
         row.notes.append(f"{row.missing} of its runs are not finished")
     if row.unlearnt:
-        row.notes.append(f"{row.unlearnt} of its runs learnt nothing: they {NOTHING[row.metric == METRIC]}")
-        if row.verdict == "equivalent" and row.values != row.baseline_values:
-            row.notes.append("runs that learnt nothing cannot show that two arms are equivalent")
-            row.verdict = "undecided"
+        row.notes.append(f"{row.unlearnt} of its runs are untrained: they {NOTHING[row.metric == METRIC]}")
+        _withhold(row, ("better", "equivalent"), "an untrained arm can be neither better nor equivalent")
+    if row.baseline_unlearnt:
+        row.notes.append(
+            f"{row.baseline_unlearnt} runs of the baseline are untrained: they {NOTHING[row.metric == METRIC]}"
+        )
+        _withhold(
+            row,
+            ("worse", "equivalent"),
+            "against an untrained baseline an arm is neither worse nor equivalent",
+        )
+    if row.falling:
+        row.notes.append(
+            f"the loss of {row.falling} of the runs compared still fell steeply at the end: train longer"
+        )
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
     if row.added_seeds:
@@ -262,6 +311,13 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"on this test set: over its {parts} the difference could be none")
     if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
+
+
+def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
+    """Turn these verdicts into `undecided`, and say why."""
+    if row.verdict in verdicts:
+        row.notes.append(f"{row.verdict} is withheld: {reason}")
+        row.verdict = "undecided"
 
 
 def metric_words(metric: str) -> str:

@@ -36,9 +36,9 @@ def test_undefined_numbers_are_none() -> None:
     one = compare_paired([1.0], [2.0])
     assert (one.difference, one.ci_low, one.p, one.detectable) == (-1.0, None, None, None)
     same = compare_paired([1.0, 2.0], [1.0, 2.0])
-    assert (same.difference, same.ci_low, same.ci_high, same.p, same.detectable) == (0.0, 0.0, 0.0, 1.0, 0.0)
+    assert (same.difference, same.ci_low, same.ci_high, same.p, same.detectable) == (0.0, *[None] * 4)
     apart = compare_paired([2.0, 3.0], [1.0, 2.0])
-    assert (apart.p, apart.ci_low) == (0.0, 1.0)
+    assert (apart.difference, apart.p, apart.ci_low) == (1.0, None, None)
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

@@ -110,7 +110,7 @@ def made(alphas: dict[str, dict[float, float]]) -> Toy:
     results = []
     for name, row in alphas.items():
         for place, seed in enumerate(SEEDS):
-            shift = 0.002 * math.sin(7 * place + len(name))
+            shift = 0.002 * math.sin(7 * place + sum(map(ord, name)))
             marks = {
                 f"loss {loss:g}": Mark(1, loss, alpha + shift, 0.05, [[0.0] * 5] * 5, 1.0, 1.0, 1.0, None)
                 for loss, alpha in row.items()

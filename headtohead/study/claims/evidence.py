@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.parts import Compared
@@ -15,7 +16,7 @@ from headtohead.study.published import Claim, Paper
 from headtohead.study.spec import StudySpec
 from headtohead.study.statistics import Paired, compare_paired, decide, holm
 from headtohead.study.trends import axis_values, groups
-from headtohead.study.verdict import NOTHING, Result, Verdict, learnt_nothing
+from headtohead.study.verdict import NOTHING, Result, Verdict, is_untrained
 
 Finder = Callable[[str, str], Found | None]
 """What a probe found in a run, by the run's name and the probe's."""
@@ -185,7 +186,8 @@ class Evidence:
             values = list(self.values.get((contest, label), {}).values())
             mean = compare_paired(values, [0.0] * len(values))
             worst = mean.ci_low if measure.better == "higher" else mean.ci_high
-            if worst is None or not learnt_nothing(worst, self.outline, contest):
+            worst = mean.difference if worst is None else worst
+            if worst is None or not is_untrained(worst, self.outline, contest):
                 return ""
         words = NOTHING[measure.name == METRIC]
         return f"nothing is decided where all that is compared may {words}: {', '.join(labels)}"
@@ -206,5 +208,11 @@ def _best_values(
 ) -> dict[int, float]:
     """Return by seed what an arm's runs score on test at their best step, where they know it."""
     metric = outline.measure(contest).name
-    found = {seed: results.get(run, {}).get("best") for seed, run in outline.runs(contest, label).items()}
+    found = {seed: _best(results.get(run, {}), metric) for seed, run in outline.runs(contest, label).items()}
     return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
+
+
+def _best(result: Result, metric: str) -> dict[str, Any] | None:
+    """Return the best step of a run on valid by a metric; results of earlier versions know that of the task's own alone."""
+    found: dict[str, Any] | None = result.get("best_by", {}).get(metric, result.get("best"))
+    return found
