@@ -1,6 +1,6 @@
 """Makes the golden files: small finished studies in the formats of this version.
 
-    python tests/golden/make.py tests/golden/schema-0
+    python tests/golden/make.py tests/golden/schema-1
 
 Run it when a format changes on purpose, into the folder of the new schema number. Folders of older schemas are never
 made again: they show what older versions wrote.
