@@ -26,7 +26,7 @@ from tests.golden.make import DATA, EXPORTED, STUDIES, make_studies
 
 GOLDEN = Path(__file__).parent / "golden"
 NEWEST = GOLDEN / f"schema-{SCHEMA}"
-SCHEMAS = sorted(path.name for path in GOLDEN.glob("schema-*"))
+SCHEMAS = sorted(path.name.partition(".")[0] for path in GOLDEN.glob("schema-*"))
 RESULTS = Path(__file__).parents[1] / "results"
 TIMED = "timed"
 """The golden study whose lengths, and so whose run ids, depend on the clock."""
@@ -122,11 +122,14 @@ def documents(folder: Path) -> dict[Path, Any]:
     return {path: value for path, value in found.items() if isinstance(value, dict)}
 
 
-def test_every_document_carries_the_schema_it_was_written_with(fresh: Path) -> None:
-    for folder, schema in ((GOLDEN / "schema-0", None), (NEWEST, SCHEMA), (fresh, SCHEMA)):
-        found = {path: value.get("schema") for path, value in documents(folder).items()}
-        assert {path.name for path in found} >= {"spec.json", "study.json", "study.lock.json", "cost.json"}
-        assert [path for path, number in found.items() if number != schema] == []
+def assert_schema(folder: Path, schema: int | None) -> None:
+    found = {path: value.get("schema") for path, value in documents(folder).items()}
+    assert {path.name for path in found} >= {"spec.json", "study.json", "study.lock.json", "cost.json"}
+    assert [path for path, number in found.items() if number != schema] == []
+
+
+def test_every_document_carries_the_schema_of_this_version(fresh: Path) -> None:
+    assert_schema(fresh, SCHEMA)
 
 
 def test_the_structure_of_a_value_shows_a_new_key_and_another_type() -> None:
@@ -136,18 +139,25 @@ def test_the_structure_of_a_value_shows_a_new_key_and_another_type() -> None:
         assert structure(other) != structure(value)
 
 
-def test_golden_files_name_no_place_of_a_machine() -> None:
-    for path in (path for path in GOLDEN.rglob("*.json*") if path.is_file()):
-        assert not re.search(r"/(tmp|home|root|work|Users)/", path.read_text(encoding="utf-8")), path
-
-
 # --- stores and exports of this and older versions -----------------------------------------------------------------
 
 
 @pytest.fixture(params=SCHEMAS)
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of the golden studies of one schema."""
-    return shutil.copytree(GOLDEN / request.param, tmp_path / "stores")
+    """A copy of the golden studies of one schema; older ones are packed."""
+    packed = GOLDEN / f"{request.param}.tar.xz"
+    if not packed.is_file():
+        return shutil.copytree(GOLDEN / request.param, tmp_path / request.param)
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / str(request.param)
+
+
+def test_golden_documents_carry_their_schema_and_name_no_place_of_a_machine(stores: Path) -> None:
+    number = int(stores.name.removeprefix("schema-"))
+    assert_schema(stores, number or None)
+    for path in (*stores.rglob("*.json*"), *stores.rglob("*.csv")):
+        assert not re.search(r"/(tmp|home|root|work|Users)/", path.read_text(encoding="utf-8")), path
 
 
 def test_golden_stores_open_with_the_verdicts_they_were_written_with(stores: Path) -> None:

@@ -2,8 +2,8 @@
 
     python tests/golden/make.py tests/golden/schema-1
 
-Run it when a format changes on purpose, into the folder of the new schema number. Folders of older schemas are never
-made again: they show what older versions wrote.
+Run it when a format changes on purpose, into the folder of the new schema number. The files of older schemas are never
+made again: they show what older versions wrote. They are packed: tar -C tests/golden -cJf tests/golden/schema-0.tar.xz schema-0
 """
 
 from __future__ import annotations
