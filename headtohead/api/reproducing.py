@@ -11,7 +11,8 @@ from typing import Any
 from headtohead.api.studies import CLAIMS, Study, StudyResult, open_study, plain
 from headtohead.api.toy import as_seconds, run_toy
 from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
-from headtohead.common.files import read_json, write_json
+from headtohead.common.files import write_json
+from headtohead.common.schema import read_document
 from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.evidence import Finder
 from headtohead.study.criteria import MAIN
@@ -180,7 +181,7 @@ class _Work:
 
 def _recorded(place: Path) -> dict[str, Any]:
     """Return the settings in a study.json."""
-    record = read_json(place)
+    record = read_document(place)
     if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
         raise DamagedFile(f"damaged file {place}: no settings; the study's own command writes it again")
     settings: dict[str, Any] = record["settings"]

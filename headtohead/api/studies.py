@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, piece_of_work
+from headtohead.common.schema import read_document, write_document
 from headtohead.common.version import VERSION
 from headtohead.integrations.follow import followed
 from headtohead.integrations.sinks import Sink, find_sinks
@@ -103,6 +104,7 @@ class Study:
             compile=compile,
             log_circuits=self.spec.log_circuits,
         )
+        _check_newer(store.path)
         stacking = Stacking(stack, conditions, frozen_stacking(store.path))
         count = processes(chosen, workers, threads)
         end = time.monotonic() + limit
@@ -160,7 +162,7 @@ class Study:
             "settings": plain(self.values),
             "seconds": frozen_seconds(store.path),
         }
-        write_json(store.path / "study.json", record, indent=None)
+        write_document(store.path / "study.json", record, indent=None)
         summary = done(plan)
         result = _judged(store, outline, added, known)
         result.summary = summary
@@ -302,6 +304,14 @@ def processes(device: torch.device, workers: int, threads: int = 1) -> int:
     if threads < 1:
         raise UserError(f"threads={threads} must be at least 1")
     return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
+
+
+def _check_newer(folder: Path) -> None:
+    """Refuse a study that a newer version wrote: its study.json would be written over."""
+    try:
+        read_document(folder / "study.json")
+    except UnreadableFile:  # a missing or damaged one is written again
+        return
 
 
 def open_study(path: str | Path) -> StudyResult:

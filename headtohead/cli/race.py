@@ -11,7 +11,7 @@ import tyro
 from headtohead.api import Study, StudyResult, examine_study, open_study, watch_study
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
 from headtohead.measure.attention import ATTENTION
 from headtohead.study.execute import Summary
@@ -229,7 +229,7 @@ def runs(
     for run in store.runs():
         try:
             spec, result = run.spec(), run.result()
-        except UserError as error:
+        except UnreadableFile as error:
             damage.append(str(error))
             rows.append((run.id, "?", 0, "?", "?", "?", "damaged", "–"))
             continue

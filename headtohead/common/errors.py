@@ -10,11 +10,19 @@ class UserError(Exception):
     """Something the user gave cannot be used; the message says what was given and what is allowed."""
 
 
-class MissingFile(UserError):
+class UnreadableFile(UserError):
+    """A file whose content cannot be had; the message names it."""
+
+
+class MissingFile(UnreadableFile):
     """A file that is not there; the message names it."""
 
 
-class DamagedFile(UserError):
+class NewerFile(UserError):
+    """A file of a format that only a newer version knows: it is whole, and must not be replaced or set aside."""
+
+
+class DamagedFile(UnreadableFile):
     """A file that was cut short, changed or never was what it should be; the message names it."""
 
 

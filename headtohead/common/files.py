@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile, MissingFile, UserError
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
 
 _MOST_BYTES = 256 * 2**20
 
@@ -70,7 +70,7 @@ def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"damaged file {path}: {error}") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UnreadableFile(f"cannot read {path}: {error.strerror}") from None
 
 
 def canonical_json(value: Any) -> str:

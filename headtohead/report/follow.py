@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
 from headtohead.report.gather import gather
 from headtohead.report.panels import View
@@ -93,7 +93,7 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
     }
     try:
         spec = run.spec() if (run.path / "spec.json").is_file() else None
-    except UserError:
+    except UnreadableFile:
         spec = None
     if spec is None:
         return facts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
 from headtohead.measure.tasks import MARGINS
 from headtohead.study.outline import METRIC, Contest, Outline
@@ -73,7 +73,7 @@ def gather(
             if not facts.record and (run.path / "spec.json").is_file():
                 try:
                     facts.record = run.spec()
-                except UserError as error:
+                except UnreadableFile as error:
                     damage.append(str(error))
             if run_id in results:
                 facts.results[seed] = results[run_id]
@@ -81,7 +81,7 @@ def gather(
                     try:
                         if (found := read_probe(run, name)) is not None:
                             facts.probes.setdefault(name, {})[seed] = found
-                    except UserError as error:
+                    except UnreadableFile as error:
                         damage.append(str(error))
             if cost := run.costs():
                 facts.costs.append(cost)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import digest_file, read_json, write_atomic, write_json
+from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
+from headtohead.common.files import digest_file, write_atomic
+from headtohead.common.schema import read_document, write_document
 from headtohead.study.holds import Holds, owner_of
 from headtohead.study.lock import NAME as LOCK_NAME
 from headtohead.study.lock import read_lock, sound_seconds
@@ -81,12 +82,12 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
     elif study.is_file():
         try:
             read_outline(study)
-        except UserError as error:
+        except UnreadableFile as error:
             yield _aside(study, error, again)
     if lock.is_file():
         try:
             read_lock(lock)
-        except UserError as error:
+        except UnreadableFile as error:
             words = (
                 "it is made again from study.json; seeds that are not in there count as added after looking"
             )
@@ -101,11 +102,11 @@ def _renew_lock(lock: Path, study: Path) -> None:
     try:
         outline, added = read_outline(study)
         planned = [seed for seed in outline.seeds if seed not in added]
-        seconds = sound_seconds(read_json(study).get("seconds"))
-    except UserError:
+        seconds = sound_seconds(read_document(study).get("seconds"))
+    except UnreadableFile:
         planned, seconds = [], {}
     set_aside(lock)
-    write_json(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
+    write_document(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
 
 
 def _strays(folder: Path) -> Iterator[Finding]:
@@ -129,7 +130,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         run.spec()
     except DamagedFile as error:
         yield _aside(run.path / "spec.json", error, again)
-    except UserError as error:
+    except UnreadableFile as error:
         yield Finding(run.path / "spec.json", _cause(error), again)
     finished = None
     try:
@@ -153,7 +154,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             continue
         try:
             read_checkpoint(path)
-        except UserError as error:
+        except UnreadableFile as error:
             yield _aside(path, error, "it is set aside, and the one before is used")
 
 
@@ -167,13 +168,13 @@ def _kept(trunk: RunDirectory) -> Iterator[Finding]:
     for run in Store(trunk.path.parents[1]).runs():
         try:
             parent = run.spec().get("parent", {}) if run.finished() else {}
-        except UserError:
+        except UnreadableFile:
             continue
         if parent.get("run") == trunk.id:
             done.add(parent["step"])
     try:
         steps = set(trunk.spec().get("branches", ()))
-    except UserError:
+    except UnreadableFile:
         steps = set()
     if steps and steps <= done:
         remove = partial(shutil.rmtree, trunk.branches)
@@ -182,7 +183,7 @@ def _kept(trunk: RunDirectory) -> Iterator[Finding]:
     for path in checkpoint_paths(trunk.branches):
         try:
             read_checkpoint(path)
-        except UserError as error:
+        except UnreadableFile as error:
             yield _aside(path, error, "it is set aside, and its branch does the trunk's steps again")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
 from headtohead.study.grounds import Ground
@@ -239,7 +239,7 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
             continue
         try:
             found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))
-        except UserError:  # a damaged run says nothing of speed
+        except UnreadableFile:  # a damaged run says nothing of speed
             continue
     return {key: statistics.median(rates) for key, rates in found.items()}
 

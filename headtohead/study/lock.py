@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile
-from headtohead.common.files import canonical_json, digest, read_json, write_json
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import read_document, write_document
 from headtohead.study.planned import Plan
 
 NAME = "study.lock.json"
@@ -30,13 +31,13 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
         entry["seeds"] += new
     if "stacked" in lock or any(run.stacked for run in plan.runs):
         lock["stacked"] = any(run.stacked for run in plan.runs)
-    write_json(path, lock)
+    write_document(path, lock)
     return frozenset(entry["added"])
 
 
 def read_lock(path: Path) -> dict[str, Any]:
     """Return the lock; a damaged one is refused, since it says which seeds were planned before looking."""
-    lock = read_json(path)
+    lock = read_document(path)
     try:
         good = all(
             all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile
-from headtohead.common.files import read_json
 from headtohead.common.numbers import is_number
+from headtohead.common.schema import read_document
 
 METRIC = "bits_per_byte"
 
@@ -199,7 +199,7 @@ class Outline:
 
 def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
     """Return the outline in a study.json and the seeds added after looking; a damaged file is refused by name."""
-    record = read_json(path)
+    record = read_document(path)
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
         return outline_from(record["outline"]), added

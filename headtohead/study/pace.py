@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json, digest, write_json
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import write_document
 from headtohead.kernels import plain
 from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
@@ -112,7 +113,7 @@ class LockedPace:
                 "steps": samples.shape[1],
                 "where": where,
             }
-        write_json(lock_path, lock)
+        write_document(lock_path, lock)
 
     def _where(self, path: str, size: Size) -> str:
         device = torch.device(self.conditions.device)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import digest_file, write_atomic, write_json
+from headtohead.common.errors import DamagedFile, NewerFile, UserError
+from headtohead.common.files import digest_file, write_atomic
 from headtohead.common.progress import part_of
+from headtohead.common.schema import write_document
 from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
@@ -143,7 +144,7 @@ def guarded(run: RunDirectory, tell: Event, work: Callable[[], str]) -> str:
     """Return how the work on a run ended; what goes wrong is recorded or told, as `perform` says."""
     try:
         return work()
-    except Obstacle as obstacle:
+    except (Obstacle, NewerFile) as obstacle:
         tell({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
         return "hindered"
     except OSError as error:
@@ -298,7 +299,7 @@ def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop,
     stop()  # the last moment to notice that another process has the run
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
-    write_json(run.path / "cost.json", cost)
+    write_document(run.path / "cost.json", cost)
     if ground.tokenizer is not None:
         run.keep_tokenizer(ground.tokenizer)
     _finish(run, model, result, conditions.keep_weights)
@@ -480,7 +481,7 @@ def _note_environment(run: RunDirectory, now: dict[str, Any], branching: Branchi
     if not resumed and branching.start is not None and branching.start.is_dir():
         before = RunDirectory(run.path.with_name(branching.trunk)).stretches()
     stretches = [*before, now]
-    write_json(run.path / "environment.json", {"stretches": stretches})
+    write_document(run.path / "environment.json", {"stretches": stretches})
     return [words for before, after in pairwise(stretches) for words in differences(before, after)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile
 from headtohead.study.environment import commit
 from headtohead.study.perform import missing_probes
 from headtohead.study.planned import Plan
@@ -85,5 +85,5 @@ def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[
 def _layers_text(folder: RunDirectory) -> str:
     try:
         return json.dumps(folder.spec()["identity"]["layers"])
-    except UserError:
+    except UnreadableFile:
         return ""

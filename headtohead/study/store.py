@@ -19,8 +19,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile, MissingFile, UserError
-from headtohead.common.files import digest, digest_file, finite, read_json, write_atomic, write_json
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
+from headtohead.common.files import digest, digest_file, finite, write_atomic
+from headtohead.common.schema import read_document, with_schema, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.holds import Owner, owner_of
@@ -73,11 +74,11 @@ class RunDirectory:
                 return
             except DamagedFile:
                 set_aside(path)
-        write_json(path, record)
+        write_document(path, record)
 
     def spec(self) -> dict[str, Any]:
         """Return what the run is; a spec that is not what the run's name says is refused."""
-        record = read_json(self.path / "spec.json")
+        record = read_document(self.path / "spec.json")
         if words := wrong_with_spec(record, self.id):
             raise DamagedFile(f"damaged file {self.path / 'spec.json'}: {words}")
         return dict(record)
@@ -90,7 +91,7 @@ class RunDirectory:
         """Return the result of a finished run, or None; a damaged one is named. `arrays`: its blocks as arrays."""
         path = self.path / "result.json"
         try:
-            result = read_json(path, unsealed)
+            result = read_document(path, unsealed)
         except MissingFile:
             return None
         if words := wrong_with_result(result, arrays):
@@ -99,7 +100,7 @@ class RunDirectory:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result, sealed with its checksum: the run is done."""
-        write_atomic(self.path / "result.json", sealed(result))
+        write_atomic(self.path / "result.json", sealed(with_schema(result)))
 
     def owner(self) -> Owner | None:
         """Return who works on the run, or None; an owner that is certainly dead is none."""
@@ -185,7 +186,7 @@ class RunDirectory:
         """Return what a probe found in the run, or None where it has not been taken; a damaged file is named."""
         path = self.probe_path(name)
         try:
-            found = read_json(path, unsealed)
+            found = read_document(path, unsealed)
         except MissingFile:
             return None
         if not isinstance(found, dict) or found.get("probe") != name or not isinstance(found["found"], dict):
@@ -196,7 +197,7 @@ class RunDirectory:
         """Keep what a probe found."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, sealed({"probe": name, "found": found}))
+        write_atomic(path, sealed(with_schema({"probe": name, "found": found})))
 
     def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name, and a digest of what stands behind it."""
@@ -206,8 +207,8 @@ class RunDirectory:
 
     def _facts(self, name: str) -> dict[str, Any]:
         try:
-            value = read_json(self.path / name)
-        except UserError:
+            value = read_document(self.path / name)
+        except UnreadableFile:
             return {}
         return value if isinstance(value, dict) else {}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import UnreadableFile, UserError, unknown
 from headtohead.common.files import digest
 from headtohead.common.numbers import is_number
 from headtohead.measure.tasks import MARGINS
@@ -94,7 +94,7 @@ def _scores(outline: Outline, results: dict[str, dict[str, Any]]) -> tuple[str, 
 def _facts(store: Store, run_id: str) -> dict[str, Any]:
     try:
         record = store.run(run_id).spec()
-    except UserError:
+    except UnreadableFile:
         return {}
     return {name: record[name] for name in ("parameters", "flops_per_token", "cache_bytes_per_token")}
 

@@ -14,8 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import sync_directory, write_atomic
+from headtohead.common.schema import check_schema
 from headtohead.study.probes import PROBES, sound
 from headtohead.study.records import unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RUN_ID, RunDirectory, Store
@@ -81,6 +82,7 @@ def wrong_with_probe(run: RunDirectory, name: str, content: bytes) -> str:
         value = unsealed(content)
     except (ValueError, RecursionError) as error:
         return str(error)
+    check_schema(value, run.path / name)
     if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
         return "it does not say which probe it is of"
     if run.probe_path(value["probe"]) != run.path / name or not sound(value["probe"], value.get("found")):
@@ -91,7 +93,7 @@ def wrong_with_probe(run: RunDirectory, name: str, content: bytes) -> str:
 def _whole(run: RunDirectory) -> bool:
     try:
         return bool(run.spec() and run.result())
-    except UserError:
+    except UnreadableFile:
         return False
 
 
@@ -125,6 +127,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     known = 0
     for run_id, files in runs.items():
         run = store.run(run_id)
+        _check_newer(source, run_id, files)
         _refuse_false(source, run, files)
         known += run.finished()
         probes = [name for name in files if name not in FILES]
@@ -136,6 +139,18 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
                 run.path.mkdir(parents=True, exist_ok=True)
                 write_atomic(run.path / name, files[name])
     return len(runs) - known, known
+
+
+def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
+    """Refuse a run of which a file is of a newer schema; what is damaged is left to others to name."""
+    for name, content in files.items():
+        if not name.endswith(".json") or name == "tokenizer.json":
+            continue
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+        check_schema(value, f"{source}: {run_id}/{name}")
 
 
 def _refuse_false(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import canonical_json, digest, write_json
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import write_document
 from headtohead.study.lock import NAME, read_lock
 from headtohead.study.outline import Rate
 from headtohead.study.planned import Plan, Rates
@@ -85,7 +86,7 @@ def tune_study(
         )
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     lock.setdefault("tuning", {})[key] = [dataclasses.asdict(row) for row in rows]
-    write_json(path, lock)
+    write_document(path, lock)
     return Tuning(tuple(rows))
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
-from headtohead.common.files import read_json, write_json
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError, unknown
 from headtohead.common.progress import piece_of_work
+from headtohead.common.schema import read_document, write_document
 from headtohead.common.stop import Stop
 from headtohead.toy.factorised import examine_factorised
 from headtohead.toy.findings import Finding, factor_findings, reduced_findings, run_findings
@@ -143,7 +143,7 @@ def work_toy(
         def keep(result: ToyResult) -> None:
             stop.advance()  # a toy's run has no checkpoint: what outlasts a start is a whole run
             known[result.run] = result
-            write_json(_place(store, result.run, device), result.as_dict(), indent=None)
+            write_document(_place(store, result.run, device), result.as_dict(), indent=None)
 
         parts = shared_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:
@@ -157,14 +157,14 @@ def work_toy(
     results = [result for result in known.values() if result is not None]
     toy = Toy(results, len(runs) - len(results), solved, paths, findings + run_findings(results))
     toy.path = out / "toy.json"
-    write_json(toy.path, toy.as_dict())
+    write_document(toy.path, toy.as_dict())
     return toy
 
 
 def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
     """Return what a finished or stopped toy in `out` came to, nothing done or solved again; None where none stands there."""
     try:
-        findings = [Finding(**row) for row in read_json(out / "toy.json")["findings"]]
+        findings = [Finding(**row) for row in read_document(out / "toy.json")["findings"]]
     except MissingFile:
         return None
     except (KeyError, TypeError) as error:
@@ -212,9 +212,11 @@ def _place(store: Path, run: ToyRun, device: torch.device) -> Path:
 def _stored(store: Path, run: ToyRun, device: torch.device) -> ToyResult | None:
     """Return a finished run's result; a damaged file is done again."""
     try:
-        result = ToyResult.from_dict(read_json(_place(store, run, device)))
-    except MissingFile:
+        record = read_document(_place(store, run, device))
+    except UnreadableFile:
         return None
-    except (DamagedFile, KeyError, TypeError, AttributeError, UserError):
+    try:
+        result = ToyResult.from_dict(record)
+    except (KeyError, TypeError, AttributeError, UserError):
         return None
     return result if result.run == run else None

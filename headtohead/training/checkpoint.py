@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import canonical_json, digest, digest_file, read_json, sync_directory
+from headtohead.common.errors import DamagedFile, UnreadableFile
+from headtohead.common.files import canonical_json, digest, digest_file, sync_directory
+from headtohead.common.schema import read_document, with_schema
 
 _NAME = re.compile(r"step-(\d{10})")
 KEPT = 2
@@ -44,11 +45,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEP
     try:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         _write(temporary / "tensors.safetensors", save(tensors))
-        facts = {
-            "step": checkpoint.step,
-            "sha256": digest_file(temporary / "tensors.safetensors"),
-            "state": checkpoint.state,
-        }
+        facts = with_schema(
+            {
+                "step": checkpoint.step,
+                "sha256": digest_file(temporary / "tensors.safetensors"),
+                "state": checkpoint.state,
+            }
+        )
         _write(
             temporary / "state.json", json.dumps(facts | {"checksum": digest(canonical_json(facts))}).encode()
         )
@@ -79,7 +82,7 @@ def latest_checkpoint(
     for path in reversed(paths):
         try:
             checkpoint = read_checkpoint(path)
-        except UserError as error:
+        except UnreadableFile as error:
             warnings.append(f"{error}; using the one before")
             continue
         if not (words := misfit(checkpoint)):
@@ -91,14 +94,14 @@ def latest_checkpoint(
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in `path`, refusing it by name when anything does not match its checksum."""
     try:
-        facts = read_json(path / "state.json")
+        facts = read_document(path / "state.json")
         checksum = facts.pop("checksum")
         if checksum != digest(canonical_json(facts)):
             raise ValueError("it does not match its checksum")
         step, wanted, state = int(facts["step"]), str(facts["sha256"]), dict(facts["state"])
         if path.name != _name(step):
             raise ValueError(f"it is of step {step}")
-    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UnreadableFile, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"damaged checkpoint {path}: state.json: {error}") from None
     try:
         if digest_file(path / "tensors.safetensors") != wanted:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UnreadableFile
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.training.checkpoint import (
@@ -268,7 +268,7 @@ class Trainer:
             return None, f"the trunk's checkpoint {path} is missing"
         try:
             checkpoint = read_checkpoint(path)
-        except UserError as error:
+        except UnreadableFile as error:
             return None, str(error)
         words = self._misfit(checkpoint, self.branching.trunk)
         return (None, f"checkpoint {path} is not of the trunk: {words}") if words else (checkpoint, "")

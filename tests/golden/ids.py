@@ -1,0 +1,197 @@
+"""The run ids and lock keys that planning gives the studies of `studies/`, on stand-in data.
+
+    python tests/golden/ids.py        # writes tests/golden/ids.json
+
+Ids cover the content of corpora and tokenizers, which not every machine has (`stdlib` is another text in every Python).
+So corpora and tasks read from files are replaced by stand-ins whose content is a fixed text made of their name, learning
+rates are tuned on made-up scores, and seconds per step are made up. All other parts of an identity are the real ones.
+This file is the only one that knows where planning looks for data; ids.json does not depend on that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from headtohead.common.files import digest
+from headtohead.data.shards import Split
+from headtohead.data.tasks import find
+from headtohead.data.tasks.base import Example, Task
+from headtohead.data.tokenizers import Bytes
+from headtohead.study import grounds, lock, pace, plan, tuning
+from headtohead.study.perform import Conditions
+from headtohead.study.planned import Plan, Rates
+from headtohead.study.published import SCALES, read_paper, sister
+from headtohead.study.spec import StudySpec, build_study, read_study
+from headtohead.study.store import RunDirectory, Store
+
+ROOT = Path(__file__).parents[2]
+IDS = Path(__file__).with_name("ids.json")
+_TOKENS = 4096
+"""Of every split of a stand-in: longer than the longest context."""
+_START = "0123456789abcdef"
+"""The run that the models of some studies start from."""
+
+
+class _Tokenizer(Bytes):
+    """A stand-in for the tokenizer of a name: `bytes`, or `bpe:N` with N tokens."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.digest = name, digest(f"stand-in {name}")
+        self.vocabulary = 256 if name == "bytes" else int(name.partition(":")[2])
+
+
+class _Corpus:
+    """A stand-in for a prepared corpus: 1 byte per token, or 4 where a tokenizer was trained."""
+
+    def __init__(self, name: str, tokenizer: str, **_: Any) -> None:
+        self.name = self.label = name
+        self.tokenizer, self.notes = _Tokenizer(tokenizer), {}
+        tokens = np.zeros(_TOKENS, dtype=np.uint16)
+        each = _TOKENS * (1 if tokenizer == "bytes" else 4)
+        parts = ("train", "valid", "test")
+        self.splits = {part: Split(tokens, np.array([0], dtype=np.uint64), each) for part in parts}
+        self.content = digest(f"stand-in {name} {tokenizer}")
+
+
+def _task(name: str, tokenizer: str, context: int, **how: Any) -> Task:
+    """Return a synthetic task as it is, and a stand-in for one that is read from files."""
+    if name not in find.KINDS:
+        return _prepare_task(name, tokenizer, context, **how)
+    kind = find.KINDS[name]
+    tokens, relevant = np.zeros(16, dtype=np.int64), np.ones((1, 16), dtype=bool)
+    if kind.classes:
+        examples = [Example(tokens, relevant, label) for label in range(len(kind.classes))] * 64
+    else:
+        targets = np.where(np.arange(16) < 12, -1, 0)
+        examples = [Example(tokens, relevant, targets=targets, prompt=12, answers=("a",))] * 64
+    splits = dict.fromkeys(("train", "valid", "test"), examples)
+    found = _Tokenizer(tokenizer)
+    content = digest(f"stand-in {name} {tokenizer} {context}")
+    return Task(name, kind.about, kind.classes, found.vocabulary, splits, {}, content, found, kind.metric)
+
+
+_prepare_task = plan.prepare_task
+
+
+class _Start:
+    """A stand-in for the trained run that models start from."""
+
+    run, tokenizer_name, folder = _START, "bytes", RunDirectory(Path(_START))
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Replace everything that planning takes from outside: data, trained runs, clocks."""
+
+    def samples(self: Any, runs: list[Any], ground: Any, path: str) -> Any:
+        """One second per TFLOP, the plain path half as fast."""
+        seconds = [run.flops * 1e-12 * (2 if path == "plain" else 1) for run in runs]
+        return np.repeat(np.array(seconds)[:, None], 8, axis=1)
+
+    with (
+        mock.patch.object(plan, "prepare", _Corpus),
+        mock.patch.object(plan, "prepare_task", _task),
+        mock.patch.object(plan, "find_start", return_value=_Start()),
+        mock.patch.object(plan, "refuse_unfit"),
+        mock.patch.object(plan, "refuse_unready"),
+        mock.patch.object(plan, "corpus_statistics", return_value={}),
+        mock.patch.object(grounds, "reference_lines", return_value={}),
+        mock.patch.object(pace.LockedPace, "_measure", samples),
+    ):
+        yield
+
+
+class _Scores(Store):
+    """A store in which every run has scored, best at the rate in the middle of the grid."""
+
+    def __init__(self, path: Path, spec: StudySpec) -> None:
+        super().__init__(path)
+        self.spec, self.scores = spec, dict[str, dict[str, Any]]()
+
+    def done(self, planned: Plan) -> bool:
+        """Take the runs of a plan as done."""
+        assert self.spec.tune is not None
+        middle = self.spec.tune.lr[len(self.spec.tune.lr) // 2]
+        for run in planned.runs:
+            measure = planned.measure(run.contest)
+            best = run.training.lr == middle
+            score = float(best if measure.better == "higher" else not best)
+            self.scores[run.id] = {"status": "done", "valid": {measure.name: score}}
+        return True
+
+    def results(self, ids: list[str], damage: Any = None) -> dict[str, dict[str, Any]]:
+        """Return the scores."""
+        return {run_id: self.scores[run_id] for run_id in ids}
+
+
+def identities(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what planning names in a study: runs of the first seed, a digest of all ids, the keys of the lock."""
+    spec = build_study(settings)
+    with tempfile.TemporaryDirectory() as folder, stand_ins():
+        place = Path(folder)
+        timed = pace.LockedPace(place, Conditions(device="cpu"))
+        tuned: list[str] = []
+
+        def planned(one: StudySpec, rates: Rates | None = None) -> Plan:
+            return plan.plan_study(one, rates=rates, pace=timed)
+
+        rates = None
+        if spec.tune is not None:
+            store = _Scores(place, spec)
+            found = tuning.tune_study(spec, store, planned, store.done, lambda words: None)
+            assert found is not None
+            rates, tuned = found.rates(), sorted(store.scores)
+        made = planned(spec, rates)
+        lock.planned_seeds(place, made, started=False)
+        keys = json.loads((place / lock.NAME).read_text())
+    runs: dict[str, dict[str, str]] = {}
+    for run in (*made.trunks, *made.runs):
+        if run.seed == spec.seeds[0]:
+            runs.setdefault(run.contest.title, {})[run.arm.label] = run.id
+    every = sorted({run.id for run in (*made.trunks, *made.runs)})
+    return {
+        "runs": runs,
+        "all": f"{len(every)} runs {digest(' '.join(every))[:16]}",
+        **({"tuning runs": f"{len(tuned)} runs {digest(' '.join(tuned))[:16]}"} if tuned else {}),
+        "lock": {part: sorted(keys[part]) for part in ("plans", "tuning", "seconds") if part in keys},
+    }
+
+
+@cache
+def studies() -> dict[str, dict[str, Any]]:
+    """Return the settings of every study in `studies/`; of a paper, of every scale and study in it."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((ROOT / "studies").glob("*.toml")):
+        values = read_study(path)
+        if "claim" not in values:
+            found[path.stem] = {"name": path.stem} | dict(values)
+            continue
+        paper = read_paper(path)
+        for scale in SCALES:
+            for name, settings in paper.studies(scale).items():
+                given = settings | ({"from": _START} if sister(settings) else {})
+                found[f"{path.stem}, {scale}, {name}"] = given
+    return found
+
+
+def main() -> None:
+    """Write the ids of every study."""
+    found = {}
+    for name, settings in studies().items():
+        print(name, file=sys.stderr)
+        found[name] = identities(settings)
+    IDS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

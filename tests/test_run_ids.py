@@ -1,0 +1,72 @@
+"""Run ids do not change by accident: a study that is resumed after an upgrade finds its finished runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead.study import planned
+from headtohead.study.plan import plan_study
+from headtohead.study.spec import build_study, read_study
+from tests.golden.ids import IDS, ROOT, identities, studies
+
+GOLDEN: dict[str, Any] = json.loads(IDS.read_text(encoding="utf-8"))
+SLOW = {
+    "coupled, small, study",
+    "coupled, paper, study",
+    "deconstructed, small, study",
+    "deconstructed, paper, study",
+    "faster_qk, paper, counter",
+    "kuramoto-tuning",
+    "kuramoto, paper, study",
+    "sharing, small, study",
+    "sharing, small, tasks",
+    "sharing, paper, study",
+}
+"""More than a second each."""
+
+
+def test_every_study_has_its_ids_recorded() -> None:
+    assert sorted(studies()) == sorted(GOLDEN)
+    assert set(GOLDEN) > SLOW
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in GOLDEN]
+)
+def test_planning_gives_the_recorded_run_ids_and_lock_keys(name: str) -> None:
+    assert identities(studies()[name]) == GOLDEN[name], (
+        "run ids have changed: finished runs would be done again. If that was meant, "
+        "run python tests/golden/ids.py and say so in the release notes"
+    )
+
+
+@pytest.mark.parametrize("change", [{"seed": 99}, {"numerics": -1}, {"new_field": None}])
+def test_a_change_of_the_identity_is_noticed(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = planned.Run.identity.func
+    changed = property(lambda run: before(run) | change)
+    monkeypatch.setattr(planned.Run, "identity", changed)
+    assert identities(studies()["quick"])["runs"] != GOLDEN["quick"]["runs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "result", "labels"),
+    [
+        ("studies/kuramoto-1m.toml", "kuramoto-1m", {"standard", "literal Kuramoto", "gated Kuramoto"}),
+        # `sharing` has gained options since, which are part of its identity.
+        ("results/sharing-1m/study.toml", "sharing-1m", {"standard", "diagonal", "GQA-2", "MQA"}),
+    ],
+)
+def test_the_runs_in_results_have_the_ids_that_planning_gives_on_the_real_corpus(
+    study: str, result: str, labels: set[str], shared_data: Path
+) -> None:
+    plan = plan_study(build_study(read_study(ROOT / study)), data_dir=shared_data)
+    found = {(run.arm.label, run.seed): run.id for run in plan.runs if run.arm.label in labels}
+    outline = json.loads((ROOT / "results" / result / "study.json").read_text())["outline"]
+    kept = {(row["label"], row["seed"]): row["run"] for row in outline["entries"] if row["label"] in labels}
+    assert found == kept
+    assert len(found) == len(labels) * len(outline["seeds"])
