@@ -27,6 +27,8 @@ from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
 from headtohead.study.explained import ArmExplained, study_explained
+from headtohead.study.folder import check_same_study, default_folder
+from headtohead.study.history import History, study_marks
 from headtohead.study.lock import frozen_seconds, frozen_stacking, planned_seeds
 from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
@@ -81,6 +83,7 @@ class Study:
         stack: bool | None = None,
         quiet: bool = False,
         track: str | Sink | Sequence[str | Sink] = (),
+        extend: bool = False,
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
 
@@ -89,9 +92,12 @@ class Study:
         `stack` trains the seeds of an arm in one pass; None does where it pays: on a GPU, below 5m, and a study that was
         begun one way goes on that way.
         `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
+        `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
         """
         sinks = find_sinks(track)
-        store = Store(Path(out) if out is not None else Path("races") / self.spec.name)
+        store = Store(Path(out) if out is not None else default_folder(self.spec))
+        if not extend:
+            check_same_study(store.path, self.spec)
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
         display = choose_display(quiet)
@@ -152,8 +158,11 @@ class Study:
         plan = planned(self.spec, tuning.rates())
         store.make()
         known = found(plan)
-        added = planned_seeds(store.path, plan, started=bool(known))
         outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        history = History.read(store.path)
+        history.plan(outline, plain(self.values), lambda run: run in known or store.run(run).finished())
+        late = planned_seeds(store.path, plan, started=bool(known))
+        added = study_marks(store.path, outline, late).added_seeds
         for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *outline.notes]:
             display.note(words)
         record = {
@@ -196,6 +205,15 @@ class StudyResult:
 
         `only_if_changed` leaves a page that shows these very results as it is.
         """
+        contests = {title: row for row in self.outline.contests() for title in [row.title]}
+        History.read(self.path).report(
+            [
+                {"contest": title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                for row in self.verdicts
+                for title, contest in contests.items()
+                if row.of(contest) and row.p is not None
+            ]
+        )
         rows = [row.as_dict() for row in self.verdicts]
         write_json(self.path / "verdicts.json", rows)
         if trends := self.trends():
@@ -344,9 +362,13 @@ def _judged(
     damage: dict[str, str] = {}
     others = sorted({entry.run for entry in outline.entries if entry.run not in known})
     results = known | store.results(others, damage)
-    verdicts = study_verdicts(outline, results, added)
+    marks = study_marks(store.path, outline, added)
+    verdicts = study_verdicts(outline, results, marks)
     return StudyResult(
-        store.path, outline, verdicts, results=results, damage=list(damage.values()), added_seeds=added
+        *(store.path, outline, verdicts),
+        results=results,
+        damage=list(damage.values()),
+        added_seeds=marks.added_seeds,
     )
 
 

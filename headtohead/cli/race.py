@@ -59,6 +59,7 @@ def race(
     keep_weights: Annotated[bool, flag()] = True,
     quiet: Annotated[bool, flag()] = False,
     track: Annotated[tuple[str, ...], flag("tensorboard|wandb")] = (),
+    extend: Annotated[bool, flag()] = False,
 ) -> int:
     """Run a study: train every arm on every seed, judge, report. Run it again and it does only what is missing.
 
@@ -73,7 +74,7 @@ def race(
         size: a model shape (h2h list).
         tokens: tokens each run is trained on: 120000, 120k, 65M.
         seeds: how many paired seeds, or which.
-        out: where runs, verdicts and the page go; races/NAME when not given.
+        out: where runs, verdicts and the page go; default: races/NAME, or races/ARMS-on-DATASET.
         baseline: the arm the others are measured against; the first one when not given.
         primary: the one comparison that was planned; the first other arm when not given.
         shape: what is held equal in the model: as_is, params, cache.
@@ -100,6 +101,7 @@ def race(
         keep_weights: keep the trained weights of each run.
         quiet: show no progress.
         track: trackers to send every run's rows to; no run fails because of one.
+        extend: continue the study in --out with other datasets, sizes or rules; rejected otherwise.
     """
     given: dict[str, Any] = {
         "arms": list(arms) or None,
@@ -137,6 +139,7 @@ def race(
         stack=yes_or_no("stack", stack, no_stack),
         quiet=quiet,
         track=track,
+        extend=extend,
     )
     if result.verdicts:
         show_result(result)

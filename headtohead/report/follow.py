@@ -11,6 +11,7 @@ from headtohead.common.numbers import short_count, short_time
 from headtohead.report.gather import gather
 from headtohead.report.panels import View
 from headtohead.report.pictures import Definition, at_axis, draw
+from headtohead.study.history import study_marks
 from headtohead.study.outline import Entry, Outline, read_outline
 from headtohead.study.store import Store
 from headtohead.study.verdict import sentence, study_verdicts
@@ -54,7 +55,7 @@ class Follower:
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
         # Verdicts before the last planned run would invite stopping when one looks good.
         over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
-        verdicts = study_verdicts(outline, results, added) if over else []
+        verdicts = study_verdicts(outline, results, study_marks(self.path, outline, added)) if over else []
         return Standing(
             {
                 "name": outline.name,

@@ -15,6 +15,7 @@ from headtohead.common.errors import UnreadableFile, UserError, unknown
 from headtohead.common.files import digest
 from headtohead.common.numbers import is_number
 from headtohead.measure.tasks import MARGINS
+from headtohead.study.history import Marks
 from headtohead.study.outline import Contest, Entry, Outline
 from headtohead.study.records import STATUSES
 from headtohead.study.store import Store
@@ -170,7 +171,7 @@ def judge_table(
         primary=primary or None,
         margin=margin if margin is not None else MARGIN if known else 0.0,
     )
-    verdicts = study_verdicts(outline, results, added, measure)
+    verdicts = study_verdicts(outline, results, Marks(added_seeds=added), measure)
     for row, contest in zip(
         verdicts, [c for c in outline.contests() for _ in range(len(labels) - 1)], strict=True
     ):

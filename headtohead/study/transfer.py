@@ -17,6 +17,8 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import sync_directory, write_atomic
 from headtohead.common.schema import check_schema
+from headtohead.study.history import MOST_BYTES, History, parse_rows
+from headtohead.study.history import NAME as HISTORY
 from headtohead.study.probes import PROBES, sound
 from headtohead.study.records import unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RUN_ID, RunDirectory, Store
@@ -28,9 +30,9 @@ _MOST_PROBE_BYTES = 8 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
-    """Write every finished run of a study into one file, .tar.gz or the smaller .tar.xz; return how many.
+    """Write every finished run of a study and its history into one file, .tar.gz or the smaller .tar.xz; return how many runs.
 
-    Damaged ones stay behind.
+    Damaged ones are left out.
     """
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
@@ -43,6 +45,8 @@ def export_runs(store: Store, target: Path) -> int:
                 for name in (*_probe_files(run), *FILES[1:]):
                     if (run.path / name).is_file() and not (run.path / name).is_symlink():
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
+            if rows := History.read(store.path).rows:
+                _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
         os.replace(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -106,9 +110,15 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     if not source.is_file():
         raise UserError(f"no such file: {source}")
     runs: dict[str, dict[str, bytes]] = {}
+    rows: list[dict[str, Any]] = []
     try:
         with tarfile.open(source, "r:*") as archive:
             for member in archive:
+                if member.name == HISTORY and member.isfile() and member.size <= MOST_BYTES:
+                    rows, damaged = parse_rows((archive.extractfile(member) or io.BytesIO()).read(MOST_BYTES))
+                    if damaged:
+                        raise UserError(f"{source}: {HISTORY} is damaged")
+                    continue
                 run_id, _, name = member.name.partition("/")
                 if (
                     not member.isfile()
@@ -138,6 +148,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
             if name in files and not (name in probes and (run.path / name).exists()):
                 run.path.mkdir(parents=True, exist_ok=True)
                 write_atomic(run.path / name, files[name])
+    History.read(store.path).imported(source.name, len(runs) - known, rows)
     return len(runs) - known, known
 
 

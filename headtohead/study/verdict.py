@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headtohead.study.history import NO_MARKS, Marks
 from headtohead.study.outline import METRIC, Contest, Measure, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 
@@ -81,11 +82,18 @@ class Verdict:
     moved: int = 0
     """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
     notes: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    """Those of the notes that every sentence about the verdict carries."""
     better: str = "lower"
     """Which way the metric is better: lower or higher."""
     context: str = ""
     """Where the study has several; so with the branch."""
     branch: str = ""
+
+    def mark(self, words: str) -> None:
+        """Add a note that every sentence about the verdict carries."""
+        self.notes.append(words)
+        self.marks.append(words)
 
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict is given for that contest."""
@@ -99,29 +107,44 @@ class Verdict:
 def study_verdicts(
     outline: Outline,
     results: dict[str, Result],
-    added_seeds: frozenset[int] = frozenset(),
+    marks: Marks = NO_MARKS,
     measure: Measure | None = None,
 ) -> list[Verdict]:
-    """Return one verdict per contest and arm but the baseline, from the results at hand by run id.
+    """Return one verdict per contest and arm but the baseline, from results by run id.
 
-    A contest is judged by its own measure where none is given.
+    `marks` is what was changed after results existed, from the study's history. A contest is judged by its own measure where
+    none is given. Holm's correction counts every comparison that was ever reported in a contest.
     """
     verdicts = []
     for contest in outline.contests():
         rows = [
-            _compare(outline, contest, text, label, results, added_seeds, measure or outline.measure(contest))
+            _compare(outline, contest, text, label, results, marks, measure or outline.measure(contest))
             for text, label in outline.arms
             if label != outline.baseline
         ]
-        for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
+        dropped = marks.dropped.get(contest.title, ())
+        for row, p in zip(rows, holm([*(row.p for row in rows), *dropped]), strict=False):
             row.p_holm = p
             _judge(row)
+            if row.added_seeds:
+                row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
+            if (contest.title, row.label) in marks.added_arms:
+                row.mark("this arm was added after looking")
+            if dropped:
+                row.mark(
+                    f"Holm's correction counts {len(dropped)} comparisons that were reported and dropped since"
+                )
         verdicts += rows
-    primary = next((row for row in verdicts if row.label == outline.primary), None)
+    planned = marks.primary in ("", outline.primary)
+    primary = next((row for row in verdicts if row.label == outline.primary and planned), None)
     for row in verdicts:
         row.primary = row is primary
         if not row.primary:
             row.notes.append("exploratory")
+        if row.label == outline.primary and not planned:
+            row.mark("named the primary comparison after looking")
+        for words in (*marks.notes, *_edges(row, outline)):
+            row.mark(words)
     return verdicts
 
 
@@ -138,7 +161,7 @@ def _compare(
     text: str,
     label: str,
     results: dict[str, Result],
-    added_seeds: frozenset[int],
+    marks: Marks,
     measure: Measure,
 ) -> Verdict:
     ours = {seed: results.get(run) for seed, run in outline.runs(contest, label).items()}
@@ -191,7 +214,7 @@ def _compare(
         diverged=status.count("diverged"),
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
-        added_seeds=sorted(added_seeds.intersection(seeds)),
+        added_seeds=sorted(marks.added_seeds.intersection(seeds)),
         unlearnt=sum(is_untrained(value, outline, contest) for value in mine),
         baseline_unlearnt=sum(is_untrained(value, outline, contest) for value in base_values),
         baseline_diverged=base_status.count("diverged"),
@@ -302,8 +325,6 @@ def _judge(row: Verdict) -> None:
         )
     if row.moved:
         row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
-    if row.added_seeds:
-        row.notes.append(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
     low, high = row.documents_low, row.documents_high
     if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
         row.scope = "this test set"
@@ -311,6 +332,29 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"on this test set: over its {parts} the difference could be none")
     if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
+
+
+def _edges(row: Verdict, outline: Outline) -> list[str]:
+    """Say of the arm and the baseline whether the best learning rate lies at the edge of the grid that was tried."""
+    place = (row.corpus, row.size, row.shape, row.context)
+    edges = {
+        rate.label
+        for rate in outline.tuning
+        if rate.chosen
+        and rate.edge
+        and place == (_label(outline, rate.corpus), rate.size, rate.shape, rate.context)
+    }
+    return [
+        f"the best learning rate of {label} lies at the edge of the grid"
+        for label in (row.label, row.baseline_label)
+        if label in edges
+    ]
+
+
+def _label(outline: Outline, corpus: str) -> str:
+    """Return the label of a corpus that tuning rows name."""
+    labels = {contest.corpus: contest.corpus_label for contest in outline.contests()}
+    return labels.get(corpus, corpus)
 
 
 def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
@@ -329,12 +373,18 @@ def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
     """Return the verdict in one plain sentence; corpus, size, context and branch are named where they differ `among` them."""
     where = _where(row, among)
     if row.verdict in ("better", "worse") and row.difference is not None:
-        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}."
+        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}{_marked(row)}."
     if row.verdict == "equivalent" and row.difference is not None:
-        return f"{row.label} is equivalent to {row.baseline_label} within {row.margin:g} {metric_words(row.metric)}{where}."
+        within = f"within {row.margin:g} {metric_words(row.metric)}"
+        return f"{row.label} is equivalent to {row.baseline_label} {within}{where}{_marked(row)}."
     if row.difference is None:
         return f"{row.label}: no finished pair of runs yet{where}."
-    return f"{row.label} against {row.baseline_label} is undecided{where}{_span(row)}."
+    return f"{row.label} against {row.baseline_label} is undecided{where}{_span(row)}{_marked(row)}."
+
+
+def _marked(row: Verdict) -> str:
+    """Return the marks of a verdict as a sentence carries them."""
+    return f" [{'; '.join(row.marks)}]" if row.marks else ""
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
@@ -370,10 +420,10 @@ def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
     if row.difference is None:
         return f"no finished pair of runs yet{where}"
     if row.verdict in ("better", "worse"):
-        return f"{row.verdict}{_by(row)}{where}"
+        return f"{row.verdict}{_by(row)}{where}{_marked(row)}"
     if row.verdict == "equivalent":
-        return f"equivalent within {row.margin:g}{where}"
-    return f"undecided{where}{_span(row)}"
+        return f"equivalent within {row.margin:g}{where}{_marked(row)}"
+    return f"undecided{where}{_span(row)}{_marked(row)}"
 
 
 def _by(row: Verdict) -> str:

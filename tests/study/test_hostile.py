@@ -22,6 +22,7 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.report.gather import ArmFacts, gather
 from headtohead.report.panels.curves import curve_rows
+from headtohead.study.history import Marks
 from headtohead.study.outline import read_outline
 from headtohead.study.records import sealed, unsealed, wrong_with_result, wrong_with_spec
 from headtohead.study.store import RunDirectory, Store
@@ -63,7 +64,7 @@ def test_any_result_is_judged_or_refused(whole: Path, data: st.DataObject) -> No
     spoilt = data.draw(mutated(good[chosen]) | JSON)
     if wrong_with_result(spoilt):
         return
-    rows = study_verdicts(outline, good | {chosen: spoilt}, added)
+    rows = study_verdicts(outline, good | {chosen: spoilt}, Marks(added))
     assert all(sentence(row) for row in rows)
     assert json.dumps([row.as_dict() for row in rows], allow_nan=False)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headtohead.study.history import Marks
 from headtohead.study.outline import Contest, Entry, Outline, outline_from
 from headtohead.study.verdict import headlines, sentence, study_verdicts
 
@@ -215,7 +216,9 @@ def test_where_documents_disagree_the_verdict_says_on_this_test_set() -> None:
 
 
 def test_seeds_added_after_looking_are_marked() -> None:
-    row = study_verdicts(outline(["base", "up"]), results({"base": BASE, "up": BETTER}), frozenset({4, 5}))[0]
+    row = study_verdicts(
+        outline(["base", "up"]), results({"base": BASE, "up": BETTER}), Marks(frozenset({4, 5}))
+    )[0]
     assert row.added_seeds == [4, 5]
     assert any("added after looking" in note for note in row.notes)
 
