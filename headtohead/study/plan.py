@@ -228,7 +228,7 @@ def _shaped(
         ground.refuse(size, model)
         if start is not None:
             refuse_unfit(start, ground, size, layers, model)
-    training = spec.train_settings(arm, ground.bytes_per_token)
+    training = spec.train_settings(arm, size, ground.bytes_per_token)
     circuits = model.circuits()  # refuses a parameter that no optimiser would move
     with _naming(arm):
         assign(training.circuit_lr, circuits, size.layers)

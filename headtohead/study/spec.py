@@ -16,7 +16,7 @@ from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
 from headtohead.study.probes import corpora, probe_names, refuse_unserved
 from headtohead.study.values import as_table, as_text, refuse_unknown
-from headtohead.training.settings import TrainSettings, train_settings
+from headtohead.training.settings import TrainSettings, defaults_of, train_settings
 
 SHAPES = ("as_is", "params", "cache")
 ANSWERS = ("write", "point")
@@ -133,9 +133,15 @@ class StudySpec:
         """Return the tokenizer that goes with a size."""
         return self.tokenizer or ("bytes" if size.vocabulary == 256 else f"bpe:{size.vocabulary}")
 
-    def train_settings(self, arm: Arm, bytes_per_token: float = 1.0) -> TrainSettings:
-        """Return how an arm is trained; a length in bytes becomes tokens of so many bytes."""
-        settings = train_settings(self.training | arm.training)
+    def train_settings(
+        self, arm: Arm, size: Size | None = None, bytes_per_token: float = 1.0
+    ) -> TrainSettings:
+        """Return how an arm is trained, by the defaults of a size where nothing is given.
+
+        A length in bytes becomes tokens of so many bytes.
+        """
+        defaults = {} if size is None or self.tasks else defaults_of(size)
+        settings = train_settings(defaults | self.training | arm.training)
         if not self.bytes:
             return settings
         return dataclasses.replace(settings, tokens=round(self.bytes / bytes_per_token))
@@ -169,11 +175,12 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
     tasks = _tasks(values, arms)
     branches = _branches(values.get("branches"), training, arms)
+    sizes = _words(values.get("size", "nano"), "size")
     spec = StudySpec(
         arms=arms,
         name=as_text(values.get("name", "study"), "name"),
         corpora=() if tasks else _words(values.get("corpus", "stdlib"), "corpus"),
-        sizes=_words(values.get("size", "nano"), "size"),
+        sizes=sizes,
         seeds=_seeds(values.get("seeds", 5)),
         shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
         lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
@@ -185,7 +192,9 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         branches=branches,
         model=model,
         training=training,
-        tune=_tune(values.get("tune"), training, "bytes" in values),
+        tune=_tune(
+            values.get("tune"), {} if tasks else defaults_of(find_size(sizes[0])), training, "bytes" in values
+        ),
         bytes=parse_count(values.get("bytes", 0), "bytes"),
         probes=_probes(values, bool(tasks)),
         tasks=tasks,
@@ -207,7 +216,8 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
             for context in spec.contexts or (0,):
-                settings, window = spec.train_settings(arm), spec.size(name, arm, context).context
+                size = spec.size(name, arm, context)
+                settings, window = spec.train_settings(arm, size), size.context
                 if tasks:  # a step of a task holds whole examples
                     continue
                 settings.steps(window)
@@ -364,7 +374,7 @@ def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> d
     return joined
 
 
-def _tune(value: Any, training: dict[str, Any], in_bytes: bool) -> Tune | None:
+def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_bytes: bool) -> Tune | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
@@ -381,7 +391,7 @@ def _tune(value: Any, training: dict[str, Any], in_bytes: bool) -> Tune | None:
         raise UserError(f"tune.lr takes numbers, got {rates!r}")
     if in_bytes and "tokens" not in value:
         raise UserError("tune needs tokens of its own where the study's length is given in bytes")
-    whole = train_settings(training).tokens
+    whole = train_settings(defaults | training).tokens
     tokens = parse_count(value.get("tokens", whole), "tune.tokens")
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
 

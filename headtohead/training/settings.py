@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
 from headtohead.common.words import refuse_other_words
+from headtohead.model.sizes import Size
 from headtohead.training.rules import Rule, parse_rules, rates_of_rules, recorded_rules
 
 
@@ -101,6 +102,27 @@ class TrainSettings:
         if steps < 1:
             raise UserError(f"tokens={self.tokens} do not fill one step of batch={self.batch} tokens")
         return steps
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "nano": {"tokens": 500_000, "batch": 1024, "lr": 4e-3},
+    "1m": {"tokens": 4_000_000, "batch": 4096, "lr": 4e-3},
+    "5m": {"tokens": 20_000_000, "batch": 8192, "lr": 2e-3},
+    "10m": {"tokens": 50_000_000, "batch": 16_384, "lr": 2e-3},
+    "60m": {"tokens": 300_000_000, "batch": 65_536, "lr": 1e-3},
+    "150m": {"tokens": 750_000_000, "batch": 131_072, "lr": 6e-4},
+    "350m": {"tokens": 1_750_000_000, "batch": 262_144, "lr": 4e-4},
+    "454m": {"tokens": 2_300_000_000, "batch": 262_144, "lr": 4e-4},
+}
+"""What a size is trained with on a corpus where nothing is given: enough to pass the bigram line (results/calibration)."""
+
+
+def defaults_of(size: Size) -> dict[str, Any]:
+    """Return the defaults of a size; its batch is rounded up to whole windows."""
+    found = dict(DEFAULTS.get(size.name, {}))
+    if "batch" in found:
+        found["batch"] = -(-found["batch"] // size.context) * size.context
+    return found
 
 
 _COUNTS = {"tokens", "batch", "evaluations"}

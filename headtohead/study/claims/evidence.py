@@ -93,7 +93,10 @@ class Evidence:
         label = self.label(criterion.first or criterion.arm)
         lengths = [parse_count(contest.branch) for contest in contests if contest.branch]
         lengths = lengths or [
-            self.spec.train_settings(arm).tokens for arm in self.spec.arms if arm.label == label
+            self.spec.train_settings(arm, self.spec.size(contest.size, arm)).tokens
+            for arm in self.spec.arms
+            for contest in contests
+            if arm.label == label
         ]
         tokens = max(lengths, default=0)
         if tokens < at.get("tokens", 0):
