@@ -19,10 +19,34 @@ Writer = Callable[[Tensor, int, Callable[[Tensor], object]], int]
 Gives the bytes of its cache at the end."""
 
 
-class _Transformers(nn.Module):
-    """Llama of transformers with its own loss."""
+def _register_causal() -> str:
+    """Register an attention function with transformers that says `is_causal` in place of a mask; return its name.
 
-    def __init__(self, size: Size) -> None:
+    Under `torch.compile` transformers forms the causal mask as a tensor, and SDPA then leaves its flash kernel.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    def attend(
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        return found.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("causal", attend)
+    AttentionMaskInterface.register("causal", lambda *given, **named: None)
+    return "causal"
+
+
+class _Transformers(nn.Module):
+    """Llama of transformers with its own loss; `attention` is sdpa, or causal: SDPA without a mask."""
+
+    def __init__(self, size: Size, attention: str = "sdpa") -> None:
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -36,7 +60,7 @@ class _Transformers(nn.Module):
             max_position_embeddings=size.context,
             tie_word_embeddings=True,
             use_cache=False,
-            attn_implementation="sdpa",
+            attn_implementation=_register_causal() if attention == "causal" else attention,
         )
         self.model = LlamaForCausalLM(config)
 
@@ -77,7 +101,7 @@ class _Litgpt(nn.Module):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-_PEERS: dict[str, Callable[[Size], nn.Module]] = {"transformers": _Transformers, "litgpt": _Litgpt}
+_PEERS: dict[str, Callable[..., nn.Module]] = {"transformers": _Transformers, "litgpt": _Litgpt}
 PEERS = tuple(_PEERS)
 
 
@@ -100,18 +124,29 @@ def version(name: str) -> str:
     return metadata.version(name)
 
 
-def peer_step(name: str, size: Size, batch: int, device: torch.device, bf16: bool, compile: bool) -> Step:
+def peer_step(
+    name: str,
+    size: Size,
+    batch: int,
+    device: torch.device,
+    bf16: bool,
+    compile: bool,
+    *,
+    mode: str | None = None,
+    **settings: str,
+) -> Step:
     """Return one training step of a peer: float32 weights, autocast, fused AdamW, clipping; `batch` sequences.
 
-    Its tokens stand on the device already, another batch every step.
+    Its tokens are on the device already, another batch every step. `mode` is that of `torch.compile`; `settings` are the
+    peer's own.
     """
     torch.manual_seed(0)
-    model = _PEERS[name](size).to(device).train()
+    model = _PEERS[name](size, **settings).to(device).train()
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     batches = torch.randint(0, size.vocabulary, (8, batch, size.context), device=device)
-    forward: Any = torch.compile(model) if compile else model
+    forward: Any = torch.compile(model, mode=mode) if compile else model
     turn = 0
 
     def step() -> None:

@@ -1,0 +1,93 @@
+"""Which settings make a peer's training step fastest: transformers' Llama, every setting in one process, taking turns.
+
+    python benchmarks/peer_settings.py [--sizes 51m 124m] [--batch 32768] [--rounds 4] [--out FILE]
+
+documented: `torch.compile(model)` with `attn_implementation="sdpa"`. Under `torch.compile` transformers forms the causal mask as a
+tensor, and PyTorch's SDPA then leaves its flash kernel; causal: an attention function registered with transformers'
+own interface, which says `is_causal` in place of a mask; autotuned: causal, compiled with `max-autotune-no-cudagraphs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.bench.peers import peer_step, version
+from headtohead.bench.train import find_shape
+from headtohead.common.files import write_json
+from headtohead.study.environment import device_name, provenance
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "documented": {"attention": "sdpa"},
+    "causal": {"attention": "causal"},
+    "autotuned": {"attention": "causal", "mode": "max-autotune-no-cudagraphs"},
+}
+WARM, BURST = 5, 10
+
+
+def timed(step: Callable[[], object]) -> float:
+    """Return the seconds of one step, over a burst."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(BURST):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / BURST
+
+
+def main() -> None:
+    """Measure every size and setting; print and write the rows."""
+    parser = argparse.ArgumentParser(description="the settings of a peer")
+    parser.add_argument("--sizes", nargs="+", default=["51m", "124m"])
+    parser.add_argument("--batch", type=int, default=32_768)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    device = torch.device("cuda")
+    document: dict[str, Any] = {
+        "benchmark": "peer settings",
+        **provenance(),
+        "device": device_name(device),
+        "peer": {"transformers": version("transformers")},
+        "tokens_per_step": given.batch,
+        "rows": [],
+    }
+    for name in given.sizes:
+        size = find_shape(name)
+        steps = {}
+        for words, settings in SETTINGS.items():
+            torch._dynamo.reset()
+            try:
+                step = peer_step(
+                    "transformers", size, given.batch // size.context, device, True, True, **settings
+                )
+                for _ in range(WARM):
+                    step()
+            except Exception as error:
+                document["rows"].append({"size": name, "setting": words, "failed": str(error)[:300]})
+                continue
+            steps[words] = step
+        times: dict[str, list[float]] = {words: [] for words in steps}
+        for _ in range(given.rounds):
+            for words, step in steps.items():
+                times[words].append(1000 * timed(step))
+        for words, found in times.items():
+            row = {"size": name, "setting": words, "milliseconds": statistics.median(found), "all": found}
+            document["rows"].append(row)
+            print(f"{name} {words}: {row['milliseconds']:.1f} ms", flush=True)
+        if given.out:
+            write_json(given.out, document)
+        del steps
+        torch.cuda.empty_cache()
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
