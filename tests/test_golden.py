@@ -8,6 +8,7 @@ import torch
 
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
+from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
@@ -38,6 +39,10 @@ GOLDEN = {
         "prefix_mean": 5.002735,
         "odd(no_attention)": 4.757995,
         "kuramoto": 4.909717,
+        "kuramoto_gated": 4.898460,
+        "latent": 4.977109,
+        "gated_linear": 4.533325,
+        "factorised": 5.348005,
     }
 }
 
@@ -46,10 +51,17 @@ def final_loss(arm: str) -> float:
     tokens = ((np.arange(40_000) ** 2 // 7 + np.arange(40_000) * 3) % 251).astype(np.uint8)
     windows = Windows(Split(tokens, np.array([0], dtype=np.uint64), len(tokens)), 128, seed=1)
     torch.manual_seed(1)
-    size = SIZES["nano"].with_settings(init_std=0.08)
-    model = Decoder(size, parse_layout(arm).layers(2), seed=1, companion=tokens)
+    layers = parse_layout(arm).layers(2)
+    rope = all("rope" in layer.base.kind.supports.positions for layer in layers)
+    size = SIZES["nano"].with_settings(init_std=0.08, positions="rope" if rope else "learned")
+    model = Decoder(size, layers, seed=1, companion=tokens)
     trainer = Trainer(model, windows, TrainSettings(tokens=20 * 512, batch=512, lr=4e-3))
     return trainer.run().train_nats
+
+
+def test_every_built_in_mechanism_has_a_golden_loss() -> None:
+    layers = [layer for arm in GOLDEN[NUMERICS] for layer in parse_layout(arm).layers(2)]
+    assert {term.kind.name for layer in layers for term in layer.terms} >= set(builtin_mechanisms())
 
 
 @pytest.mark.parametrize("arm", GOLDEN[max(GOLDEN)])
