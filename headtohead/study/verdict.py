@@ -82,6 +82,8 @@ class Verdict:
     context: str = ""
     """Where the study has several; so with the branch."""
     branch: str = ""
+    numerics: str = ""
+    """The number of the arithmetic that both sides were computed with; empty in a table that does not say."""
 
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict is given for that contest."""
@@ -112,6 +114,8 @@ def study_verdicts(
         for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
             row.p_holm = p
             _judge(row)
+            if contest.outdated:
+                row.notes.append(f"computed with numerics {contest.numerics}")
         verdicts += rows
     primary = next((row for row in verdicts if row.label == outline.primary), None)
     for row in verdicts:
@@ -160,6 +164,7 @@ def _compare(
         length=contest.length,
         context=contest.context,
         branch=contest.branch,
+        numerics=contest.numerics,
         metric=measure.name,
         n=paired.n,
         mean=sum(mine) / len(mine) if mine else None,
@@ -345,7 +350,13 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     length = {"time_plain": "plain-path time"}.get(row.length, row.length)
     shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
     scope = " on this test set" if row.scope == "this test set" else ""
-    words = {"corpus": "{}", "size": "{}", "context": "context {}", "branch": "{} tokens"}
+    words = {
+        "corpus": "{}",
+        "size": "{}",
+        "context": "context {}",
+        "branch": "{} tokens",
+        "numerics": "numerics {}",
+    }
     names = [
         form.format(getattr(row, key))
         for key, form in words.items()
