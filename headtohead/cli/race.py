@@ -16,6 +16,7 @@ from headtohead.common.numbers import exact_count, parse_count, parse_duration
 from headtohead.measure.attention import ATTENTION
 from headtohead.study.execute import Summary
 from headtohead.study.matrix import places, short_labels
+from headtohead.study.numerics import NUMERICS, numerics_of
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
 from headtohead.study.verdict import METRIC, metric_words
@@ -241,7 +242,9 @@ def runs(
         test = (result or {}).get("test", {})
         metric = test.get("metric", METRIC)
         units[metric_words(metric)] = None
-        rows.append((run.id, *place, run.state(result), number(test.get(metric), ".4f")))
+        numerics = numerics_of(spec)
+        mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
+        rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
     score = next(iter(units)) if len(units) == 1 else "score"
     columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)

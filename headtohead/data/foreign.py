@@ -9,7 +9,7 @@ import numpy as np
 
 from headtohead.common.errors import unknown
 from headtohead.data.corpora import SPLITS, Progress, _silent
-from headtohead.data.shards import Split, prepare
+from headtohead.data.shards import Spelling, Split, prepare
 from headtohead.data.tokenizers import Bytes, Tokenizer
 
 
@@ -32,9 +32,11 @@ def tokens_of(
     if isinstance(tokenizer, Bytes):
         return text
     edges = [*map(int, text.documents), len(text.tokens)]
-    starts, parts, count = [], [], 0
-    for tokens in tokenizer.encode_all(text.tokens[a : b - 1].tobytes() for a, b in pairwise(edges)):
+    starts, parts, count, spelling = [], [], 0, Spelling(tokenizer)
+    documents = tokenizer.encode_all(text.tokens[a : b - 1].tobytes() for a, b in pairwise(edges))
+    for tokens, (first, last) in zip(documents, pairwise(edges), strict=True):
         starts.append(count)
+        spelling.add(tokens, last - 1 - first)
         parts += [tokens.astype(np.int64), np.array([tokenizer.separator])]
         count += len(tokens) + 1
-    return Split(np.concatenate(parts), np.array(starts, dtype=np.uint64), text.bytes)
+    return Split(np.concatenate(parts), np.array(starts, dtype=np.uint64), text.bytes, spelling.scales())

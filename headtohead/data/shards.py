@@ -18,7 +18,7 @@ from headtohead.common.files import digest, digest_file, read_json, sync_directo
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 _TOLD_EVERY = 2**16
 """Bytes between two signs of progress: a corpus may hold a million short documents."""
 
@@ -40,6 +40,40 @@ class Split:
     """Where each document starts."""
     bytes: int
     """Bytes of text, a separator counted as one."""
+    scales: np.ndarray[Any, Any] | None = None
+    """Bytes of text for every byte that the tokenizer's table gives a document's tokens, one number for each document;
+    None where the table is right for all of them."""
+
+    def token_lengths(self, table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return (tokens,): the bytes of text that each token stands for, by a tokenizer's table (vocabulary,).
+
+        Their sum over a document is its true number of bytes, whatever the tokenizer.
+        """
+        lengths: np.ndarray[Any, Any] = table[np.asarray(self.tokens)]
+        if self.scales is None:
+            return lengths
+        counts = np.diff([*self.documents.astype(np.int64), len(self.tokens)])
+        return lengths * np.repeat(self.scales[: len(counts)], counts)
+
+
+class Spelling:
+    """Compares the bytes of documents with those that the tokenizer's table gives their tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._table = None if isinstance(tokenizer, Bytes) else tokenizer.token_bytes()
+        self._scales: list[float] = []
+
+    def add(self, tokens: np.ndarray[Any, Any], size: int) -> None:
+        """Take the tokens of the next document, and its true number of bytes; a separator counts as one in both."""
+        if self._table is not None:
+            chunks = range(0, len(tokens), 2**22)
+            implied = sum(int(self._table[tokens[at : at + 2**22]].sum()) for at in chunks)
+            self._scales.append((size + 1) / (implied + 1))
+
+    def scales(self) -> np.ndarray[Any, Any] | None:
+        """Return what `Split.scales` holds."""
+        exact = all(scale == 1.0 for scale in self._scales)
+        return None if exact else np.array(self._scales, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -122,7 +156,12 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
         documents = np.fromfile(folder / f"{split}.documents", dtype=np.uint64)
         if digest(documents.tobytes()) != facts["documents_sha256"]:
             raise DamagedFile(f"changed shard {folder / split}.documents: its checksum is not its own")
-        splits[split] = Split(tokens, documents, facts["bytes"])
+        scales = None
+        if "scales_sha256" in facts:
+            scales = np.fromfile(folder / f"{split}.scales", dtype=np.float64)
+            if digest(scales.tobytes()) != facts["scales_sha256"] or len(scales) != len(documents):
+                raise DamagedFile(f"changed shard {folder / split}.scales: its checksum is not its own")
+        splits[split] = Split(tokens, documents, facts["bytes"], scales)
     return Prepared(corpus.name, meta["label"], meta["fingerprint"], tokenizer, splits, folder, meta["notes"])
 
 
@@ -221,7 +260,7 @@ def _write_split(
 ) -> dict[str, Any]:
     starts, count, text_bytes, read = [], 0, 0, 0
     separator: np.ndarray[Any, Any] = np.array([tokenizer.separator], dtype=dtype)
-    checksum = sha256()
+    checksum, spelling = sha256(), Spelling(tokenizer)
 
     def walk() -> Iterator[bytes]:
         nonlocal read
@@ -235,6 +274,7 @@ def _write_split(
         lengths = (len(text) for _, text in texts)
         for tokens, length in zip(tokenizer.encode_all(walk()), lengths, strict=True):
             starts.append(count)
+            spelling.add(tokens, length)
             parts: tuple[np.ndarray[Any, Any], ...] = (tokens.astype(dtype, copy=False), separator)
             for part in parts:
                 data = part.tobytes()
@@ -246,6 +286,9 @@ def _write_split(
         os.fsync(stream.fileno())
     places = np.array(starts, dtype=np.uint64)
     places.tofile(folder / f"{split}.documents")
+    scales = spelling.scales()
+    if scales is not None:
+        scales.tofile(folder / f"{split}.scales")
     return {
         "tokens": count,
         "bytes": text_bytes,
@@ -253,6 +296,7 @@ def _write_split(
         "size": count * np.dtype(dtype).itemsize,
         "sha256": checksum.hexdigest(),
         "documents_sha256": digest(places.tobytes()),
+        **({} if scales is None else {"scales_sha256": digest(scales.tobytes())}),
     }
 
 

@@ -91,7 +91,13 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
                 raise UserError(
                     f"{path}, document {number}: no text field (fields: {', '.join(map(str, row)) or 'none'})"
                 )
-            documents.append((f"{path.name}:{number}", text.encode("utf-8")))
+            try:
+                documents.append((f"{path.name}:{number}", text.encode("utf-8")))
+            except UnicodeEncodeError as error:
+                raise UserError(
+                    f"{path}, document {number}: {text[error.start : error.end]!a} is half of a character and has no "
+                    "UTF-8; remove it"
+                ) from None
         return documents
     content = read_bytes(path)
     if b"\0" in content[:65536]:

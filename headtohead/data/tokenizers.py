@@ -1,8 +1,15 @@
-"""Bytes, and byte-pair encodings trained on a corpus' train split."""
+"""Bytes, and byte-pair encodings trained on a corpus' train split.
+
+Both spell every text exactly, byte by byte: bytes that are not UTF-8 are tokens of their own, and a text that contains
+the spelling of a special token is encoded like any other text. A tokenizer from a file may not spell its text (it
+lowercases, adds spaces, has no token for some characters); `data/shards.py` then counts the bytes of the text itself.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +40,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
 
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes that tokens spell, separators left out."""
+
     def token_bytes(self) -> np.ndarray[Any, Any]:
         """Return (vocabulary,): how many bytes of text each token stands for; a separator counts as one."""
 
@@ -57,13 +67,21 @@ class Bytes:
         """Return the text; bytes that form no character are shown as such."""
         return bytes(tokens).decode("utf-8", "replace")
 
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes."""
+        return bytes(tokens).replace(b"\0", b"")
+
     def token_bytes(self) -> np.ndarray[Any, Any]:
         """One each."""
         return np.ones(256, dtype=np.int64)
 
 
+# What bytes.decode(..., "surrogateescape") makes of bytes that are not UTF-8.
+_ESCAPED = re.compile("([\udc80-\udcff]+)")
+
+
 class BytePairs:
-    """A byte-level BPE of the `tokenizers` library."""
+    """A byte-level BPE of the `tokenizers` library, or any tokenizer that its file format holds."""
 
     def __init__(self, name: str, content: str) -> None:
         from tokenizers import Tokenizer as Library
@@ -86,6 +104,14 @@ class BytePairs:
                 f"tokenizer {name} has no {SEPARATOR} or <|endoftext|> token to separate documents with"
             )
         self.separator = int(separator)
+        self._library.encode_special_tokens = True  # their spelling in a text is text
+        self._byte_tokens = self._find_byte_tokens()
+
+    def _find_byte_tokens(self) -> np.ndarray[Any, Any] | None:
+        """Return (256,): the token of every single byte, or None where the vocabulary is not byte-level."""
+        vocabulary = self._library.get_vocab()
+        found = [vocabulary.get(character) for character in _byte_alphabet()]
+        return None if None in found else np.array(found, dtype=np.uint32)
 
     def encode(self, text: bytes) -> np.ndarray[Any, Any]:
         """Return the tokens of a document."""
@@ -93,12 +119,12 @@ class BytePairs:
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the tokens of each document, batches of about a megabyte encoded on all cores."""
-        pending: list[tuple[int, str]] = []
+        pending: list[tuple[int, str | bytes]] = []
         held: list[tuple[int, np.ndarray[Any, Any]]] = []
         size = 0
         for count, text in enumerate(texts):
             for piece in _pieces(text):
-                pending.append((count, piece))
+                pending += [(count, part) for part in self._parts(piece)]
                 size += len(piece)
                 if size >= 2**20:
                     held += self._encode_batch(pending)
@@ -109,16 +135,55 @@ class BytePairs:
         while held:
             yield _joined(held)
 
-    def _encode_batch(self, pending: list[tuple[int, str]]) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        codes = self._library.encode_batch_fast([piece for _, piece in pending], add_special_tokens=False)
+    def _parts(self, piece: bytes) -> list[str | bytes]:
+        """Return a piece as text, and as bytes where it is not UTF-8.
+
+        Without a token for every byte, those are shown to the tokenizer as replacement characters.
+        """
+        try:
+            return [piece.decode("utf-8")]
+        except UnicodeDecodeError:
+            if self._byte_tokens is None:
+                return [piece.decode("utf-8", "replace")]
+        parts = _ESCAPED.split(piece.decode("utf-8", "surrogateescape"))
         return [
-            (owner, np.asarray(code.ids, dtype=np.uint32))
-            for (owner, _), code in zip(pending, codes, strict=True)
+            part.encode("utf-8", "surrogateescape") if _ESCAPED.match(part) else part
+            for part in parts
+            if part
         ]
+
+    def _encode_batch(self, pending: list[tuple[int, str | bytes]]) -> list[tuple[int, np.ndarray[Any, Any]]]:
+        texts = [part for _, part in pending if isinstance(part, str)]
+        codes = iter(self._library.encode_batch_fast(texts, add_special_tokens=False))
+        found = []
+        for owner, part in pending:
+            if isinstance(part, str):
+                found.append((owner, np.asarray(next(codes).ids, dtype=np.uint32)))
+            else:
+                assert self._byte_tokens is not None
+                found.append((owner, self._byte_tokens[np.frombuffer(part, dtype=np.uint8)]))
+        return found
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens; separators are left out."""
         return str(self._library.decode(list(map(int, tokens)), skip_special_tokens=True))
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes that byte-level tokens spell, separators left out; of others the text."""
+        parts = [self._spelled[int(token)] for token in tokens]
+        known = [part for part in parts if part is not None]
+        return b"".join(known) if len(known) == len(parts) else self.decode(tokens).encode("utf-8")
+
+    @cached_property
+    def _spelled(self) -> list[bytes | None]:
+        """What each token spells; nothing where it is no word of the byte alphabet."""
+        values = {character: value for value, character in enumerate(_byte_alphabet())}
+        found: list[bytes | None] = [None] * self.vocabulary
+        for token, place in self._library.get_vocab().items():
+            if self._byte_tokens is not None and values.keys() >= set(token):
+                found[place] = bytes(values[character] for character in token)
+        found[self.separator] = b""
+        return found
 
     def token_bytes(self) -> np.ndarray[Any, Any]:
         """Characters of the byte alphabet stand for one byte each."""
@@ -137,12 +202,22 @@ def _joined(held: list[tuple[int, np.ndarray[Any, Any]]]) -> np.ndarray[Any, Any
     return np.concatenate(parts)
 
 
-def _pieces(text: bytes, size: int = 2**15) -> Iterator[str]:
+def _byte_alphabet() -> list[str]:
+    """Return the character that stands for each byte in a byte-level vocabulary (GPT-2's table).
+
+    Printable characters of Latin-1 stand for themselves, the other bytes for characters from 256 on.
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
+
+
+def _pieces(text: bytes, size: int = 2**15) -> Iterator[bytes]:
     """Yield a document in pieces cut behind line ends: long ones are then encoded on all cores in little memory."""
     start = 0
     while start < len(text) or start == 0:
         stop = len(text) if start + size >= len(text) else text.find(b"\n", start + size) + 1 or len(text)
-        yield text[start:stop].decode("utf-8", "replace")
+        yield text[start:stop]
         start = stop
         if not text:
             return
@@ -212,8 +287,9 @@ def _train(vocabulary: int, texts: Iterable[bytes], progress: Callable[[str, flo
         read = 0
         for text in texts:
             for piece in _pieces(text):
-                yield piece
-                read += len(piece)
+                shown = piece.decode("utf-8", "replace")
+                yield shown
+                read += len(shown)
                 if read >= _TRAINING_BYTES:
                     return
                 progress(f"training a BPE of {vocabulary:,} tokens", min(0.99, read / _TRAINING_BYTES))

@@ -205,5 +205,5 @@ def _parted(halves: _Halves) -> _Halves:
 
 def _document_bytes(corpus: Prepared, split: Split) -> list[int]:
     """Return the bytes of each document of a split, its separator counted as one."""
-    lengths = corpus.tokenizer.token_bytes()[np.asarray(split.tokens)]
-    return [int(length) for length in np.add.reduceat(lengths, split.documents.astype(np.int64))]
+    lengths = split.token_lengths(corpus.tokenizer.token_bytes())
+    return [round(float(length)) for length in np.add.reduceat(lengths, split.documents.astype(np.int64))]

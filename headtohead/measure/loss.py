@@ -47,11 +47,14 @@ def score_split(
     precision: str = "float32",
     progress: Callable[[float], None] | None = None,
 ) -> Score:
-    """Return the model's score on all of a split, in windows of its context that do not overlap."""
+    """Return the model's score on all of a split, in windows of its context that do not overlap.
+
+    `token_bytes` (vocabulary,) is the tokenizer's table; where it does not spell the text, the text's own bytes count.
+    """
     nats = _token_nats(model, split, batch, precision, progress)
-    lengths = token_bytes[np.asarray(split.tokens)]
+    lengths = split.token_lengths(token_bytes)
     lengths[0] = 0  # the first token is given, not predicted
-    total, size, count = float(nats.sum()), int(lengths.sum()), len(split.tokens) - 1
+    total, size, count = float(nats.sum()), round(float(lengths.sum())), len(split.tokens) - 1
     mean = total / count
     return Score(
         nats=mean,
@@ -123,4 +126,4 @@ def _blocks(
         starts = np.unique(starts[np.searchsorted(starts, wanted, "right") - 1])
     starts = np.unique(starts)
     sums = np.add.reduceat(nats, starts), np.add.reduceat(lengths, starts)
-    return [[float(a), int(b)] for a, b in zip(*sums, strict=True) if b > 0]
+    return [[float(a), round(float(b))] for a, b in zip(*sums, strict=True) if b >= 0.5]

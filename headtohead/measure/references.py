@@ -33,11 +33,9 @@ def reference_lines(corpus: Prepared) -> dict[str, float]:
     train = np.asarray(corpus.splits["train"].tokens[:_MOST_TOKENS]).astype(np.int64)
     test = np.asarray(corpus.splits["test"].tokens).astype(np.int64)
     vocabulary = corpus.tokenizer.vocabulary
-    size = int(corpus.tokenizer.token_bytes()[test[1:]].sum())
+    size = float(corpus.splits["test"].token_lengths(corpus.tokenizer.token_bytes())[1:].sum())
     unigram = (np.bincount(train, minlength=vocabulary) + 1.0) / (len(train) + vocabulary)
-    text = (
-        bytes(test.astype(np.uint8)) if vocabulary <= 256 else corpus.tokenizer.decode(test.tolist()).encode()
-    )
+    text = bytes(test.astype(np.uint8)) if vocabulary <= 256 else corpus.tokenizer.decode_bytes(test.tolist())
     lines = {
         "uniform": math.log2(vocabulary) * (len(test) - 1) / size,
         "unigram": float(-np.log2(unigram[test[1:]]).sum()) / size,

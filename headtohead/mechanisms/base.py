@@ -339,13 +339,29 @@ class Draw(Protocol):
         """Return normal values of standard deviation `std`, the model's own when None."""
 
 
+_STRIP = 64
+"""Columns drawn from one stream."""
+
+
 def seeded_draw(seed: int, place: str, usual: float) -> Draw:
-    """Return a Draw for one place in the model: the same name gives the same values in every arm."""
+    """Return a Draw for one place in the model: the same name gives the same values in every arm.
+
+    A value depends on its row and column and not on the shape: where a rule solves another width for an arm, the block
+    that two tensors have in common is equal. A tensor is drawn in strips of 64 columns, each from a stream of its own,
+    row by row; the last dimension counts as columns, all before it as rows.
+    """
 
     def draw(name: str, shape: Sequence[int], std: float | None = None) -> Tensor:
-        key = hashlib.sha256(f"{seed}/{place}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        return torch.randn(*shape, generator=generator) * (usual if std is None else std)
+        columns = shape[-1] if len(shape) else 1
+        rows = math.prod(shape[:-1])
+        strips = []
+        for strip in range(max(1, -(-columns // _STRIP))):
+            words = f"{seed}/{place}/{name}" + (f"/{strip}" if strip else "")
+            key = hashlib.sha256(words.encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+            # Always the whole strip: what `torch.randn` gives last depends on how much it is asked for.
+            strips.append(torch.randn(rows, _STRIP, generator=generator))
+        return torch.cat(strips, 1)[:, :columns].reshape(tuple(shape)) * (usual if std is None else std)
 
     return draw
 

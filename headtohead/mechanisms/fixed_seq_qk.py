@@ -15,8 +15,9 @@ Claims: Alone 79.1 word perplexity on WikiText against 38.1, last words of LAMBA
 second layer standard, 38.5 and 20.3 % (500M, 15B tokens).
 
 Watch: The companion costs a batch one sequence more (`h2h cost ... --batch N`), so FLOPs per token depend on the batch.
-Inputs longer than it are refused. A model has one companion. `detach=true` stops gradients at it; the paper does not
-say. "Over 92 % of standard" counts chance as skill. One run per cell.
+Inputs longer than it are refused. A bidirectional model runs the whole companion, however short the input. A model has
+one companion. `detach=true` stops gradients at it; the paper does not say. "Over 92 % of standard" counts chance as
+skill. One run per cell.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels import circle, circle_pull
+from headtohead.kernels.path import no_autocast
 
 
 class Group(Protocol):
@@ -171,7 +172,8 @@ class Rotations(Quaternions):
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
         """q (0, omega / 2), omega the axis of (R^T M - M^T R) / 2: half its angle turns the quaternion."""
-        turn = features.unflatten(-1, (3, 3)).mT @ average.unflatten(-1, (3, 3))
+        with no_autocast(point):
+            turn = _wide(features).unflatten(-1, (3, 3)).mT @ _wide(average).unflatten(-1, (3, 3))
         axis = (turn[..., 2, 1], turn[..., 0, 2], turn[..., 1, 0])
         back = (turn[..., 1, 2], turn[..., 2, 0], turn[..., 0, 1])
         half = [0.25 * (one - other) for one, other in zip(axis, back, strict=True)]
@@ -179,7 +181,11 @@ class Rotations(Quaternions):
 
 
 class Orthogonal(Group):
-    """SO(n), as n x n matrices; the score is tr(R_t^T R_u), the step a matrix exponential."""
+    """SO(n), as n x n matrices; the score is tr(R_t^T R_u), the step a matrix exponential.
+
+    Products and exponentials leave autocast: `matrix_exp` in bf16 on CPU returns garbage, and a rotation rounded to
+    bf16 is no rotation.
+    """
 
     def __init__(self, order: int) -> None:
         self.order, self.name = order, f"so({order})"
@@ -206,18 +212,21 @@ class Orthogonal(Group):
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
         """R (R^T M - M^T R) / 2."""
-        rotation = self._matrix(point)
-        return (rotation @ _skew(rotation.mT @ self._matrix(average))).flatten(-2)
+        with no_autocast(point):
+            rotation = self._matrix(_wide(point))
+            return (rotation @ _skew(rotation.mT @ self._matrix(_wide(average)))).flatten(-2)
 
     def step(self, point: Tensor, update: Tensor) -> Tensor:
         """R exp of the skew part of R^T update."""
-        rotation = self._matrix(point)
-        turn = torch.linalg.matrix_exp(_skew(rotation.mT @ self._matrix(update)))
-        return (rotation @ turn).flatten(-2)
+        with no_autocast(point):
+            rotation = self._matrix(_wide(point))
+            turn = torch.linalg.matrix_exp(_skew(rotation.mT @ self._matrix(_wide(update))))
+            return (rotation @ turn).flatten(-2)
 
     def place(self, free: Tensor) -> Tensor:
         """exp of the skew part: a nearest rotation has no gradient where singular values meet."""
-        return torch.linalg.matrix_exp(_skew(self._matrix(free))).flatten(-2)
+        with no_autocast(free):
+            return torch.linalg.matrix_exp(_skew(self._matrix(_wide(free)))).flatten(-2)
 
     def _matrix(self, point: Tensor) -> Tensor:
         return point.unflatten(-1, (self.order, self.order))
@@ -295,6 +304,11 @@ def _unit(vector: Tensor) -> Tensor:
 
 def _tangent(point: Tensor, vector: Tensor) -> Tensor:
     return vector - (point * vector).sum(-1, keepdim=True) * point
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return x in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _skew(matrix: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ defaults.
 Claims: None of its own; those published are for `kuramoto` and for the kernel of arXiv 2606.18694.
 
 Watch: Its gates cost 4 D² parameters a layer; `shape = params` takes them from the feed-forward part. Keys are made by
-maps, so decoding keeps them beside the phases. It trains best at a higher learning rate than the usual layer with its
-feed-forward part at half of it (`rates = "ffn=0.5"`). Results of this form say nothing of the paper's.
+maps, so decoding keeps them beside the phases. It trains best at a higher learning rate than the usual layer, with its
+feed-forward part at half of it (`circuit_lr = {ffn = "0.5x"}`). Results of this form say nothing of the paper's.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Claims: Alone 84.8 word perplexity on WikiText against 38.1, last words of LAMBA
 second layer standard, 39.3 and 22.0 % (500M, 15B tokens); at 1.7B the hybrid has 28.0 against 27.6.
 
 Watch: What it learns is where to look by position alone: race it beside `prefix_mean`. The companion costs a batch one
-sequence more, and inputs longer than it are refused. `sigma` is not published; ours is the usual start of an embedding.
-One run per cell.
+sequence more, and inputs longer than it are refused. A bidirectional model runs the whole companion, however short the
+input. `sigma` is not published; ours is the usual start of an embedding. One run per cell.
 """
 
 from __future__ import annotations

@@ -142,6 +142,8 @@ class Decoder(nn.Module):
     """
 
     companion: Tensor | None
+    causal = True
+    """Whether a token sees earlier tokens only; a `Reader` may see both ways."""
 
     def __init__(
         self,
@@ -246,7 +248,7 @@ class Decoder(nn.Module):
                 frame.companion = own.companion = Companion(normed)
                 if index < last:
                     beside = block.after(beside, normed, own)
-                if caches is not None:  # nothing of its own longer pass is kept for the data's shorter one
+                if own.time != time:  # queries, keys and map of its own longer pass are not the data's
                     frame.companion = Companion(normed)
             cache = None if caches is None else caches.layers[index]
             x = block(x, frame, cache, rows if index == len(self.layers) - 1 else None)
@@ -269,6 +271,8 @@ class Decoder(nn.Module):
         """Return the last layer that needs the companion, -1 for none, its start (1, length, width), and its frame.
 
         It is run on as many tokens as the data has. With caches it is run once, whole, before anything is decoded.
+        Bidirectional, it is run whole too: its states depend on its length, which must not depend on how far a batch
+        is padded.
         """
         needed, data = self.companion_spec, frame.embeddings
         assert data is not None
@@ -281,13 +285,21 @@ class Decoder(nn.Module):
         ]
         if not needing:
             return -1, data, frame
-        rows = self.companion[: frame.time if caches is None else needed.length].unsqueeze(0)
+        length = needed.length
+        if caches is None:
+            length = frame.time if frame.causal else self._companion_length(needed)
+        rows = self.companion[:length].unsqueeze(0)
         own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
         x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
         own.embeddings = x
         return needing[-1], x, own
+
+    def _companion_length(self, needed: CompanionSpec) -> int:
+        """Return how many tokens of the companion a bidirectional pass runs: all that have a position."""
+        learned = self.size.settings.positions == "learned"
+        return min(needed.length, self.size.context) if learned else needed.length
 
     def _one_companion(self) -> CompanionSpec | None:
         """Return what the layers need of a companion; two different needs are refused."""
@@ -432,13 +444,15 @@ class Decoder(nn.Module):
     def _companion_flops(self, context: int, batch: int, mode: Mode) -> Flops:
         """Return what the companion's own pass adds per token of the batch.
 
-        In training it is one sequence more: what a layer makes of it once serves it as well as the data. Before
-        decoding it is run whole and by itself; decoding reads its tables.
+        In causal training it is one sequence more: what a layer makes of it once serves it as well as the data. Before
+        decoding, and where tokens see both ways, it is run whole and by itself; decoding reads its tables.
         """
         total, needed = Flops(0.0, 0.0), self.companion_spec
         if needed is None or mode == "decode":
             return total
-        length = context if mode == "train" else max(context, needed.length)
+        length = max(context, needed.length)
+        if mode == "train":
+            length = context if self.causal else max(context, self._companion_length(needed))
         share = length / (batch * context)
         needing = [i for i, block in enumerate(self.layers) if block.mechanism.companion_spec() is not None]
         for index, block in enumerate(self.layers[: needing[-1] + 1]):
@@ -446,7 +460,7 @@ class Decoder(nn.Module):
             if index < needing[-1]:
                 linear += block.ffn.flops() if block.ffn is not None else 0.0
                 alone = block.mechanism.flops(length, 1)
-                if mode == "train":
+                if mode == "train" and length == context:
                     more, same = (block.mechanism.flops(length, count) for count in (batch + 1, batch))
                     alone = Flops(
                         (batch + 1) * more.causal - batch * same.causal,

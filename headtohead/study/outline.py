@@ -12,6 +12,7 @@ from typing import Any
 from headtohead.common.errors import DamagedFile
 from headtohead.common.numbers import is_number
 from headtohead.common.schema import read_document
+from headtohead.study.numerics import NUMERICS
 
 METRIC = "bits_per_byte"
 
@@ -40,11 +41,19 @@ class Contest:
     """Tokens in a window, where the study has several contexts."""
     branch: str = ""
     """Tokens of the baseline's branch, where the study has branches."""
+    numerics: str = ""
+    """The number of the arithmetic that its runs were computed with: runs of two of them are never compared. Empty in a
+    table that does not say."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its runs were computed with other numerics than this version's."""
+        return self.numerics not in ("", str(NUMERICS))
 
     @property
     def place(self) -> dict[str, str]:
         """What sets it apart from the other contests, by name; the corpus by its label."""
-        names = ("size", "context", "branch", "shape", "length")
+        names = ("size", "context", "branch", "shape", "length", "numerics")
         return {"corpus": self.corpus_label} | {name: getattr(self, name) for name in names}
 
     @property
@@ -66,6 +75,7 @@ class Contest:
             "branch": "{} tokens",
             "shape": "shape {}",
             "length": "length {}",
+            **({"numerics": "computed with numerics {}"} if self.outdated else {}),
         }
         return {name: form.format(self.place[name]) for name, form in forms.items() if self.place[name]}
 
@@ -274,7 +284,8 @@ def _rate(row: dict[str, Any]) -> Rate:
 
 
 def _contest(row: dict[str, Any]) -> Contest:
-    return Contest(**{key: _text(value) for key, value in row.items()})
+    # Studies written before the numerics were bumped do not name them.
+    return Contest(**{"numerics": "1"} | {key: _text(value) for key, value in row.items()})
 
 
 def _solved(row: dict[str, Any]) -> Solved:

@@ -22,6 +22,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, grow
 from headtohead.study.grounds import CorpusGround, Ground, TaskGround
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
+from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Contest, Solved
 from headtohead.study.planned import Pace, Plan, Rates, Run, Speed
 from headtohead.study.probes import refuse_unready
@@ -64,7 +65,9 @@ def plan_study(
                     _refuse_second(labels.setdefault(label, name), name, label)
                 words = str(context) if len(spec.contexts) > 1 else ""
                 for shape, length in product(spec.shapes, spec.lengths):
-                    contest = Contest(name, grounds[key].label, size, shape, length, words)
+                    contest = Contest(
+                        name, grounds[key].label, size, shape, length, words, numerics=str(NUMERICS)
+                    )
                     found = _contest_runs(
                         spec, name, grounds[key], tokenizer, contest, context, pace, rates or {}, starts
                     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.study.environment import commit
+from headtohead.study.numerics import NUMERICS, numerics_of
 from headtohead.study.perform import missing_probes
 from headtohead.study.planned import Plan
 from headtohead.study.store import RunDirectory, Store, set_aside
@@ -43,6 +44,7 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
     }
     here = commit()
     others: dict[str, int] = {}
+    older: dict[str, int] = {}
     planned = {run.id for run in plan.runs}
     changed: set[str] = set()
     for folder in store.runs():
@@ -51,11 +53,21 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
                 made = str(stretches[-1].get("commit", "unknown"))
                 others[made] = others.get(made, 0) + (made != here)
             continue
-        if sources and (text := _layers_text(folder)):
-            changed |= {
-                path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
-            }
+        if (record := _record(folder)) is None:
+            continue
+        numerics = numerics_of(record)
+        older[numerics] = older.get(numerics, 0) + (numerics != str(NUMERICS))
+        text = json.dumps(record["identity"]["layers"]) if sources else ""
+        changed |= {
+            path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
+        }
     notes += [f"{path} has changed: its runs start anew" for path in sorted(changed)]
+    notes += [
+        f"{count} runs computed with numerics {numerics} are left as they are: this version computes with numerics "
+        f"{NUMERICS}, and never compares the two"
+        for numerics, count in older.items()
+        if count
+    ]
     notes += [
         f"{count} runs of commit {made} are reused: the same numerics"
         for made, count in others.items()
@@ -82,8 +94,8 @@ def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[
     ]
 
 
-def _layers_text(folder: RunDirectory) -> str:
+def _record(folder: RunDirectory) -> dict[str, Any] | None:
     try:
-        return json.dumps(folder.spec()["identity"]["layers"])
+        return folder.spec()
     except UnreadableFile:
-        return ""
+        return None

@@ -32,12 +32,12 @@ def _split_columns(scores: Sequence[str]) -> tuple[str, ...]:
 
 
 COLUMNS = (
-    *("run", "arm", "label", "seed", "added_later", "corpus", "size", "shape", "length"),
+    *("run", "arm", "label", "seed", "added_later", "corpus", "size", "shape", "length", "numerics"),
     *(*_BEFORE, *_split_columns(_SCORES), *_AFTER),
 )
 _SOME_COLUMNS = ("context", "branch")
 """Behind the length, in studies that have several."""
-CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch")
+CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch", "numerics")
 MARGIN = 0.005
 """In bits per byte; another metric has no margin until one is given."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -53,7 +53,7 @@ def runs_csv(
     extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in outline.contests())]
     behind = COLUMNS.index("length") + 1
     scores = _scores(outline, results)
-    columns = (*COLUMNS[:behind], *extra, *_BEFORE, *_split_columns(scores), *_AFTER)
+    columns = (*COLUMNS[:behind], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
     writer.writerow(columns)
     texts = {label: text for text, label in outline.arms}
     for contest in outline.contests():
@@ -123,7 +123,9 @@ class Columns:
     seed: str
     metric: str
     by: tuple[str, ...] | None = None
-    """What sets contests apart; those of corpus, size, shape, length, context and branch that the table has, when None."""
+    """What sets contests apart; those of corpus, size, shape, length, context and branch that the table has, when None.
+
+    A column `numerics` always does: runs of two numerics are never compared."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,8 @@ def _outline(
     if columns.by is None:
         by = tuple(name for name in CONTEST_COLUMNS if name in header and name not in chosen)
     else:
-        by = tuple(columns.by)
+        apart = "numerics" in header and "numerics" not in (*chosen, *columns.by)
+        by = (*columns.by, *(("numerics",) if apart else ()))
     names = (*chosen, *by)
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UserError(f"column '{twice}' is given twice; arm, seed, metric and by take one column each")

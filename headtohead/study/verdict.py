@@ -89,6 +89,8 @@ class Verdict:
     context: str = ""
     """Where the study has several; so with the branch."""
     branch: str = ""
+    numerics: str = ""
+    """The number of the arithmetic that both sides were computed with; empty in a table that does not say."""
 
     def mark(self, words: str) -> None:
         """Add a note that every sentence about the verdict carries."""
@@ -134,6 +136,8 @@ def study_verdicts(
                 row.mark(
                     f"Holm's correction counts {len(dropped)} comparisons that were reported and dropped since"
                 )
+            if contest.outdated:
+                row.mark(f"computed with numerics {contest.numerics}")
         verdicts += rows
     planned = marks.primary in ("", outline.primary)
     primary = next((row for row in verdicts if row.label == outline.primary and planned), None)
@@ -188,6 +192,7 @@ def _compare(
         length=contest.length,
         context=contest.context,
         branch=contest.branch,
+        numerics=contest.numerics,
         metric=measure.name,
         n=paired.n,
         mean=sum(mine) / len(mine) if mine else None,
@@ -451,7 +456,13 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     length = {"time_plain": "plain-path time"}.get(row.length, row.length)
     shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
     scope = " on this test set" if row.scope == "this test set" else ""
-    words = {"corpus": "{}", "size": "{}", "context": "context {}", "branch": "{} tokens"}
+    words = {
+        "corpus": "{}",
+        "size": "{}",
+        "context": "context {}",
+        "branch": "{} tokens",
+        "numerics": "numerics {}",
+    }
     names = [
         form.format(getattr(row, key))
         for key, form in words.items()

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import tomllib
+from contextlib import suppress
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -10,10 +15,13 @@ import pytest
 
 from headtohead.cli.main import main
 from headtohead.cli.pages import mechanism_pages
+from headtohead.common.errors import UserError
 from headtohead.mechanisms.base import Mechanism
 from headtohead.mechanisms.describe import describe
 from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Settings
+from headtohead.study.spec import build_study
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "mechanisms"
 NAMES = list(builtin_mechanisms())
@@ -38,6 +46,54 @@ def test_every_mechanism_says_what_a_page_needs(name: str) -> None:
     assert told.equation.startswith("    ")
     for arm in told.arms:
         assert name in {term.kind.name for layer in parse_layout(arm).pattern for term in layer.terms}
+
+
+def quoted(name: str) -> list[str]:
+    """Return what a mechanism's docstring has in backticks."""
+    words = sys.modules[builtin_mechanisms()[name].__module__].__doc__ or ""
+    return sorted(set(re.findall(r"`([^`]+)`", words.replace("\n", " "))))
+
+
+def accept(name: str, text: str) -> str:
+    """Raise where an arm, option or study setting in backticks is refused; return which of them it is, or nothing."""
+    if setting := re.fullmatch(r"(\w+) = (.+)", text):
+        key, value = setting[1], setting[2]
+        with suppress(tomllib.TOMLDecodeError):  # a bare word, as in `shape = params`
+            value = tomllib.loads(f"x = {value}")["x"]
+        of_model = key in {field.name for field in fields(Settings)}
+        build_study({"arms": [name], **({"model": {key: value}} if of_model else {key: value})})
+        return "setting"
+    if choice := re.fullmatch(r"(\w+)=(\w+)", text):
+        option = {field.name: field for field in fields(builtin_mechanisms()[name].Options)}[choice[1]]
+        allowed = option.metadata["choices"]
+        assert not allowed or choice[2] in allowed, f"{text}: allowed are {allowed}"
+        return "option"
+    if text in NAMES or re.match(r"\(?\w+[:+(] ?\w|\(\w+ \w+\)", text):
+        parse_layout(text.replace("H/2", "2"))  # H, the model's heads
+        return "arm"
+    return ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_docstring_quotes_is_accepted(name: str) -> None:
+    for text in quoted(name):
+        accept(name, text)
+
+
+def test_quoted_arms_options_and_settings_are_recognised() -> None:
+    assert accept("kuramoto_gated", 'circuit_lr = {ffn = "0.5x"}') == "setting"
+    assert accept("kuramoto", "tied = false") == "setting"
+    assert accept("kuramoto", "cache=i16") == "option"
+    for arm in ("differential+coupled:dynamics=euler", "even(no_attention)", "(gated_linear standard)*3"):
+        assert accept("coupled", arm) == "arm"
+        assert arm in {text for name in NAMES for text in quoted(name)}
+    for wrong in ('rates = "ffn=0.5"', "shape = parameters"):
+        with pytest.raises(UserError):
+            accept("kuramoto_gated", wrong)
+    with pytest.raises(UserError):
+        accept("standard", "even(no_such)")
+    with pytest.raises(KeyError):
+        accept("standard", "cache=i16")
 
 
 def test_list_and_pages_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -51,6 +51,32 @@ def test_every_text_comes_back(pairs: BytePairs, text: str) -> None:
     assert int(pairs.token_bytes()[tokens].sum()) == len(text.encode("utf-8")) if len(tokens) else True
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=30), st.sampled_from([b"<|end|>", b"<|endoftext|>", b"\xed\xa0\x80", b"\n"])
+        )
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_come_back_and_are_counted(pairs: BytePairs, parts: list[bytes]) -> None:
+    """Not UTF-8, or the spelling of a special token: all of it is text."""
+    text = b"".join(parts)
+    tokens = pairs.encode(text)
+    assert pairs.decode_bytes(tokens.tolist()) == text
+    assert int(pairs.token_bytes()[tokens].sum()) == len(text)
+    assert pairs.separator not in tokens
+
+
+def test_bytes_that_are_not_utf8_do_not_change_the_tokens_around_them(pairs: BytePairs) -> None:
+    one, other = b"def wrap(text", b"return lines\n"
+    both = pairs.encode(one + b"\xff\xfe" + other)
+    assert np.array_equal(
+        both, [*pairs.encode(one), *both[len(pairs.encode(one)) :][:2], *pairs.encode(other)]
+    )
+    assert Bytes().decode_bytes([*Bytes().encode(b"\xffa"), 0, 98]) == b"\xffab"
+
+
 def test_documents_come_back_in_order_whatever_their_length(pairs: BytePairs) -> None:
     documents = [TEXT * 30, b"", b"short", TEXT * 5, b"x" * 70_000, b"end"]
     together = list(pairs.encode_all(documents))

@@ -269,3 +269,22 @@ def test_extra_losses_are_added_and_named() -> None:
     objective, nats, losses = model(tokens, tokens)
     assert float(objective.detach()) == pytest.approx(float(nats) + 4.0)
     assert float(losses["size"]) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "wider"),
+    [((64, 176), (64, 200)), ((5, 7), (6, 300)), ((3, 5, 7), (4, 5, 70)), ((5,), (300,)), ((), (1,))],
+)
+def test_a_start_value_does_not_depend_on_the_shape(shape: tuple[int, ...], wider: tuple[int, ...]) -> None:
+    draw = seeded_draw(1, "here", 0.5)
+    small, large = draw("w", shape), draw("w", wider)
+    assert small.shape == shape
+    assert torch.equal(small, large[tuple(slice(count) for count in shape)].reshape(shape))
+    assert draw("w", (4, 0)).shape == (4, 0)
+
+
+def test_start_values_are_normal_and_no_two_columns_alike() -> None:
+    values = seeded_draw(1, "here", 0.5)("w", (4000, 200))
+    assert values.mean().abs() < 0.002
+    assert values.std() == pytest.approx(0.5, rel=0.005)
+    assert (values.T.corrcoef() - torch.eye(200)).abs().max() < 0.1

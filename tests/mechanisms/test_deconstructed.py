@@ -22,6 +22,7 @@ from headtohead.mechanisms.base import Companion, Frame, Mechanism, Rotary, Shap
 from headtohead.mechanisms.counting import counted_flops
 from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.mechanisms.terms import Term
+from headtohead.model.classifier import Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
@@ -704,3 +705,24 @@ def test_a_stage_stands_in_the_companions_queries_and_keys(tmp_path) -> None:  #
     x, beside = random(1, TIME, WIDTH), random(1, 32, WIDTH, seed=5)
     ours, theirs = (m(x, frame_of(x, x, beside, "rope")) for m in (staged, bare))
     assert torch.allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("arm", ["fixed_seq_qk", "rnd_emb_qk", "fixed_seq_qk:length=30", "even(rnd_emb_qk)"])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_a_bidirectional_answer_does_not_depend_on_how_far_the_batch_is_padded(
+    arm: str, positions: str
+) -> None:
+    decoder, text = model(arm, positions=positions), tokens(1, 12)
+    alone = decoder.hidden(text[:, :5], causal=False)
+    real = torch.arange(12)[None] < 5
+    assert torch.allclose(decoder.hidden(text, padding=real, causal=False)[:, :5], alone, rtol=1e-11)
+
+
+@pytest.mark.parametrize("length", [16, 12])
+@pytest.mark.parametrize("arm", ["fixed_seq_qk", "even(rnd_emb_qk)", "fixed_seq_qk:length=30"])
+def test_flops_of_a_bidirectional_model_count_the_whole_companion(arm: str, length: int) -> None:
+    with torch.device("meta"):
+        reader = Reader(TINY, parse_layout(arm).layers(4), None, causal=False)
+    with plain(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        reader.logits(torch.zeros(3, length, dtype=torch.long, device="meta"))
+    assert counter.get_total_flops() / (3 * length) == pytest.approx(reader.flops(length, 3).full)

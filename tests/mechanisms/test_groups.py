@@ -292,3 +292,19 @@ def test_scattered_points_are_spread_evenly() -> None:
     phases = points(Circle(), 20_000).squeeze(-1)
     assert phases.abs().max() <= math.pi
     assert torch.histc(phases, 8, -math.pi, math.pi).std() < 80
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_steps_and_pulls_leave_autocast(group: Group) -> None:
+    point, other = points(group, 6).float(), points(group, 6, seed=1).float()
+    features = group.features(point)
+    update = group.pull(point, features, group.features(other))
+    moved, placed = group.step(point, update), group.place(other)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(group.pull(point, features, group.features(other)), update)
+        assert torch.equal(group.step(point, update), moved)
+        assert torch.equal(group.place(other), placed)
+        # The feed-forward part hands over its update in bf16.
+        rounded = group.step(point, update.bfloat16())
+    assert rounded.dtype == torch.float32
+    assert torch.allclose(rounded, moved, atol=0.02)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headtohead.common.errors import UserError
 from headtohead.kernels import plain
 from headtohead.mechanisms.base import Circuit, Frame, Mechanism, Shape
+from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.mechanisms.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -191,3 +192,30 @@ def test_the_compiled_forward_is_one_graph() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(decoder.hidden, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(tokens()), decoder.hidden(tokens()), atol=1e-5)
+
+
+def common_block(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    block = tuple(slice(min(sides)) for sides in zip(one.shape, other.shape, strict=True))
+    return one[block], other[block]
+
+
+@pytest.mark.parametrize("changed", [{"ffn": 150}, {"width": 96}], ids=["ffn", "width"])
+@pytest.mark.parametrize("name", builtin_mechanisms())
+def test_arms_of_other_widths_share_the_start_values_they_have_in_common(
+    name: str, changed: dict[str, int]
+) -> None:
+    """`shape = params` solves the feed-forward width, `shape = cache` the width: seeds stay paired across both."""
+    layers = parse_layout(name).layers(2)
+    rope = "rope" in layers[0].base.kind.supports.positions
+    size = SIZES["nano"].with_settings(positions="rope" if rope else "learned")
+    text = list(range(256)) * 4
+    one, other = (
+        Decoder(given, layers, seed=1, companion=text)
+        for given in (size, dataclasses.replace(size, **changed))
+    )
+    for (parameter, here), there in zip(one.named_parameters(), other.parameters(), strict=True):
+        if here.ndim < 2 or not here.any():
+            continue  # constants
+        a, b = common_block(here.detach(), there.detach())
+        # Some start at a scale that depends on the width; the draw itself does not.
+        assert torch.allclose(a / a.std(), b / b.std(), rtol=1e-4, atol=1e-6), parameter

@@ -194,6 +194,11 @@ def _example(row: Text, prompt: Array, answer: Array, tokenizer: Tokenizer, leng
         tokens = np.concatenate([prompt, answer])
         targets = np.full(len(tokens), -1, dtype=np.int64)
         targets[len(prompt) - 1 :] = [*answer, tokenizer.separator]
+    if row.relevant and (spelled := int(lengths[prompt].sum())) != (size := len(row.text.encode("utf-8"))):
+        raise UserError(
+            f"tokenizer {tokenizer.name} does not spell the text of a task: {spelled} bytes in tokens for {size} of "
+            f"text ({row.text[:40]!r}), so relevant tokens cannot be marked; use bytes or bpe:N"
+        )
     relevant = np.zeros((max(1, len(row.relevant)), len(tokens)), dtype=bool)
     for place, spans in enumerate(row.relevant):
         for start, stop in _in_bytes(row.text, spans):

@@ -21,11 +21,13 @@ from headtohead.mechanisms.base import (
     seeded_draw,
 )
 from headtohead.mechanisms.terms import Composed
+from headtohead.model.decoder import Decoder
 from headtohead.model.residual import Space, find_space
 from headtohead.model.sizes import Settings, Size
 
 TIME = 11  # odd and prime, so that no window, chunk or head count divides it by accident
 TOLERANCE = 1e-10  # relative, in float64
+VOCABULARY = 16
 
 
 class Failure(Exception):
@@ -50,19 +52,33 @@ class Bench:
             torch.manual_seed(seed)
             mechanism = self.composed.build(self.shape)
         mechanism.initialise(seeded_draw(seed, "check", 0.2))
-        draw = seeded_draw(0, "shake", 0.1)
-        with torch.no_grad():
-            for name, parameter in mechanism.named_parameters():
-                # Parameters that start at a constant, a zero matrix above all, hide what multiplies them.
-                parameter.add_(draw(name, parameter.shape))
+        _shake(mechanism)
         return mechanism.to(dtype).eval()
+
+    def model(self, dtype: torch.dtype = torch.float64, seed: int = 3) -> Decoder:
+        """Return a decoder of two blocks with this mechanism, start values scaled and shaken as in `mechanism`."""
+        text = [(7 * place + place // 5) % VOCABULARY for place in range(2 * self.shape.context)]
+        decoder = Decoder(self.size, [self.composed] * 2, seed, companion=text)
+        _shake(decoder)
+        return decoder.to(dtype).eval()
+
+    @property
+    def size(self) -> Size:
+        """The size of that decoder, with the bench's positions and biases."""
+        shape = self.shape
+        settings = Settings(positions=shape.positions, bias=shape.bias, init_std=0.2)
+        return Size("check", shape.width, 2, shape.heads, 24, VOCABULARY, shape.context, settings)
+
+    def tokens(self, batch: int = 3, time: int = TIME, seed: int = 5) -> Tensor:
+        """Return tokens (batch, time) for `model`."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, VOCABULARY, (batch, time), generator=generator)
 
     @cached_property
     def space(self) -> Space:
         """Return the residual space this mechanism lives in."""
-        size = Size("check", self.shape.width, 2, self.shape.heads, 16, 16, self.shape.context, Settings())
         mechanism = self.composed.build(self.shape)
-        return find_space(mechanism.residual, size, mechanism.residual_options)
+        return find_space(mechanism.residual, self.size, mechanism.residual_options)
 
     @cached_property
     def companion(self) -> CompanionSpec | None:
@@ -119,6 +135,14 @@ class Bench:
     def twin(self, mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
         """Return a copy of the mechanism in another precision."""
         return copy.deepcopy(mechanism).to(dtype)
+
+
+@torch.no_grad()
+def _shake(module: torch.nn.Module) -> None:
+    """Add noise: parameters that start at a constant, a zero matrix above all, hide what multiplies them."""
+    draw = seeded_draw(0, "shake", 0.1)
+    for name, parameter in module.named_parameters():
+        parameter.add_(draw(name, parameter.shape))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.terms import Composed
-from headtohead.model.check import accounted, decodable, raceable
+from headtohead.model.check import accounted, decodable, raceable, whole
 from headtohead.model.check.bench import Bench, Failure
 
 Check = Callable[[Bench], None]
@@ -25,6 +25,8 @@ LEVELS: dict[str, tuple[Check, ...]] = {
         raceable.bidirectional,
         raceable.gradients,
         raceable.finite,
+        whole.padded_batch,
+        whole.autocast,
     ),
     "decodable": (
         decodable.cache_declared,

@@ -29,6 +29,14 @@ class Sound(Standard):
     Options = StandardOptions
 
 
+class SoundOnTorus(Standard):
+    """The same layer in the other residual space, where no built-in mechanism is bidirectional."""
+
+    name = "sound_on_torus"
+    Options = StandardOptions
+    residual = "torus"
+
+
 class Base(Sound):
     """What the broken ones are made from."""
 
@@ -95,6 +103,15 @@ class IgnoresDirection(Base):
         return super().mix(q, k, v, frame, cache)
 
 
+class IgnoresPaddingBothWays(Base):
+    """Right when it looks back alone."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        if not frame.causal:
+            frame.padding = None
+        return super().mix(q, k, v, frame, cache)
+
+
 class DetachesAPath(Base):
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, cache)
@@ -135,6 +152,29 @@ class DividesByZero(Base):
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, cache)
         return q, k, v / v.norm(dim=-1, keepdim=True)
+
+
+class NotFiniteUnderAutocast(Base):
+    """A product minus 0.999 of its own value: below 0 once the product is rounded to bf16."""
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        square = (x.unsqueeze(-2) @ x.unsqueeze(-1)).squeeze(-1)
+        rest = square - 0.999 * x.square().sum(-1, keepdim=True)
+        return super().forward(x, frame, cache) * (rest + 1e-6).sqrt()
+
+
+class LosesDigitsUnderAutocast(Base):
+    """Values far from 0: float32 has digits to spare, bf16 has none."""
+
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return q, k, (v + 64) - 64
+
+
+class DetachesUnderAutocast(Base):
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, cache)
+        return q, k, v.detach() if torch.is_autocast_enabled("cpu") else v
 
 
 class KeepsNoCache(Base):
@@ -301,11 +341,15 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     ClaimsToWriteNothing: ("shape", "its output is not zero"),
     IgnoresPadding: ("padding", "padding changes the outputs"),
     IgnoresDirection: ("bidirectional", "causal = False changes nothing"),
+    IgnoresPaddingBothWays: ("padded_batch", "in a bidirectional model, a batch with right padding"),
     DetachesAPath: ("gradients", "the gradient of x is wrong"),
     WrongGradient: ("gradients", "the gradient of"),
     HasADeadParameter: ("gradients", "no gradient reaches unused"),
     OverflowsInBf16: ("finite", "not finite"),
     DividesByZero: ("finite", "all inputs zero"),
+    NotFiniteUnderAutocast: ("autocast", "output not finite"),
+    LosesDigitsUnderAutocast: ("autocast", "the output is off by"),
+    DetachesUnderAutocast: ("autocast", "the gradient is off by"),
     KeepsNoCache: ("cache_declared", "declares no cache"),
     TakesNoCache: ("cache_declared", "does not take one"),
     CachesTheWrongKey: ("cache_agrees", "differs from the full forward"),

@@ -51,6 +51,11 @@ def test_a_sound_mechanism_reaches_the_last_level_compiled_too() -> None:
     assert found.complete
 
 
+def test_a_bidirectional_mechanism_on_the_torus_reaches_the_last_level() -> None:
+    assert broken.SoundOnTorus.supports.bidirectional
+    assert check(broken.SoundOnTorus).findings == []
+
+
 def test_what_a_mechanism_says_it_cannot_do_is_not_asked_of_it() -> None:
     assert check(broken.Honest).complete
 
