@@ -269,3 +269,9 @@ def test_extra_losses_are_added_and_named() -> None:
     objective, nats, losses = model(tokens, tokens)
     assert float(objective.detach()) == pytest.approx(float(nats) + 4.0)
     assert float(losses["size"]) == 4.0
+
+
+def test_a_users_subclass_has_its_own_name_whichever_was_loaded_first() -> None:
+    arms = Path(__file__).with_name("user_arms.py")
+    for names in (("Copy", "Fused"), ("Fused", "Copy")):
+        assert [parse_layout(f"{arms}:{name}").layers(1)[0].base.kind.name for name in names] == list(names)
