@@ -148,6 +148,8 @@ class Outline:
     """What tasks are judged by, by their label; corpora by bits per byte."""
     notes: tuple[str, ...] = ()
     """What was counted while tasks were made: examples left out, and why."""
+    flops: dict[str, str] = field(default_factory=dict)
+    """How each arm's FLOPs were obtained, by its label: declared or counted."""
 
     def measure(self, contest: Contest) -> Measure:
         """Return what a contest is judged by."""
@@ -194,7 +196,15 @@ class Outline:
                 else {}
             ),
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"flops": self.flops} if self.flops else {}),
         }
+
+
+def flops_words(sources: dict[str, str]) -> str:
+    """Return how the FLOPs of arms were obtained, by their labels."""
+    listed = ", ".join(f"{source} for {label}" for label, source in sources.items())
+    bound = "a count is an upper bound where code computes what it then masks (windows, sparse patterns)"
+    return f"FLOPs are {listed}; {bound}"
 
 
 def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
@@ -243,6 +253,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
             for label, row in record.get("statistics", {}).items()
         },
         notes=tuple(_text(words) for words in record.get("notes", ())),
+        flops={_text(label): _text(source) for label, source in record.get("flops", {}).items()},
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if outline.baseline not in {label for _, label in arms}:

@@ -64,6 +64,8 @@ class Run:
     """The run whose weights it starts from."""
     stacked: bool = False
     """Whether it is trained in one pass with other seeds."""
+    flops_source: str = "declared"
+    """How `flops` were obtained: declared, or counted in at least one layer."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ class Run:
             "length": self.contest.length,
             "parameters": self.parameters,
             "flops_per_token": self.flops,
+            "flops_source": self.flops_source,
             "cache_bytes_per_token": self.cache,
             "identity": self.identity,
             **self._further,
@@ -192,6 +195,7 @@ class Plan:
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
             statistics=self.statistics,
             measures=measures,
+            flops={run.arm.label: run.flops_source for run in self.runs},
             notes=tuple(
                 f"task {ground.label}: {words}: {count:,}"
                 for ground in grounds
