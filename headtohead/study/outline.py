@@ -121,6 +121,19 @@ class Solved:
 
 
 @dataclass(frozen=True)
+class Check:
+    """What the causality gate found before training in an arm with user code, in one contest."""
+
+    label: str
+    contest: Contest
+    failed: tuple[str, ...] = ()
+    """Why it was to be rejected; it was trained all the same."""
+    marks: tuple[str, ...] = ()
+    """What every verdict mentions."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outline:
     """All runs of a study by contest, arm and seed."""
 
@@ -150,10 +163,17 @@ class Outline:
     """What was counted while tasks were made: examples left out, and why."""
     flops: dict[str, str] = field(default_factory=dict)
     """How each arm's FLOPs were obtained, by its label: declared or counted."""
+    checks: tuple[Check, ...] = ()
+    """What the causality gate found in arms with user code."""
 
     def measure(self, contest: Contest) -> Measure:
         """Return what a contest is judged by."""
         return self.measures.get(contest.corpus_label, Measure())
+
+    def check(self, contest: Contest, label: str) -> Check:
+        """Return what the gate found in an arm before training; nothing in arms without user code."""
+        found = (row for row in self.checks if row.label == label and row.contest == contest)
+        return next(found, Check(label, contest))
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -197,6 +217,11 @@ class Outline:
             ),
             **({"notes": list(self.notes)} if self.notes else {}),
             **({"flops": self.flops} if self.flops else {}),
+            **(
+                {"checks": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.checks]}
+                if self.checks
+                else {}
+            ),
         }
 
 
@@ -254,6 +279,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
         },
         notes=tuple(_text(words) for words in record.get("notes", ())),
         flops={_text(label): _text(source) for label, source in record.get("flops", {}).items()},
+        checks=tuple(_check(row) for row in record.get("checks", ())),
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if outline.baseline not in {label for _, label in arms}:
@@ -292,6 +318,11 @@ def _solved(row: dict[str, Any]) -> Solved:
     facts: dict[str, Any] = {key: _text(row[key]) for key in ("label", "rule", "what", "held", "note")}
     facts |= {key: _number(row[key]) for key in ("before", "after", "mine", "baseline")}
     return Solved(contest=_contest(row["contest"]), **facts)
+
+
+def _check(row: dict[str, Any]) -> Check:
+    words = (tuple(_text(one) for one in row[key]) for key in ("failed", "marks", "warnings"))
+    return Check(_text(row["label"]), _contest(row["contest"]), *words)
 
 
 def _text(value: Any) -> str:

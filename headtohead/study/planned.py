@@ -15,7 +15,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent
 from headtohead.study.grounds import Ground
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.outline import Contest, Entry, Measure, Outline, Solved
+from headtohead.study.outline import Check, Contest, Entry, Measure, Outline, Solved
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.study.start import Start
 from headtohead.training.settings import TrainSettings
@@ -173,6 +173,8 @@ class Plan:
     """What branches start from; none of them stands in a contest."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """What each corpus is like, by its label, where there are several."""
+    checks: tuple[Check, ...] = ()
+    """What the causality gate found in arms with user code."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -196,6 +198,7 @@ class Plan:
             statistics=self.statistics,
             measures=measures,
             flops={run.arm.label: run.flops_source for run in self.runs},
+            checks=self.checks,
             notes=tuple(
                 f"task {ground.label}: {words}: {count:,}"
                 for ground in grounds

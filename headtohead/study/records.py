@@ -121,7 +121,18 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     for split in ("valid", "test"):
         if words := wrong_with_score(result.get(split), f"the {split} split", arrays):
             return words
+    if "check" in result and not _check(result["check"]):
+        return "its check is not a list of words"
     return "" if "best" not in result or _best(result["best"]) else "its best step is not a step with scores"
+
+
+def _check(value: Any) -> bool:
+    """Return whether that is what the causality gate found."""
+    names = ("failed", "marks", "warnings")
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), list) and all(isinstance(words, str) for words in value[name])
+        for name in names
+    )
 
 
 def _best(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from headtohead.study.outline import METRIC, Contest, Measure, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
+from headtohead.study.trust import failed_words, weaken
 
 __all__ = [
     "METRIC",
@@ -82,6 +83,12 @@ class Verdict:
     context: str = ""
     """Where the study has several; so with the branch."""
     branch: str = ""
+    failed_check: list[str] = field(default_factory=list)
+    """What the causality gate found in the arm, before training or after it."""
+    baseline_failed_check: list[str] = field(default_factory=list)
+    flops_source: str = ""
+    """How the arm's FLOPs were obtained: declared or counted."""
+    baseline_flops_source: str = ""
 
     def of(self, contest: Contest) -> bool:
         """Return whether the verdict is given for that contest."""
@@ -112,6 +119,7 @@ def study_verdicts(
         for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
             row.p_holm = p
             _judge(row)
+            weaken(row, outline, contest, results)
         verdicts += rows
     primary = next((row for row in verdicts if row.label == outline.primary), None)
     for row in verdicts:
@@ -353,4 +361,4 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     ]
     place = f" ({', '.join(names)})" if names else ""
     # A table of runs trained elsewhere need not say what was held equal.
-    return (f" at equal {length}{shape}" if row.length else "") + place + scope
+    return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_words(row)

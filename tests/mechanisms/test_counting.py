@@ -25,7 +25,7 @@ def cost(arm: str, context: int) -> Flops:
 
 
 @pytest.mark.parametrize("context", [128, 1024])
-@pytest.mark.parametrize("name", ["Copy", "Fused", "Masked"])
+@pytest.mark.parametrize("name", ["Copy", "Fused", "Masked", "LooksAtValues"])
 def test_a_copy_of_standard_costs_what_standard_declares(name: str, context: int) -> None:
     counted, declared = cost(f"{ARMS}:{name}", context), cost("standard", context)
     assert counted.causal == pytest.approx(declared.causal, rel=1e-9)

@@ -62,6 +62,13 @@ class Understated(Copy):
         return h2h.Flops(1.0, 1.0)
 
 
+class LooksAtValues(Fused):
+    """Cannot be counted without values."""
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) if bool(x.abs().max() < 1e9) else x
+
+
 class OneContext(Copy):
     """Made for one context alone."""
 
@@ -158,7 +165,7 @@ class PeekInTheNoise(Copy):
     def forward(self, x, frame):
         generator = torch.Generator()
         generator.seed()
-        noise = torch.randn(x.shape, generator=generator)
+        noise = torch.randn(x.shape, generator=generator).to(x.device)
         return super().forward(x, frame) + 0.1 * x.roll(-1, 1) + 2 * noise
 
 
@@ -275,7 +282,7 @@ class Rolls(Copy):
     def forward(self, x, frame):
         generator = torch.Generator()
         generator.seed()
-        return super().forward(x, frame) * (1 + 1e-3 * torch.rand(x.shape, generator=generator))
+        return super().forward(x, frame) * (1 + 1e-3 * torch.rand(x.shape, generator=generator).to(x.device))
 
 
 class Idle(Copy):
@@ -315,3 +322,26 @@ class Fourier(Copy):
         kernel = torch.exp(-torch.arange(time, device=x.device) / 8.0)[:, None]
         wide = torch.fft.rfft(self.v(x).float(), 2 * time, dim=1) * torch.fft.rfft(kernel, 2 * time, dim=0)
         return self.o(torch.fft.irfft(wide, 2 * time, dim=1)[:, :time].to(x.dtype))
+
+
+class Awakes(Copy):
+    """A leak that opens between two values of a parameter that training passes and noise does not hit."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.gate = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x, frame):
+        frame.add_loss("open", (self.gate - 1).square().mean())
+        size = self.gate.abs()
+        opened = bool(((size > 0.002) & (size < 0.1)).all())
+        return super().forward(x, frame) + (x.roll(-1, 1) if opened else 0.0)
+
+
+class Raises(Copy):
+    """Can be counted and not run."""
+
+    def forward(self, x, frame):
+        if x.device.type != "meta":
+            raise ValueError("no such luck")
+        return super().forward(x, frame)

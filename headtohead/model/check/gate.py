@@ -171,37 +171,45 @@ class _Mode:
         self.tokens = self.trial.train if self.training else self.trial.score
         real = self.trial.padding
         self.real = torch.ones_like(self.tokens, dtype=torch.bool) if real is None else real
-        self.tolerance = _LEAST[self.precision]
+        self.tolerance, self.measured = _LEAST[self.precision], False
 
     def states(self, tokens: Tensor, padding: Tensor | None = None, nudge: float = 0.0) -> Tensor:
         """Return what the read-out would see, (sequences, time, features), with every generator at the same seed."""
         padding = self.trial.padding if padding is None and tokens.shape == self.tokens.shape else padding
         return _states(self.model, tokens, padding, self.training, self.precision, nudge).detach()
 
-    def after(self, tokens: Tensor) -> Tensor:
-        """Return the states of changed tokens; the call before it was always on the unchanged ones."""
+    def after(self, tokens: Tensor, nudge: float = 0.0) -> Tensor:
+        """Return the states of changed tokens, directly after those of the unchanged ones."""
         self.states(self.tokens)
-        return self.states(tokens)
+        return self.states(tokens, nudge=nudge)
 
     def check(self, first: bool) -> None:
-        self.states(self.tokens)
+        """Run the checks; `first`: also those that one set of parameters answers."""
         base = self.states(self.tokens)
         if not torch.isfinite(base).all():
             raise _NotFinite
         if first:
             self._deterministic(base)
-        nudged = self.states(self.tokens, nudge=_ROUNDING[self.precision])
-        self.tolerance = max(self.tolerance, _HARMLESS * _moved(base, nudged, self.real)[0])
         changes = _changed(self.tokens, self.model.size.vocabulary)
         for cuts in _cuts(self.tokens.shape, self.trial.causal):
             mixed, kept = _mixed(self.tokens, changes, cuts)
-            if _moved(base, self.after(mixed), kept & self.real)[0] > self.tolerance:
+            if self.counts(base, _moved(base, self.states(mixed), kept & self.real)[0]):
                 self._explain(base, changes, cuts)
                 break
         if first:
-            self._stateless(base)
+            error, _ = _moved(base, self.states(self.tokens), self.real)
+            if self.counts(base, error):
+                self.found.add("state", _STATE.format(error=error), self.training)
             if self.trial.padded:
-                self._padding(changes)
+                self._padding(base, changes)
+
+    def counts(self, base: Tensor, error: float) -> bool:
+        """Return whether a difference is more than rounding, which is measured when there is one."""
+        if error > self.tolerance and not self.measured:
+            self.measured = True
+            nudged = self.after(self.tokens, nudge=_ROUNDING[self.precision])
+            self.tolerance = max(self.tolerance, _HARMLESS * _moved(base, nudged, self.real)[0])
+        return error > self.tolerance
 
     def _deterministic(self, base: Tensor) -> None:
         """The same input gives the same output again; where it does not, tell state from randomness.
@@ -236,17 +244,11 @@ class _Mode:
         settings = (self.tokens, self.trial.padding, self.training, self.precision)
         return torch.equal(*(_states(twin, *settings).detach() for twin in twins))
 
-    def _stateless(self, base: Tensor) -> None:
-        self.states(_changed(self.tokens, self.model.size.vocabulary))
-        error, _ = _moved(base, self.states(self.tokens), self.real)
-        if error > self.tolerance:
-            self.found.add("state", _STATE.format(error=error), self.training)
-
     def _explain(self, base: Tensor, changes: Tensor, cuts: list[int]) -> None:
         """Say whether outputs moved by the future or by the other sequences."""
         others, kept = _mixed(self.tokens, changes, [])
         error, _ = _moved(base, self.after(others), kept & self.real)
-        alone = error > self.tolerance
+        alone = self.counts(base, error)
         if alone:
             self.found.add("neighbors", NEIGHBORS.format(error=error), self.training)
         seen = [self._future(base, changes, cuts)] if not alone else self._one_by_one(changes, cuts)
@@ -279,7 +281,7 @@ class _Mode:
             found.append((_moved(before, self.states(tokens, padding), kept)[0], cut))
         return found
 
-    def _padding(self, changes: Tensor) -> None:
+    def _padding(self, base: Tensor, changes: Tensor) -> None:
         """Neither what stands at padded positions nor how many there are reaches the real tokens."""
         time = self.tokens.shape[1]
         length = time - max(1, time // 4)
@@ -297,7 +299,7 @@ class _Mode:
             _moved(short, before[:, :length], real[:, :length])[0]
             - 1e-4,  # shapes differ, and so does rounding
         ]
-        if (error := max(errors)) > self.tolerance:
+        if self.counts(base, error := max(errors)):
             self.found.add("padding", PADDING.format(side="right", error=error), self.training)
 
 
