@@ -23,6 +23,7 @@ from headtohead.common.version import VERSION
 from headtohead.integrations.follow import followed
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study import doctor
+from headtohead.study.admission import check_lines, check_plan
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
@@ -84,6 +85,7 @@ class Study:
         quiet: bool = False,
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
+        allow_failed_check: bool = False,
     ) -> StudyResult:
         """Do every run that has no result, then judge and report.
 
@@ -93,6 +95,7 @@ class Study:
         begun one way goes on that way.
         `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
+        `allow_failed_check` trains an arm with user code that fails the causality gate; no verdict calls it better.
         """
         sinks = find_sinks(track)
         store = Store(Path(out) if out is not None else default_folder(self.spec))
@@ -120,7 +123,9 @@ class Study:
                 pace = LockedPace(store.path, conditions, progress=progress)
                 # Tuning runs have a learning rate each, and are not stacked.
                 how = {"stack": stacking} if spec is self.spec else {}
-                return plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
+                plan = plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
+                checks = check_plan(plan, conditions, allow=allow_failed_check, progress=progress)
+                return dataclasses.replace(plan, checks=checks)
 
         def found(plan: Plan) -> dict[str, dict[str, Any]]:
             ids = [run.id for run in plan.distinct()]
@@ -164,6 +169,8 @@ class Study:
         late = planned_seeds(store.path, plan, started=bool(known))
         added = study_marks(store.path, outline, late).added_seeds
         for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *outline.notes]:
+            display.note(words)
+        for words in check_lines(outline.checks):
             display.note(words)
         record = {
             "outline": outline.as_dict(),

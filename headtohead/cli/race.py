@@ -58,6 +58,7 @@ def race(
     stack: OneWay = False,
     no_stack: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
+    allow_failed_check: OneWay = False,
     quiet: Annotated[bool, flag()] = False,
     track: Annotated[tuple[str, ...], flag("tensorboard|wandb")] = (),
     extend: Annotated[bool, flag()] = False,
@@ -100,6 +101,7 @@ def race(
         stack: train the seeds of an arm in one pass; when nothing is said, on a GPU below 5m where memory allows.
         no_stack: do not.
         keep_weights: keep the trained weights of each run.
+        allow_failed_check: train arms that fail the causality check; their verdicts say so and are never better or equivalent.
         quiet: show no progress.
         track: trackers to send every run's rows to; no run fails because of one.
         extend: continue the study in --out with other datasets, sizes or rules; rejected otherwise.
@@ -136,6 +138,7 @@ def race(
         seconds=seconds,
         retry_failed=retry == "failed",
         keep_weights=keep_weights,
+        allow_failed_check=allow_failed_check,
         compile=yes_or_no("compile", compile, no_compile),
         stack=yes_or_no("stack", stack, no_stack),
         quiet=quiet,

@@ -32,6 +32,7 @@ def reproduce(
     stack: OneWay = False,
     no_stack: OneWay = False,
     keep_weights: Annotated[bool, flag()] = True,
+    allow_failed_check: OneWay = False,
     quiet: Annotated[bool, flag()] = False,
 ) -> int:
     """Run the studies of a paper and say of each of its claims: supported, contradicted or open, and at which scale.
@@ -56,6 +57,7 @@ def reproduce(
         stack: train the seeds of an arm in one pass; when nothing is said, on a GPU below 5m where memory allows.
         no_stack: do not.
         keep_weights: keep the trained weights of each run.
+        allow_failed_check: train arms that fail the causality check; their verdicts say so and are never better or equivalent.
         quiet: show no progress.
     """
     found = api.reproduce(
@@ -72,6 +74,7 @@ def reproduce(
         compile=yes_or_no("compile", compile, no_compile),
         stack=yes_or_no("stack", stack, no_stack),
         keep_weights=keep_weights,
+        allow_failed_check=allow_failed_check,
         quiet=quiet,
     )
     for name in found.ran:

@@ -66,6 +66,11 @@ def score_split(
     )
 
 
+def windows_per_pass(device: torch.device, context: int) -> int:
+    """Return how many windows are scored at once: about 8k tokens keep a CPU's caches warm; a GPU wants more."""
+    return max(1, (8192 if device.type == "cpu" else 65536) // context)
+
+
 def nats_by_position(
     model: Decoder,
     split: Split,
@@ -102,8 +107,7 @@ def _token_nats(
     was_training = model.training
     model.eval()
     nats = np.zeros(len(split.tokens), dtype=np.float64)
-    # Windows per pass: about 8k tokens keep a CPU's caches warm; a GPU wants more.
-    batch = batch or max(1, (8192 if device.type == "cpu" else 65536) // context)
+    batch = batch or windows_per_pass(device, context)
     for tokens, targets, place in scoring_windows(split.tokens, context, batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             found = model.nats(tokens.to(device), targets.to(device))

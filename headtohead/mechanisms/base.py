@@ -458,10 +458,9 @@ class Mechanism(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token; the default counts the plain path on the `meta` device."""
-        from headtohead.mechanisms.counting import counted_flops
+        from headtohead.mechanisms.counting import count
 
-        counted = counted_flops(self, context, batch, mode)
-        return Flops(counted, counted)
+        return count(self, context, batch, mode)
 
     def circuits(self) -> list[Circuit]:
         """Return every parameter in one group; the default goes by name and leaves vectors undecayed."""

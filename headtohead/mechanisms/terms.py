@@ -35,9 +35,14 @@ class Term:
         )
         return f"{name}:{changed}" if changed else name
 
+    @property
+    def user_code(self) -> bool:
+        """Whether the class comes from a user's file or was handed over in Python."""
+        return bool(self.path or self.source)
+
     def is_ours(self, names: frozenset[str]) -> bool:
         """Return whether it is a built-in mechanism of one of these names."""
-        return not (self.path or self.source) and self.kind.name in names
+        return not self.user_code and self.kind.name in names
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything of this term that can change a result."""
@@ -108,6 +113,11 @@ class Composed:
     def portable(self) -> bool:
         """Whether another process can build this from its text alone."""
         return all(term.path or not term.source for term in self.terms)
+
+    @property
+    def user_code(self) -> bool:
+        """Whether any of its classes is a user's own."""
+        return any(term.user_code for term in self.terms)
 
     def as_dict(self) -> list[dict[str, Any]]:
         """Return everything that can change a result, base first."""

@@ -28,6 +28,7 @@ from headtohead.mechanisms.base import (
     default_initialise,
     seeded_draw,
 )
+from headtohead.mechanisms.counting import audited_flops
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
@@ -437,9 +438,22 @@ class Decoder(nn.Module):
         )
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
-        for block in self.layers:
-            total = total + block.mechanism.flops(context, batch, mode)
+        for flops, _ in self._layer_flops(context, batch, mode):
+            total = total + flops
         return total + self._companion_flops(context, batch, mode)
+
+    def flops_source(self, context: int, batch: int = 1) -> str:
+        """Return how the FLOPs of training were obtained: `declared` by formula, or `counted` in at least one layer."""
+        counted = any(counted for _, counted in self._layer_flops(context, batch, "train"))
+        return "counted" if counted else "declared"
+
+    def _layer_flops(self, context: int, batch: int, mode: Mode) -> Iterator[tuple[Flops, bool]]:
+        """Yield the FLOPs per token of each layer's mechanism, and whether they were counted."""
+        for block, composed in zip(self.layers, self.arms, strict=True):
+            if composed.user_code:
+                yield audited_flops(block.mechanism, context, batch, mode)
+            else:
+                yield block.mechanism.flops(context, batch, mode), False
 
     def _companion_flops(self, context: int, batch: int, mode: Mode) -> Flops:
         """Return what the companion's own pass adds per token of the batch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.report.gather import ArmFacts
+from headtohead.study.trust import failed_words
 from headtohead.study.verdict import METRIC, Verdict, metric_words
 
 _COUNTED = {
@@ -56,6 +57,8 @@ def _words(row: Verdict, cheaper: list[str], dearer: list[str]) -> str:
     base, saved = row.baseline_label, ", ".join(cheaper)
     if row.difference is None:
         return "no advice: no pair of runs is finished"
+    if row.failed_check or row.baseline_failed_check:
+        return f"no advice{failed_words(row)}"
     if row.verdict == "better":
         price = f", if its price ({', '.join(dearer)}) can be paid" if dearer else ""
         return f"worth trying in place of {base} in a setting like this one{price}"

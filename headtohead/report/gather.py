@@ -119,6 +119,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
                 "spread": statistics.stdev(row[metric] for row in done) if len(done) > 1 else None,
                 "parameters": record.get("parameters"),
                 "flops": record.get("flops_per_token"),
+                "flops_source": record.get("flops_source", ""),
                 "cache": record.get("cache_bytes_per_token"),
                 "rate": None if rate is None else short_count(rate),
                 "seconds": None if seconds is None else short_time(seconds),

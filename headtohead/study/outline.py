@@ -131,6 +131,19 @@ class Solved:
 
 
 @dataclass(frozen=True)
+class Check:
+    """What the causality gate found before training in an arm with user code, in one contest."""
+
+    label: str
+    contest: Contest
+    failed: tuple[str, ...] = ()
+    """Why it was to be rejected; it was trained all the same."""
+    marks: tuple[str, ...] = ()
+    """What every verdict mentions."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outline:
     """All runs of a study by contest, arm and seed."""
 
@@ -158,10 +171,19 @@ class Outline:
     """What tasks are judged by, by their label; corpora by bits per byte."""
     notes: tuple[str, ...] = ()
     """What was counted while tasks were made: examples left out, and why."""
+    flops: dict[str, str] = field(default_factory=dict)
+    """How each arm's FLOPs were obtained, by its label: declared or counted."""
+    checks: tuple[Check, ...] = ()
+    """What the causality gate found in arms with user code."""
 
     def measure(self, contest: Contest) -> Measure:
         """Return what a contest is judged by."""
         return self.measures.get(contest.corpus_label, Measure())
+
+    def check(self, contest: Contest, label: str) -> Check:
+        """Return what the gate found in an arm before training; nothing in arms without user code."""
+        found = (row for row in self.checks if row.label == label and row.contest == contest)
+        return next(found, Check(label, contest))
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
@@ -204,7 +226,20 @@ class Outline:
                 else {}
             ),
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"flops": self.flops} if self.flops else {}),
+            **(
+                {"checks": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.checks]}
+                if self.checks
+                else {}
+            ),
         }
+
+
+def flops_words(sources: dict[str, str]) -> str:
+    """Return how the FLOPs of arms were obtained, by their labels."""
+    listed = ", ".join(f"{source} for {label}" for label, source in sources.items())
+    bound = "a count is an upper bound where code computes what it then masks (windows, sparse patterns)"
+    return f"FLOPs are {listed}; {bound}"
 
 
 def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
@@ -253,6 +288,8 @@ def outline_from(record: dict[str, Any]) -> Outline:
             for label, row in record.get("statistics", {}).items()
         },
         notes=tuple(_text(words) for words in record.get("notes", ())),
+        flops={_text(label): _text(source) for label, source in record.get("flops", {}).items()},
+        checks=tuple(_check(row) for row in record.get("checks", ())),
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if outline.baseline not in {label for _, label in arms}:
@@ -292,6 +329,11 @@ def _solved(row: dict[str, Any]) -> Solved:
     facts: dict[str, Any] = {key: _text(row[key]) for key in ("label", "rule", "what", "held", "note")}
     facts |= {key: _number(row[key]) for key in ("before", "after", "mine", "baseline")}
     return Solved(contest=_contest(row["contest"]), **facts)
+
+
+def _check(row: dict[str, Any]) -> Check:
+    words = (tuple(_text(one) for one in row[key]) for key in ("failed", "marks", "warnings"))
+    return Check(_text(row["label"]), _contest(row["contest"]), *words)
 
 
 def _text(value: Any) -> str:

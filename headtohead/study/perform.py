@@ -28,6 +28,7 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent, kept_checkpoint
 from headtohead.study.environment import differences, environment
+from headtohead.study.gate import check_trained, has_user_code
 from headtohead.study.grounds import Ground, data_of, ground_of
 from headtohead.study.outline import METRIC
 from headtohead.study.probes import Subject, read_probe, take
@@ -296,6 +297,9 @@ def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop,
         "micro_batch": trainer.micro,
         **({"stacked": begun.stacked} if begun.stacked else {}),
     }
+    if result["status"] == "done" and has_user_code(model.arms):
+        found = check_trained(model, ground, trainer.feed, training.precision, trainer.micro)
+        result["check"] = found.as_dict()
     stop()  # the last moment to notice that another process has the run
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")

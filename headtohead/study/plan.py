@@ -23,7 +23,7 @@ from headtohead.study.branches import Parent, grow
 from headtohead.study.grounds import CorpusGround, Ground, TaskGround
 from headtohead.study.matching import match_cache, match_flops, match_params, match_time
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.outline import Contest, Solved
+from headtohead.study.outline import Contest, Solved, flops_words
 from headtohead.study.planned import Pace, Plan, Rates, Run, Speed
 from headtohead.study.probes import refuse_unready
 from headtohead.study.spec import Arm, StudySpec
@@ -254,7 +254,19 @@ def _shaped(
         )
         what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
         solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
-    run = Run(arm, layers, contest, size, training, spec.seeds[0], facts, *costs, ground=ground, start=start)
+    run = Run(
+        arm,
+        layers,
+        contest,
+        size,
+        training,
+        spec.seeds[0],
+        facts,
+        *costs,
+        ground=ground,
+        start=start,
+        flops_source=model.flops_source(size.context),
+    )
     return run, solved
 
 
@@ -304,7 +316,7 @@ def _lengthened(
         words = (
             ("training seconds", speeds[place].words(speeds[firsts.index(base)]))
             if timed
-            else ("training FLOPs", "")
+            else ("training FLOPs", _sources(run, base))
         )
         solved.append(
             Solved(
@@ -321,6 +333,12 @@ def _lengthened(
             )
         )
     return runs, solved
+
+
+def _sources(run: Run, base: Run) -> str:
+    """Return how the FLOPs of an arm and of the baseline were obtained, where either was counted."""
+    rows = ((run.arm.label, run.flops_source), (base.arm.label, base.flops_source))
+    return flops_words(dict(rows)) if any(source == "counted" for _, source in rows) else ""
 
 
 def _trained(training: TrainSettings) -> int:

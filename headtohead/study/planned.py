@@ -15,7 +15,7 @@ from headtohead.model.sizes import Size
 from headtohead.study.branches import Parent
 from headtohead.study.grounds import Ground
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.outline import Contest, Entry, Measure, Outline, Solved
+from headtohead.study.outline import Check, Contest, Entry, Measure, Outline, Solved
 from headtohead.study.spec import Arm, StudySpec
 from headtohead.study.start import Start
 from headtohead.training.settings import TrainSettings
@@ -64,6 +64,8 @@ class Run:
     """The run whose weights it starts from."""
     stacked: bool = False
     """Whether it is trained in one pass with other seeds."""
+    flops_source: str = "declared"
+    """How `flops` were obtained: declared, or counted in at least one layer."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ class Run:
             "length": self.contest.length,
             "parameters": self.parameters,
             "flops_per_token": self.flops,
+            "flops_source": self.flops_source,
             "cache_bytes_per_token": self.cache,
             "identity": self.identity,
             **self._further,
@@ -170,6 +173,8 @@ class Plan:
     """What branches start from; none of them stands in a contest."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """What each corpus is like, by its label, where there are several."""
+    checks: tuple[Check, ...] = ()
+    """What the causality gate found in arms with user code."""
 
     def outline(self) -> Outline:
         """Return the plan without models and data: what verdicts and reports need."""
@@ -192,6 +197,8 @@ class Plan:
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
             statistics=self.statistics,
             measures=measures,
+            flops={run.arm.label: run.flops_source for run in self.runs},
+            checks=self.checks,
             notes=tuple(
                 f"task {ground.label}: {words}: {count:,}"
                 for ground in grounds

@@ -125,7 +125,18 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     by_metric = result.get("best_by", {})
     if not isinstance(by_metric, dict) or not all(_best(step) for step in (*steps, *by_metric.values())):
         return "its best step is not a step with scores"
+    if "check" in result and not _check(result["check"]):
+        return "its check is not a list of words"
     return "" if _number(result.get("late_fall", 0.0)) else "late_fall is not a number"
+
+
+def _check(value: Any) -> bool:
+    """Return whether that is what the causality gate found."""
+    names = ("failed", "marks", "warnings")
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), list) and all(isinstance(words, str) for words in value[name])
+        for name in names
+    )
 
 
 def _best(value: Any) -> bool:

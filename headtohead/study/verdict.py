@@ -10,6 +10,7 @@ from typing import Any
 from headtohead.study.history import NO_MARKS, Marks
 from headtohead.study.outline import METRIC, Contest, Measure, Outline
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
+from headtohead.study.trust import failed_words, weaken
 
 __all__ = [
     "METRIC",
@@ -91,6 +92,12 @@ class Verdict:
     branch: str = ""
     numerics: str = ""
     """The number of the arithmetic that both sides were computed with; empty in a table that does not say."""
+    failed_check: list[str] = field(default_factory=list)
+    """What the causality gate found in the arm, before training or after it."""
+    baseline_failed_check: list[str] = field(default_factory=list)
+    flops_source: str = ""
+    """How the arm's FLOPs were obtained: declared or counted."""
+    baseline_flops_source: str = ""
 
     def mark(self, words: str) -> None:
         """Add a note that every sentence about the verdict carries."""
@@ -128,6 +135,7 @@ def study_verdicts(
         for row, p in zip(rows, holm([*(row.p for row in rows), *dropped]), strict=False):
             row.p_holm = p
             _judge(row)
+            weaken(row, outline, contest, results)
             if row.added_seeds:
                 row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
             if (contest.title, row.label) in marks.added_arms:
@@ -470,4 +478,4 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     ]
     place = f" ({', '.join(names)})" if names else ""
     # A table of runs trained elsewhere need not say what was held equal.
-    return (f" at equal {length}{shape}" if row.length else "") + place + scope
+    return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_words(row)

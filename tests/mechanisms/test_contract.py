@@ -288,3 +288,9 @@ def test_start_values_are_normal_and_no_two_columns_alike() -> None:
     assert values.mean().abs() < 0.002
     assert values.std() == pytest.approx(0.5, rel=0.005)
     assert (values.T.corrcoef() - torch.eye(200)).abs().max() < 0.1
+
+
+def test_a_users_subclass_has_its_own_name_whichever_was_loaded_first() -> None:
+    arms = Path(__file__).with_name("user_arms.py")
+    for names in (("Copy", "Fused"), ("Fused", "Copy")):
+        assert [parse_layout(f"{arms}:{name}").layers(1)[0].base.kind.name for name in names] == list(names)

@@ -187,3 +187,35 @@ def test_two_corpora_of_one_label_are_refused(story: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match=f"would both be called '{story.name}'"):
         plan_study(build_study({"arms": ["standard"], "corpus": [f"file:{story}", f"file:{other}"]}))
     assert plan_study(build_study({"arms": ["standard"], "corpus": f"file:{other}"})).runs
+
+
+USER_ARMS = Path(__file__).parents[1] / "mechanisms" / "user_arms.py"
+
+
+@pytest.mark.parametrize("context", [128, 1024])
+def test_a_copy_of_standard_gets_the_same_tokens_at_equal_flops(tmp_path: Path, context: int) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text("\n".join(f"{line} times {line} is {line * line}" for line in range(3000)))
+    copies = [f"{USER_ARMS}:{name}" for name in ("Copy", "Masked")]
+    found = plan(
+        text,
+        arms=["standard", *copies],
+        length="flops",
+        context=context,
+        tokens=100 * 1024,
+        batch=1024,
+        seeds=1,
+    )
+    asked = [run.training.tokens for run in found.runs]
+    assert asked == [pytest.approx(asked[0], rel=0.01)] * 3
+    assert found.outline().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
+    assert all("counted for" in row.note and "declared for standard" in row.note for row in found.solved)
+    assert all("upper bound" in row.note for row in found.solved)
+    outline = found.outline()
+    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
+
+
+def test_arms_that_declare_their_flops_keep_their_runs(story: Path) -> None:
+    found = plan(story, arms=["standard", "sharing:tie=kv"], length="flops", tokens=256 * 400, seeds=1)
+    assert [run.training.tokens for run in found.runs] == [102_400, 109_056]
+    assert not any(row.note for row in found.solved)

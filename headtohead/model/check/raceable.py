@@ -11,6 +11,19 @@ from torch.func import functional_call
 from headtohead.mechanisms.options import changed_options
 from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
 
+# Also the words of the causality gate (gate.py).
+NEIGHBORS = "a sequence's output depends on its batch neighbors (by {error:.1e})"
+SECOND_TIME = "the same input gives another output the second time"
+PADDING = (
+    "{side} padding changes the outputs of real tokens (by {error:.1e}); heed frame.padding, or declare "
+    "supports = Supports(padding=False)"
+)
+
+
+def future_words(cut: int, error: float) -> str:
+    """Return how a leak is reported."""
+    return f"it sees the future: changing tokens from position {cut} on changes outputs before it (by {error:.1e})"
+
 
 def shape(bench: Bench) -> None:
     """x (batch, time, width) goes in, the same shape and dtype come out."""
@@ -35,8 +48,7 @@ def causal(bench: Bench) -> None:
         after = bench.run(mechanism, changed)
         require(
             torch.equal(before[:, :cut], after[:, :cut]),
-            f"it sees the future: changing tokens from position {cut} on changes outputs before it "
-            f"(by {relative(after[:, :cut], before[:, :cut]):.1e})",
+            future_words(cut, relative(after[:, :cut], before[:, :cut])),
         )
         alone = bench.run(mechanism, x[:, :cut])
         require(
@@ -51,7 +63,7 @@ def deterministic(bench: Bench) -> None:
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
         require(torch.equal(one, other), f"start values of {name} differ between two builds with one seed")
     output = bench.run(first, x)
-    require(torch.equal(output, bench.run(first, x)), "the same input gives another output the second time")
+    require(torch.equal(output, bench.run(first, x)), SECOND_TIME)
     require(torch.equal(output, bench.run(second, x)), "two builds with one seed give different outputs")
     others = bench.mechanism(seed=4)
     matrices = [
@@ -71,7 +83,7 @@ def neighbours(bench: Bench) -> None:
     together = bench.run(mechanism, x)
     for row in range(len(x)):
         error = relative(bench.run(mechanism, x[row : row + 1]), together[row : row + 1])
-        require(error < TOLERANCE, f"a sequence's output depends on its batch neighbours (by {error:.1e})")
+        require(error < TOLERANCE, NEIGHBORS.format(error=error))
 
 
 def padding(bench: Bench) -> None:
@@ -90,11 +102,7 @@ def padding(bench: Bench) -> None:
         embeddings = torch.cat([part.flip(-1) for part in parts], 1)
         output = mechanism(joined, bench.frame(joined, padding=real, embeddings=embeddings))[:, kept]
         error = relative(output, wanted)
-        require(
-            error < TOLERANCE,
-            f"{side} padding changes the outputs of real tokens (by {error:.1e}); heed frame.padding, or declare "
-            "supports = Supports(padding=False)",
-        )
+        require(error < TOLERANCE, PADDING.format(side=side, error=error))
 
 
 def bidirectional(bench: Bench) -> None:

@@ -150,6 +150,9 @@ class Evidence:
             if count:
                 trouble = f"{count} runs {'are not finished' if word == 'missing' else 'failed'}"
                 break
+        checked = {label for row in rows for label, words in _failed(row) if words and label in (a, b)}
+        if checked:
+            trouble = f"{' and '.join(sorted(checked))} failed the causality check"
         if not trouble and paired.n < 2:
             trouble = f"{paired.n} paired seeds give no interval"
         notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
@@ -204,6 +207,10 @@ class Evidence:
     def group(self, over: str, first: Contest) -> list[Contest]:
         """Return the contests that differ from the first in one thing alone: size, tokens per parameter or context."""
         return next((group for group in groups(self.contests, over) if first in group), [first])
+
+
+def _failed(row: Verdict) -> tuple[tuple[str, list[str]], ...]:
+    return ((row.label, row.failed_check), (row.baseline_label, row.baseline_failed_check))
 
 
 def _best_values(

@@ -332,7 +332,7 @@ class Honest(Base):
 CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     SeesTheFuture: ("causal", "sees the future"),
     KnowsTheLength: ("causal", "depend on how many tokens follow"),
-    LooksAtNeighbours: ("neighbours", "batch neighbours"),
+    LooksAtNeighbours: ("neighbours", "batch neighbors"),
     RollsDice: ("deterministic", "another output the second time"),
     StartsAtRandom: ("deterministic", "differ between two builds"),
     StartsAlike: ("deterministic", "do not depend on the seed"),

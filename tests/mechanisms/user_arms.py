@@ -1,0 +1,347 @@
+"""Mechanisms as users write them: copies of standard, and cheats that each see what they must not see."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import headtohead as h2h
+
+
+class Copy(h2h.Mechanism):
+    """Standard attention, written by hand."""
+
+    supports = h2h.Supports(bidirectional=False)
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.q, self.k, self.v, self.o = (nn.Linear(shape.width, shape.width, bias=False) for _ in range(4))
+
+    def mix(self, q, k, v, frame):
+        return frame.attend(q, k, v)
+
+    def heads(self, x):
+        return x.unflatten(-1, (self.shape.heads, -1)).transpose(1, 2)
+
+    def forward(self, x, frame):
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
+        return self.o(self.mix(frame.rotate(q), frame.rotate(k), v, frame).transpose(1, 2).flatten(2))
+
+
+class Fused(Copy):
+    """With the library's kernel."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Masked(Copy):
+    """With the whole map formed."""
+
+    window = 0
+
+    def mix(self, q, k, v, frame):
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if self.window:
+            mask = mask & ~mask.tril(-self.window)
+        return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+class Windowed(Masked):
+    """Forms the whole map, and masks all of it but a window."""
+
+    window = 8
+
+
+class Understated(Copy):
+    """Says that it costs nothing."""
+
+    def flops(self, context, batch=1, mode="train"):
+        return h2h.Flops(1.0, 1.0)
+
+
+class LooksAtValues(Fused):
+    """Cannot be counted without values."""
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) if bool(x.abs().max() < 1e9) else x
+
+
+class OneContext(Copy):
+    """Made for one context alone."""
+
+    def forward(self, x, frame):
+        if x.shape[1] != self.shape.context:
+            raise ValueError("another context")
+        return super().forward(x, frame)
+
+
+# Cheats.
+
+
+class Peek(Copy):
+    """No mask."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class PeekBeyond64(Copy):
+    """No mask in contexts of more than 64 tokens."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] <= 64)
+
+
+class PeekFar(Copy):
+    """A token sees what comes more than 64 tokens later."""
+
+    def mix(self, q, k, v, frame):
+        return frame.attend(q, k, v) + 0.1 * F.pad(v, (0, 0, 0, 65))[:, :, 65:]
+
+
+class PeekInTraining(Copy):
+    """No mask in training mode."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not self.training)
+
+
+class PeekInEvaluation(Copy):
+    """No mask in evaluation mode."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.training)
+
+
+class PeekInLargeBatches(Copy):
+    """No mask in batches of more than 16 sequences."""
+
+    def mix(self, q, k, v, frame):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=len(q) <= 16)
+
+
+class PeekInPairs(Copy):
+    """Tokens 0 and 1, 2 and 3, ... see each other."""
+
+    def mix(self, q, k, v, frame):
+        pairs = v.unflatten(2, (-1, 2)).flip(3).flatten(2, 3) if v.shape[2] % 2 == 0 else v
+        return frame.attend(q, k, v) + 0.1 * pairs
+
+
+class PeekBehindAGate(Copy):
+    """The next token, behind a parameter that starts at zero."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) + self.open() * x.roll(-1, 1)
+
+    def open(self):
+        return self.gate
+
+
+class PeekBehindARectifier(PeekBehindAGate):
+    """The gate opens to one side alone."""
+
+    def open(self):
+        return self.gate.relu()
+
+
+class PeekBehindARectifierDown(PeekBehindAGate):
+    """The gate opens to the other side alone."""
+
+    def open(self):
+        return (-self.gate).relu()
+
+
+class PeekInTheNoise(Copy):
+    """A leak with noise above it that no seed repeats."""
+
+    def forward(self, x, frame):
+        generator = torch.Generator()
+        generator.seed()
+        noise = torch.randn(x.shape, generator=generator).to(x.device)
+        return super().forward(x, frame) + 0.1 * x.roll(-1, 1) + 2 * noise
+
+
+class PeekDetached(Copy):
+    """A leak that no gradient shows."""
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) + 0.1 * x.detach().roll(-1, 1)
+
+
+class NormedOverTime(Copy):
+    """Statistics over the whole sequence."""
+
+    def forward(self, x, frame):
+        return super().forward((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), frame)
+
+
+class BatchNormed(Copy):
+    """Statistics over sequences and time, and running ones for evaluation."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.norm = nn.BatchNorm1d(shape.width)
+
+    def forward(self, x, frame):
+        return super().forward(self.norm(x.transpose(1, 2)).transpose(1, 2), frame)
+
+
+class AcrossTheBatch(Copy):
+    """The mean of all sequences."""
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) + 0.1 * x.mean(0, keepdim=True)
+
+
+class Keeps(Copy):
+    """The last input in a buffer."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.register_buffer("last", torch.zeros(shape.width), persistent=False)
+
+    def forward(self, x, frame):
+        output = super().forward(x, frame) + 0.1 * self.last
+        self.last = x.detach().mean((0, 1))
+        return output
+
+
+class KeepsASum(Keeps):
+    """The sum of all inputs so far in a buffer."""
+
+    def forward(self, x, frame):
+        before = self.last
+        output = super().forward(x, frame)
+        self.last = before + self.last
+        return output
+
+
+_SEEN = {}
+
+
+class KeepsOutside(Copy):
+    """The last input in a variable of the module."""
+
+    def forward(self, x, frame):
+        output = super().forward(x, frame) + 0.1 * _SEEN.get("x", torch.zeros_like(x[0, 0]))
+        _SEEN["x"] = x.detach().mean((0, 1))
+        return output
+
+
+class NotFinite(Copy):
+    """Divides zero by zero."""
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) + 0 * x / (x - x)
+
+
+class IgnoresPadding(Copy):
+    """Takes padding for tokens; it looks both ways where it may."""
+
+    supports = h2h.Supports()
+
+    def mix(self, q, k, v, frame):
+        frame.padding = None
+        return frame.attend(q, k, v)
+
+
+# No cheats.
+
+
+class Dropped(Copy):
+    """Dropout inside."""
+
+    def forward(self, x, frame):
+        return F.dropout(super().forward(x, frame), 0.3, self.training)
+
+
+class AddsLoss(Copy):
+    """A training loss over the whole sequence, with a parameter that nothing else trains."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.scale = nn.Parameter(torch.ones(shape.width))
+
+    def forward(self, x, frame):
+        output = super().forward(x, frame)
+        frame.add_loss("size", 1e-3 * (output.mean(1) * self.scale).square().mean())
+        return output
+
+
+class Rolls(Copy):
+    """Noise that no seed repeats."""
+
+    def forward(self, x, frame):
+        generator = torch.Generator()
+        generator.seed()
+        return super().forward(x, frame) * (1 + 1e-3 * torch.rand(x.shape, generator=generator).to(x.device))
+
+
+class Idle(Copy):
+    """A parameter that nothing uses."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+class Narrow(Copy):
+    """A parameter whose logarithm exists near its start value alone."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.decay = nn.Parameter(torch.full((shape.width,), 0.02))
+
+    def forward(self, x, frame):
+        return super().forward(x, frame) * self.decay.log()
+
+
+class GlobalShift(Copy):
+    """Subtracts the largest score of the whole map: the future enters by rounding alone."""
+
+    def mix(self, q, k, v, frame):
+        scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        weights = (scores - scores.amax((-2, -1), keepdim=True)).exp() * mask
+        return weights @ v / weights.sum(-1, keepdim=True)
+
+
+class Fourier(Copy):
+    """A causal convolution by Fourier transform: the future enters by rounding alone."""
+
+    def forward(self, x, frame):
+        time = x.shape[1]
+        kernel = torch.exp(-torch.arange(time, device=x.device) / 8.0)[:, None]
+        wide = torch.fft.rfft(self.v(x).float(), 2 * time, dim=1) * torch.fft.rfft(kernel, 2 * time, dim=0)
+        return self.o(torch.fft.irfft(wide, 2 * time, dim=1)[:, :time].to(x.dtype))
+
+
+class Awakes(Copy):
+    """A leak that opens between two values of a parameter that training passes and noise does not hit."""
+
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.gate = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x, frame):
+        frame.add_loss("open", (self.gate - 1).square().mean())
+        size = self.gate.abs()
+        opened = bool(((size > 0.002) & (size < 0.1)).all())
+        return super().forward(x, frame) + (x.roll(-1, 1) if opened else 0.0)
+
+
+class Raises(Copy):
+    """Can be counted and not run."""
+
+    def forward(self, x, frame):
+        if x.device.type != "meta":
+            raise ValueError("no such luck")
+        return super().forward(x, frame)
