@@ -77,7 +77,7 @@ def autocast(bench: Bench) -> None:
     if model.layers[0].mechanism.singular:
         return
     for what, pairs in errors.items():
-        # The middle one of three sequences: one that stands at a pole of the function decides nothing.
+        # The median of three sequences: one at a pole of the function decides nothing.
         found, nearby_error = (statistics.median(side) for side in zip(*pairs, strict=True))
         allowed = max(LEAST, TIMES * nearby_error)
         require(
@@ -88,7 +88,7 @@ def autocast(bench: Bench) -> None:
 
 
 def _outcome(model: Decoder, tokens: Tensor, narrow: bool = False) -> dict[str, Tensor]:
-    """Return the model's states and its gradient, every parameter's behind the other."""
+    """Return the model's states and its gradient, all parameters concatenated."""
     with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
         states = model.hidden(tokens)
     states = states.float()
