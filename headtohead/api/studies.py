@@ -124,7 +124,8 @@ class Study:
                 # Tuning runs have a learning rate each, and are not stacked.
                 how = {"stack": stacking} if spec is self.spec else {}
                 plan = plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
-                checks = check_plan(plan, conditions, allow=allow_failed_check, progress=progress)
+                how_checked = {"allow": allow_failed_check, "apart": count > 1}
+                checks = check_plan(plan, conditions, progress=progress, **how_checked)
                 return dataclasses.replace(plan, checks=checks)
 
         def found(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -344,4 +347,21 @@ class Raises(Copy):
     def forward(self, x, frame):
         if x.device.type != "meta":
             raise ValueError("no such luck")
+        return super().forward(x, frame)
+
+
+class Kills(Copy):
+    """Ends its process."""
+
+    def forward(self, x, frame):
+        if x.device.type != "meta":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x, frame)
+
+
+class Prints(Copy):
+    """Prints without an end of line."""
+
+    def forward(self, x, frame):
+        print("forward", end=" ")
         return super().forward(x, frame)

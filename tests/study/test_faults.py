@@ -231,7 +231,10 @@ def test_a_corpus_that_changes_between_runs_is_named_and_nothing_is_recorded(
     text = tmp_path / "text.txt"
     shutil.copy(story, text)
     switch = f"from pathlib import Path; Path({str(text)!r}).open('a').write('and a new line')"
-    tamper = arm(tmp_path, "Tamper", f"{switch} if self.calls == 6 else None")
+    running = (
+        f"self.calls == 6 and Path({str(tmp_path / 'out' / 'study.json')!r}).exists()"  # not yet in the gate
+    )
+    tamper = arm(tmp_path, "Tamper", f"{switch} if {running} else None")
     arms = [tamper, "standard"]
     first = Study(**(SMALL | {"arms": arms, "corpus": f"file:{text}", "tokens": 2560, "seeds": 1}))
     done = first.run(tmp_path / "out", workers=1)

@@ -15,7 +15,8 @@ import headtohead as h2h
 from headtohead import Study, StudyResult, open_study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
-from headtohead.model.check.gate import Inspection
+from headtohead.model.check.gate import Inspection, Trial
+from headtohead.model.decoder import Decoder
 from headtohead.study import admission, perform
 from headtohead.study.outline import read_outline
 from headtohead.study.perform import Conditions
@@ -135,11 +136,11 @@ def test_what_passed_is_not_checked_again_and_what_changed_is(
     mine = tmp_path / "mine.py"
     mine.write_text(ARMS.read_text())
     calls = []
-    inspect = admission.inspect_halving
 
-    def counted(*given: Any, **settings: Any) -> Any:
-        calls.append(given)
-        return inspect(*given, **settings)
+    def counted(model: Decoder, trial: Trial, **settings: Any) -> Inspection:
+        calls.append(trial)
+        leaks = "Peek" in model.arms[0].text
+        return Inspection(failed=("it sees the future",) if leaks else ())
 
     monkeypatch.setattr(admission, "inspect_halving", counted)
     base = {"arms": ["standard", f"{mine}:Copy"]}
@@ -208,3 +209,52 @@ def test_padding_is_checked_where_a_task_has_it(task: str, words: str) -> None:
             checks(chosen)
     else:
         assert checks(chosen)[0].failed == ()
+
+
+PAPER = """
+[study]
+arms = ["standard", {{arm = "{arm}", name = "peek"}}]
+seeds = 2
+corpus = "file:{corpus}"
+context = 32
+tokens = 256
+batch = 128
+[scale.smoke]
+[scale.small]
+[scale.paper]
+[[claim]]
+id = "p.1"
+statement = "peek is better"
+published = "yes"
+at = {{size = "nano"}}
+criteria = [{{kind = "difference", arm = "peek", expect = "better"}}]
+"""
+
+
+def test_reproduce_rejects_a_leak_and_leaves_its_claims_open_where_it_is_allowed(
+    story: Path, tmp_path: Path
+) -> None:
+    paper = tmp_path / "p.toml"
+    paper.write_text(PAPER.format(arm=f"{ARMS}:Peek", corpus=story))
+
+    def reproduced(*words: str) -> object:
+        given = (
+            "--scale",
+            "small",
+            "--out",
+            str(tmp_path / "out"),
+            "--device",
+            "cpu",
+            "--workers",
+            "1",
+            "--quiet",
+        )
+        with pytest.raises(SystemExit) as ended:
+            main(["reproduce", str(paper), *given, *words])
+        return ended.value.code
+
+    assert reproduced() == 2
+    assert reproduced("--allow-failed-check") == 0
+    (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert claim["direction"] == "open"
+    assert "peek failed the causality check" in claim["reason"]
