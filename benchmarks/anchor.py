@@ -4,7 +4,8 @@
 
 nanoGPT (config/train_shakespeare_char.py) trains 6 layers of width 384, 6 heads, context 256, batches of 64 windows, 5,000
 steps, dropout 0.2, AdamW 1e-3 to 1e-4, and reports a best validation loss of 1.4697 nats per character on the last tenth of the
-text. Here `standard` is trained with the same shape and settings (`gpt2`: learned positions, LayerNorm, GELU), and with the
+text. Here `standard` is trained with the same shape and settings (`gpt2`: learned positions, LayerNorm, GELU; dropout of
+embeddings, block outputs and attention weights), and with the
 shape that this package uses by default at about the same number of parameters (`llama`: RoPE, RMSNorm, SwiGLU). Validation is
 scored every 250 steps on the whole last tenth, and the best is reported, as there.
 """
@@ -19,11 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from headtohead.common.files import write_json
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.measure.loss import score_split
+from headtohead.mechanisms.base import Cache, Frame
+from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Settings, Size
@@ -32,11 +37,22 @@ from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Trainer
 
 PUBLISHED = 1.4697
-_GPT2 = Settings(positions="learned", norm="layer", ffn="gelu", dropout=0.2)
+DROPOUT = 0.2
+_GPT2 = Settings(positions="learned", norm="layer", ffn="gelu", dropout=DROPOUT)
 SHAPES = {
     "gpt2": Size("gpt2", 384, 6, 6, 1536, 256, 256, _GPT2),
-    "llama": Size("llama", 384, 6, 6, 1024, 256, 256, Settings(dropout=0.2)),
+    "llama": Size("llama", 384, 6, 6, 1024, 256, 256, Settings(dropout=DROPOUT)),
 }
+
+
+class AttentionDropout(Standard):
+    """`standard` that drops a fifth of the attention weights while training, as nanoGPT does."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        """Return the mixed values (batch, heads, time, dim)."""
+        if not self.training:
+            return super().mix(q, k, v, frame, cache)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=DROPOUT, is_causal=True)
 
 
 def text_splits(folder: Path) -> dict[str, Split]:
@@ -55,7 +71,7 @@ def train(
 ) -> dict[str, Any]:
     """Return the best validation loss in nats, the step it was reached at, and the whole curve."""
     torch.manual_seed(seed)
-    model = Decoder(size, parse_layout("standard").layers(size.layers), seed).to(device)
+    model = Decoder(size, parse_layout(AttentionDropout).layers(size.layers), seed).to(device)
     batch = 64 * size.context
     settings = TrainSettings(
         tokens=steps * batch,

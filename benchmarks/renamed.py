@@ -16,8 +16,6 @@ from headtohead.mechanisms.standard import Standard
 class Renamed(Standard):
     """Standard attention whose start values are drawn under other names."""
 
-    name = "renamed"
-
     def initialise(self, draw: Any) -> None:
         """Draw every start value under another name than `standard` does."""
 

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-import weakref
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from headtohead.mechanisms.base import Mechanism
 from headtohead.mechanisms.projected import Stage
 
 Kind = type[Mechanism] | type[Stage]
-_NAMED_HERE: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that `adopt` named: a subclass does not inherit the name, or it would depend on which of them was raced first."""
 
 
 @cache
@@ -66,10 +63,8 @@ def adopt(value: object, name: str, where: str) -> Kind:
             f"{name} in {where} is not a mechanism: a class derived from headtohead.Mechanism is needed"
         )
     kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
-    owner = next(base for base in kind.__mro__ if "name" in vars(base))
-    if not kind.name or (owner in _NAMED_HERE and owner is not kind):
+    if not vars(kind).get("name"):  # a name that is inherited is that of another mechanism
         kind.name = name
-        _NAMED_HERE.add(kind)
     return kind
 
 

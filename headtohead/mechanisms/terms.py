@@ -29,7 +29,7 @@ class Term:
     @property
     def text(self) -> str:
         """The term as written in an arm."""
-        name = f"{self.path}:{self.kind.name}" if self.path else self.kind.name
+        name = f"{self.path}:{self.kind.__name__}" if self.path else self.kind.name
         changed = ",".join(
             f"{key}={value_text(value)}" for key, value in changed_options(self.options).items()
         )

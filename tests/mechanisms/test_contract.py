@@ -294,3 +294,17 @@ def test_a_users_subclass_has_its_own_name_whichever_was_loaded_first() -> None:
     arms = Path(__file__).with_name("user_arms.py")
     for names in (("Copy", "Fused"), ("Fused", "Copy")):
         assert [parse_layout(f"{arms}:{name}").layers(1)[0].base.kind.name for name in names] == list(names)
+
+
+def test_a_users_class_is_found_again_by_its_text_whatever_it_is_named(tmp_path: Path) -> None:
+    """Workers build arms from their text: a built-in mechanism's subclass, and a class with a name of its own."""
+    (tmp_path / "mine.py").write_text(
+        "from headtohead.mechanisms.standard import Standard\n"
+        "class Mine(Standard):\n    pass\n"
+        "class Other(Standard):\n    name = 'called otherwise'\n"
+    )
+    for name, called in (("Mine", "Mine"), ("Other", "called otherwise")):
+        (layer,) = parse_layout(f"{tmp_path / 'mine.py'}:{name}").layers(1)
+        assert layer.base.kind.name == called
+        assert parse_layout(layer.text).layers(1) == [layer]
+    assert parse_layout("standard").layers(1)[0].base.kind.name == "standard"
