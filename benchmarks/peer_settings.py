@@ -4,7 +4,7 @@
 
 documented: `torch.compile(model)` with `attn_implementation="sdpa"`. Under `torch.compile` transformers forms the causal mask as a
 tensor, and PyTorch's SDPA then leaves its flash kernel; causal: an attention function registered with transformers'
-own interface, which says `is_causal` in place of a mask; autotuned: causal, compiled with `max-autotune-no-cudagraphs`.
+own interface, which says `is_causal` in place of a mask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from headtohead.study.environment import device_name, provenance
 SETTINGS: dict[str, dict[str, Any]] = {
     "documented": {"attention": "sdpa"},
     "causal": {"attention": "causal"},
-    "autotuned": {"attention": "causal", "mode": "max-autotune-no-cudagraphs"},
 }
 WARM, BURST = 5, 10
 
