@@ -47,6 +47,23 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headtohead.kernels.path._INTERPRETED", True)
 
 
+@pytest.fixture(autouse=True)
+def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a stub for a study's page, which takes as long as training it, in tests of studies not marked `page`."""
+    folder = request.path.parent.name
+    if folder not in ("study", "integrations", "training") or request.node.get_closest_marker("page"):
+        return
+    page = pytest.importorskip("headtohead.report.page")
+
+    def stub(
+        path: Path, outline: object, verdicts: object, results: object, damage: object, stamp: str
+    ) -> Path:
+        (path / "report.html").write_text(f"<!-- {stamp} -->", encoding="utf-8")
+        return path / "report.html"
+
+    monkeypatch.setattr(page, "write_report", stub)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keep prepared data out of the user's cache, and the user's data out of the tests."""

@@ -169,13 +169,25 @@ def test_golden_stores_open_with_the_verdicts_they_were_written_with(stores: Pat
         assert_same_verdicts(result, expected)
 
 
+_INTERVAL = (
+    *("ci_low", "ci_high", "equivalence_low", "equivalence_high"),
+    *("p", "p_holm", "detectable", "correlation"),
+)
+
+
 def assert_same_verdicts(result: h2h.StudyResult, expected: list[dict[str, Any]]) -> None:
-    """Fields and notes may have been added since; none may be lost or say something else."""
+    """Fields may have been added since, and rules may say less; no number may be another.
+
+    Rules of judging have become stricter since some of these were written: `better`, `worse` and `equivalent` may now be
+    `undecided`, and notes are worded anew.
+    """
     rows = [finite(row.as_dict()) for row in result.verdicts]
     assert len(rows) == len(expected)
     for row, old in zip(rows, expected, strict=True):
-        assert set(old.get("notes", [])) <= set(row["notes"])
-        for key in old.keys() - {"notes"}:
+        assert row["verdict"] in (old["verdict"], "undecided")
+        for key in old.keys() - {"notes", "verdict", "primary", "unlearnt"}:
+            if row["p"] is None and key in _INTERVAL:
+                continue  # zero spread has no interval any more
             wanted = pytest.approx(old[key]) if isinstance(old[key], float) else old[key]
             assert row[key] == wanted, f"{row.get('label', row)}: {key}"
 
@@ -216,13 +228,15 @@ def test_golden_exports_arrive_in_an_empty_store(
 
 
 def test_a_golden_study_is_resumed_and_nothing_is_done_again(stores: Path) -> None:
+    """Of runs of these numerics; those of older ones stay as they are, and are done anew beside them."""
     settings = STUDIES["corpus"] | {"name": "corpus", "probes": ()}
     before = {path: path.read_bytes() for path in stores.glob("corpus/runs/*/*.json*")}
     again = h2h.Study(**settings).run(
         stores / "corpus", device="cpu", workers=1, stack=False, data_dir=DATA, quiet=True
     )
-    assert (again.summary.done, again.summary.left) == (0, 0)
-    assert {path: path.read_bytes() for path in stores.glob("corpus/runs/*/*.json*")} == before
+    assert (again.summary.done, again.summary.left) == (4 if stores.name == "schema-0" else 0, 0)
+    after = {path: path.read_bytes() for path in stores.glob("corpus/runs/*/*.json*")}
+    assert before.items() <= after.items()
 
 
 # --- documents of a newer version ----------------------------------------------------------------------------------

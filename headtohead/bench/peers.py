@@ -46,7 +46,7 @@ def _register_causal() -> str:
 class _Transformers(nn.Module):
     """Llama of transformers with its own loss; `attention` is sdpa, or causal: SDPA without a mask."""
 
-    def __init__(self, size: Size, attention: str = "sdpa") -> None:
+    def __init__(self, size: Size, attention: str = "causal") -> None:
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -104,7 +104,7 @@ _SIZES = (
     Size(
         "nano", 64, 2, 4, 176, 256, 128, Settings(init_std=0.08)
     ),  # at width 64, 0.02 delays the first learning
-    Size("1m", 128, 5, 4, 344, 256, 256, Settings(init_std=0.04)),
+    Size("1m", 128, 5, 4, 344, 256, 256),
     Size("5m", 256, 6, 8, 728, 256, 256),
     # BPE of 16,384 and 50,257 tokens
     Size("10m", 256, 6, 4, 1024, 16_384, 512),

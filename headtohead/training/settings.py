@@ -106,7 +106,7 @@ class TrainSettings:
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "nano": {"tokens": 500_000, "batch": 1024, "lr": 4e-3},
-    "1m": {"tokens": 4_000_000, "batch": 4096, "lr": 4e-3},
+    "1m": {"tokens": 4_000_000, "batch": 4096, "lr": 2e-3},
     "5m": {"tokens": 20_000_000, "batch": 8192, "lr": 2e-3},
     "10m": {"tokens": 50_000_000, "batch": 16_384, "lr": 2e-3},
     "60m": {"tokens": 300_000_000, "batch": 65_536, "lr": 1e-3},

@@ -35,6 +35,7 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
     assert draw("--check", "--results", changed).returncode == 1
 
 
+@pytest.mark.slow
 def test_a_picture_without_rows_is_left_out_by_name(tmp_path: Path) -> None:
     docs, results = tmp_path / "docs", tmp_path / "results"
     (docs / "images").mkdir(parents=True)

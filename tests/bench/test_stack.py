@@ -14,6 +14,7 @@ from headtohead.common.errors import UserError
 QUICK: dict[str, Any] = {"size": "nano", "batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
 
 
+@pytest.mark.slow
 def test_a_row_holds_stacked_single_and_separate_with_their_ratios() -> None:
     (row,) = headtohead.bench_stack((2,), **QUICK)["rows"]
     assert row["seeds"] == 2

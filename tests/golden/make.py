@@ -73,7 +73,9 @@ def make_studies(out: Path) -> None:
 
     for name, settings in STUDIES.items():
         if name == "started":
-            settings = settings | {"from": str(Store(out / "task").runs()[0].path)}
+            runs = Store(out / "task").runs()
+            trained = next(run for run in runs if run.spec()["arm"] == "standard")
+            settings = settings | {"from": str(trained.path)}
         study = Study(name=name, **settings)
         study.run(out / name, device="cpu", workers=1, stack=name == "stacked", data_dir=DATA, quiet=True)
     for name in EXPORTED:

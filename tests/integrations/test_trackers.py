@@ -117,7 +117,7 @@ def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_tensorboard_gets_every_row_once_whoever_trains(
     story: Path, tmp_path: Path, board: type[Writer], workers: int
 ) -> None:

@@ -22,6 +22,7 @@ from tests.compare import assert_close, named
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
+SLOW = pytest.mark.slow
 WEIGHTS = ("w1", "b1", "w2", "b2")
 
 
@@ -235,7 +236,15 @@ def test_compiling_leaves_the_operator_whole() -> None:
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(
-    "shape", [(2, 4, 4, 129, 32), (1, 6, 2, 300, 64), (2, 2, 1, 3, 128), (3, 8, 4, 65, 48), (1, 1, 1, 2, 8)]
+    "shape",
+    [
+        (2, 4, 4, 129, 32),
+        (2, 2, 1, 3, 128),
+        *(
+            pytest.param(shape, marks=SLOW)
+            for shape in ((1, 6, 2, 300, 64), (3, 8, 4, 65, 48), (1, 1, 1, 2, 8))
+        ),
+    ],
 )
 def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
     batch, heads, kv_heads, keys, dim = shape
@@ -250,7 +259,7 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
     assert_close(*results, 1e-5, by="norm")
 
 
-@pytest.mark.parametrize("place", [0, 1, 63, 64, 200, 299])
+@pytest.mark.parametrize("place", [0, 64, 299, *(pytest.param(place, marks=SLOW) for place in (1, 63, 200))])
 @pytest.mark.parametrize("turn", TURNS)
 def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn: str) -> None:
     table = rotary_table(torch.arange(300), 64, 10_000.0, torch.float64)
@@ -290,15 +299,19 @@ def turned(
     "shape",
     [
         (1, 2, 2, 1, 64),
-        (2, 3, 3, 77, 64),
         (1, 4, 2, 130, 96),
-        (1, 4, 1, 67, 128),
-        (1, 2, 2, 261, 32),
-        (1, 8, 1, 33, 32),
         (1, 24, 1, 19, 32),
-        (1, 1, 1, 45, 256),
+        *(
+            pytest.param(shape, marks=SLOW)
+            for shape in (
+                (2, 3, 3, 77, 64),
+                (1, 4, 1, 67, 128),
+                (1, 2, 2, 261, 32),
+                (1, 8, 1, 33, 32),
+                (1, 1, 1, 45, 256),
+            )
+        ),
     ],
-    ids=lambda shape: "x".join(map(str, shape)),
 )
 def test_turned_keys_are_their_twin(config: Any, shape: tuple[int, ...]) -> None:
     if isinstance(config, decode_turned.Sums) and shape[1] != shape[2]:
@@ -309,7 +322,7 @@ def test_turned_keys_are_their_twin(config: Any, shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("config", TURNED, ids=str)
-@pytest.mark.parametrize("size", [0.0, 1e-20, 30.0])
+@pytest.mark.parametrize("size", [1e-20, pytest.param(0.0, marks=SLOW), pytest.param(30.0, marks=SLOW)])
 def test_turned_keys_at_extreme_values(config: Any, size: float) -> None:
     near(*turned(config, 1, 2, 2, 70, 32, size), 1e-4)
 

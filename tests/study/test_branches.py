@@ -199,6 +199,7 @@ def test_killed_at_any_moment_a_study_with_branches_ends_with_the_same_results(
     assert not list((tmp_path / "killed").glob("runs/*/branches"))
 
 
+@pytest.mark.slow
 def test_several_workers_do_each_run_once_and_branches_wait(story: Path, raced: Path, tmp_path: Path) -> None:
     result = study(story).run(tmp_path / "crew", workers=2, quiet=True)
     assert result.summary.done == 16

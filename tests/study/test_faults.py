@@ -211,6 +211,7 @@ def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_goes_on(story: 
     assert states == {"standard": "done", "Greedy": "out of memory"}
 
 
+@pytest.mark.slow
 def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_goes_on(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_leak_in_the_trained_weights_alone_fails_after_training(story: Path, t
     assert "it sees the future" in row.failed_check[0]
 
 
+@pytest.mark.slow
 def test_the_check_after_training_changes_neither_weights_nor_scores(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_classes_handed_over_in_python_are_checked(story: Path) -> None:
         checks(study(story, arms=["standard", wrapped]))
 
 
+@pytest.mark.slow
 def test_marks_are_in_the_notes_and_warnings_are_lines(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +233,7 @@ criteria = [{{kind = "difference", arm = "peek", expect = "better"}}]
 """
 
 
+@pytest.mark.slow
 def test_reproduce_rejects_a_leak_and_leaves_its_claims_open_where_it_is_allowed(
     story: Path, tmp_path: Path
 ) -> None:

@@ -156,7 +156,7 @@ def test_an_interrupt_stops_cleanly_and_says_how_to_continue(story: Path, tmp_pa
         "--corpus",
         f"file:{story}",
     ]
-    command += ["--tokens", "2M", "--batch", "256", "--seeds", "1", "--out", str(tmp_path)]
+    command += ["--tokens", "2M", "--batch", "256", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     processes.until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")))
     process.send_signal(signal.SIGINT)

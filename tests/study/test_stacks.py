@@ -166,6 +166,7 @@ def test_a_study_begun_without_stays_without(story: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "study.lock.json").read_text())["stacked"] is False
 
 
+@pytest.mark.slow
 def test_workers_take_a_stack_each(story: Path, finished: Path, tmp_path: Path) -> None:
     study(story, evaluations=2, probes=["positions"]).run(tmp_path, workers=2, stack=True, quiet=True)
     assert results(tmp_path) == results(finished)
@@ -395,7 +396,7 @@ def test_a_runs_name_says_whether_it_was_stacked(story: Path) -> None:
 
 
 def test_the_flags(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"race --arms standard --corpus file:{story} --tokens 512 --batch 256 --seeds 2 --quiet --out {tmp_path}"
+    words = f"race --arms standard --corpus file:{story} --tokens 512 --batch 256 --seeds 2 --workers 1 --quiet --out {tmp_path}"
     with pytest.raises(SystemExit) as ended:
         main([*words.split(), "--stack"])
     assert ended.value.code == 0

@@ -81,7 +81,10 @@ def test_intervals_of_one_seed_are_none() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "branches of one trunk"])
-@pytest.mark.parametrize(("seeds", "values"), [(3, 3), (5, 3), (5, 12), (8, 4)])
+@pytest.mark.parametrize(
+    ("seeds", "values"),
+    [(3, 3), (8, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 3), (5, 12)))],
+)
 def test_intervals_cover_what_they_say(seeds: int, values: int, shared: bool) -> None:
     draw = np.random.default_rng(100 * seeds + values + shared)
     x = np.arange(values, dtype=float)

@@ -77,6 +77,7 @@ def test_finished_runs_are_not_done_again(folder: Path, monkeypatch: pytest.Monk
     kept.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_processes_share_the_forms_and_stop_after_a_run_at_the_latest(tmp_path: Path) -> None:
     plan = ToyPlan(("FACO", "FAFO"), until=1.0, stepped=1.0)
     toy = work_toy(plan, tmp_path, CPU, workers=2, seconds=0.0, quiet=True)

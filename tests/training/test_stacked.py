@@ -87,7 +87,12 @@ ARMS = (
 )
 
 
-@pytest.mark.parametrize("arm", ARMS)
+FEW = ("standard:kv_heads=2,qk_norm=true", "coupled", "(kuramoto_gated standard)*1", "fixed_seq_qk")
+
+
+@pytest.mark.parametrize(
+    "arm", [arm if arm in FEW else pytest.param(arm, marks=pytest.mark.slow) for arm in ARMS]
+)
 def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
     # In float64: twenty steps of some arms make a difference in the last digit of float32 a large one.
     given: dict[str, Any] = {

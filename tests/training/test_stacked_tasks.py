@@ -37,8 +37,12 @@ def trainer(task: Task, seed: int, arm: str = "standard", **given: Any) -> Train
 
 @pytest.mark.parametrize(
     ("arm", "given"),
-    [("standard", {}), ("coupled", {"micro": 3}), ("gated_linear", {}), ("sharing:tie=kv", {})],
-    ids=str,
+    [
+        ("coupled", {"micro": 3}),
+        pytest.param("standard", {}, marks=pytest.mark.slow),
+        pytest.param("gated_linear", {}, marks=pytest.mark.slow),
+        pytest.param("sharing:tie=kv", {}, marks=pytest.mark.slow),
+    ],
 )
 def test_they_are_separate_runs_step_by_step(task: Task, arm: str, given: dict[str, Any]) -> None:
     stack = StackedTrainer([trainer(task, seed, arm, **given) for seed in SEEDS])
