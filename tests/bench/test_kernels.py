@@ -145,6 +145,7 @@ def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert json.loads(file.read_text())["rows"] == rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_the_triton_kernels_are_their_twins_in_the_interpreter() -> None:
     assert speed.path_name(CPU) == "triton"

@@ -39,6 +39,7 @@ def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pyte
     assert [row["over_separate"] for row in again["rows"]] == [None, None]
 
 
+@pytest.mark.slow
 def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stack.Case("nano", "standard", 256, "float32", "cpu")
     assert stack.disagreement(case) < 1e-3
@@ -98,6 +99,7 @@ def test_a_profile_says_where_a_stacked_step_spends_its_time(monkeypatch: pytest
     assert found["kinds"]["attention"] > 0
 
 
+@pytest.mark.slow
 def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     words = "bench stack 2 --size nano --arms standard coupled --batch 256 --rounds 1 --precision float32 --device cpu"
     with pytest.raises(SystemExit) as end:

@@ -87,12 +87,12 @@ def typed(inputs: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None
     ("scheme", "steps", "shape", "potential", "apart", "biased"),
     [
         ("euler", 1, (2, 5, 3, 32, 16), False, False, True),
-        ("euler", 1, (1, 129, 2, 64, 64), False, False, True),
+        pytest.param("euler", 1, (1, 129, 2, 64, 64), False, False, True, marks=SLOW),
         ("euler", 1, (1, 3, 2, 128, 20), False, False, False),
-        ("euler", 3, (2, 5, 3, 32, 20), False, False, True),
+        pytest.param("euler", 3, (2, 5, 3, 32, 20), False, False, True, marks=SLOW),
         ("euler", 1, (2, 3, 4, 64, 8), False, True, False),
-        ("leapfrog", 1, (1, 1, 1, 128, 64), False, False, True),
-        ("leapfrog", 7, (1, 3, 2, 32, 24), False, False, True),
+        pytest.param("leapfrog", 1, (1, 1, 1, 128, 64), False, False, True, marks=SLOW),
+        pytest.param("leapfrog", 7, (1, 3, 2, 32, 24), False, False, True, marks=SLOW),
         ("leapfrog", 3, (1, 129, 2, 32, 24), True, False, True),
         ("symplectic_euler", 1, (2, 3, 12, 16, 6), False, False, True),
         ("symplectic_euler", 2, (1, 7, 4, 12, 6), True, True, True),
@@ -347,7 +347,7 @@ def test_stacked_decoding_is_separate_decoding() -> None:
 
 
 @pytest.mark.parametrize("rope", ["roundtrip", "score", "rotated", "none"])
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
 def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch, decode_triton, "decode")
     layer = Sharing(Shape(64, 4), SharingOptions(tie="kv", kv_heads=kv_heads, rope=rope))
@@ -367,7 +367,7 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard"])
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
 def test_a_step_at_a_place_takes_the_kernel(arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     real = decode_triton.decode

@@ -195,6 +195,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert shares[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_the_shared_sets_are_scored(shared_data: Path) -> None:
     model = decoder(context=32).eval()
     for name in task_names():

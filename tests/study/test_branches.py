@@ -100,6 +100,7 @@ def test_a_finished_study_keeps_no_checkpoints_of_its_trunks(raced: Path) -> Non
     assert not examine_study(raced, quiet=True)
 
 
+@pytest.mark.page
 def test_each_branch_is_a_contest(raced: Path) -> None:
     verdicts = open_study(raced).verdicts
     assert [row.branch for row in verdicts] == ["5120", "2560", "1280"]

@@ -270,6 +270,7 @@ def test_a_missing_scale_a_study_without_claims_and_an_unknown_paper_are_named(t
         find_paper("cupled")
 
 
+@pytest.mark.page
 def test_reproduce_runs_judges_and_goes_on(
     tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

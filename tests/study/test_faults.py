@@ -307,6 +307,7 @@ def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: 
     assert set(lines[3:]) == whole
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
     text = """
         import resource, signal, sys

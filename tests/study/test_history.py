@@ -56,6 +56,7 @@ def test_added_seeds_stay_marked_when_an_arm_is_added(tmp_path: Path) -> None:
         assert "seeds 3 were added after looking" in words
 
 
+@pytest.mark.page
 def test_a_dropped_arm_still_counts_and_makes_nothing_primary(tmp_path: Path) -> None:
     before = race(tmp_path)
     assert before["(Q, K=V)"].primary

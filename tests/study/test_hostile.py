@@ -146,6 +146,7 @@ def test_a_seal_holds_every_byte() -> None:
             assert {key: found[key] for key in ("status", "x")} == {"status": "done", "x": [1.5, None, "é"]}
 
 
+@pytest.mark.page
 def test_a_page_is_built_beside_damaged_runs_and_says_so(mine: Path) -> None:
     pytest.importorskip("altair")
     runs = Store(mine).runs()

@@ -79,6 +79,7 @@ def test_another_corpus_gives_what_evaluate_gives(folder: Path, dials: list[str]
     assert cell.verdict.values[cell.verdict.seeds.index(2)] == pytest.approx(score.bits_per_byte, rel=1e-6)
 
 
+@pytest.mark.page
 def test_matrix_json_and_page_are_rebuilt_from_the_store_alone(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("altair")
     copy = tmp_path / "copy"

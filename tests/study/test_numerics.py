@@ -51,6 +51,7 @@ def ids(folder: Path) -> set[str]:
     return {run.id for run in Store(folder).runs()}
 
 
+@pytest.mark.page
 def test_an_old_study_is_judged_by_itself_and_marked(old: Path, new: Path) -> None:
     found = open_study(old)
     (row,) = found.verdicts

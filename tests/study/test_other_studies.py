@@ -244,6 +244,7 @@ def test_the_positional_terms_claim_has_a_study() -> None:
         assert build_study(paper.settings(scale, "tasks")).causal is False
 
 
+@pytest.mark.page
 def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
     tmp_path: Path, story: Path
 ) -> None:

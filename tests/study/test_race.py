@@ -110,6 +110,7 @@ def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
     assert results(tmp_path / "parts") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_without_any_time_make_progress_too(story: Path, tmp_path: Path) -> None:
     result = study(story, seeds=1).run(tmp_path, workers=2, seconds=0.0, quiet=True)
     assert result.summary.stopped
@@ -336,6 +337,8 @@ def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     environment.commit.cache_clear()
 
 
+@pytest.mark.slow
+@pytest.mark.page
 def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path) -> None:
     given = study(
         story, arms=["sharing:tie=kv", "standard"], shape="cache", length=["tokens", "time"], seeds=2

@@ -153,6 +153,7 @@ def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
     assert plan("glue-cola", data_dir=data).outline().measures["glue-cola"].name == "matthews"
 
 
+@pytest.mark.page
 def test_examples_that_are_left_out_are_counted_and_told(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

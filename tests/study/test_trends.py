@@ -228,6 +228,7 @@ def test_a_study_writes_and_shows_its_trends(raced: Path, capsys: pytest.Capture
     assert "2 values of tokens per parameter: a trend takes 3 or more" in shown
 
 
+@pytest.mark.page
 def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")

@@ -22,6 +22,7 @@ def study(story: Path, rates: list[float], **values: Any) -> Study:
     return Study(**(SMALL | {"corpus": f"file:{story}", "tokens": 5120, "tune": tune} | values))
 
 
+@pytest.mark.page
 def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     story: Path, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_row_costs_little_beside_a_step(story: Path) -> None:
     assert (time.process_time() - began) / 20 < 0.1 * step
 
 
+@pytest.mark.page
 def test_a_study_that_asks_for_it_has_the_same_runs(story: Path, tmp_path: Path) -> None:
     given = {"tokens": 1024, "batch": 256, "seeds": 2, "corpus": f"file:{story}"}
     arms = ["standard", {"arm": "standard", "name": "fast", "circuit_lr": {"qk": "3x"}}]

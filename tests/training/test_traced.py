@@ -89,6 +89,7 @@ def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
     assert "no compiler here" in said[0]
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -319,6 +319,7 @@ def test_without_a_local_copy_the_hub_is_asked(tmp_path: Path, monkeypatch: pyte
             assert found == sorted((text_of(mine, example), example.label) for example in rows)
 
 
+@pytest.mark.slow
 def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
     counts = {}
     for name in ("hatexplain", "agreement", "agreement-sentences", "squad", "glue-rte"):

@@ -151,6 +151,7 @@ def test_a_part_is_spread_over_the_file() -> None:
         task.part(-1)
 
 
+@pytest.mark.slow
 def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
     counts = {name: len(find_task(name, shared_data).examples) for name in task_names()}
     assert counts == {
