@@ -12,11 +12,11 @@ race: setup
 	$(BIN)/h2h race studies/quick.toml --out races/quick
 
 test: lint
-	$(BIN)/python -m pytest -q -rs -n 2 -m "not slow and not gpu" tests
+	$(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "not slow and not gpu" tests
 
 # Everything too long for `make test`, and property tests with FUZZ times as many examples.
 test-slow: setup
-	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -rs -n 2 -m "slow or fuzz" tests
+	H2H_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -rs -n 2 --dist worksteal -m "slow or fuzz" tests
 
 # On a machine with a CUDA device; GPU_PYTHON may name a Python that has torch, triton and pytest already.
 GPU_PYTHON ?= $(BIN)/python

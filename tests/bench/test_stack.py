@@ -91,6 +91,7 @@ def test_a_contender_that_fails_leaves_its_reason_and_the_others_go_on(
     assert row["single_tokens_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_profile_says_where_a_stacked_step_spends_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "BURST", 1)
     (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]

@@ -138,6 +138,7 @@ def test_tensorboard_gets_every_row_once_whoever_trains(
         assert '"seed": 1' in writer.texts["spec"]
 
 
+@pytest.mark.slow
 def test_the_real_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     h2h.Study(["standard"], **SMALL).run(tmp_path, quiet=True, workers=1, track="tensorboard")

@@ -106,6 +106,7 @@ def test_they_come_to_what_separate_runs_come_to(story: Path, finished: Path, tm
         assert score == pytest.approx(separate[place], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_they_are_the_same_runs(
     story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +291,7 @@ def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None
     assert sorted(started) == sorted({job.id for job in jobs})
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_a_stacked_study_comes_to_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:

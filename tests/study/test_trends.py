@@ -20,6 +20,8 @@ from headtohead.study.verdict import study_verdicts
 
 STUDIES = 4000
 
+pytestmark = pytest.mark.page
+
 
 def made(
     gaps: dict[str, Any],
@@ -228,7 +230,6 @@ def test_a_study_writes_and_shows_its_trends(raced: Path, capsys: pytest.Capture
     assert "2 values of tokens per parameter: a trend takes 3 or more" in shown
 
 
-@pytest.mark.page
 def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")

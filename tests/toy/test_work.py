@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_shorter_smoke_gives_the_published_numbers(folder: Path) -> None:
     found = json.loads((folder / "toy.json").read_text())
     assert len(found["ode"]) == 25
