@@ -26,6 +26,7 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_every_chart_is_an_svg_and_a_png_of_its_own(folder: Path) -> None:
     files = open_study(folder).write_charts(quiet=True)
     assert sorted((folder / "charts").iterdir()) == sorted(files)

@@ -56,6 +56,7 @@ def test_they_are_the_same_under_bf16() -> None:
     torch.testing.assert_close(curves(stack), curves(whole), rtol=0.02, atol=0.01)
 
 
+@pytest.mark.slow
 def test_that_it_compiles_is_said_once() -> None:
     said: list[str] = []
     hooks = Hooks(compiling=lambda: said.append("compiling"))
