@@ -20,6 +20,10 @@ from headtohead.study.statistics import ALPHA, detectable_difference
 
 ARMS = 3
 CORRELATION = 0.5
+LATE, BEHIND = 1 / 3, 4.0
+"""Of bimodal seeds: the share of runs that learn late, and how far behind the others these are."""
+DIVERGED = 0.1
+"""The share of runs that diverge, where some do."""
 SEEDS = (3, 5, 8)
 Values = NDArray[np.float64]
 Words = NDArray[np.str_]
@@ -37,16 +41,21 @@ class Judged:
 
 
 def draw(
-    generator: np.random.Generator, studies: int, n: int, truth: tuple[float, ...], heavy: bool = False
+    generator: np.random.Generator, studies: int, n: int, truth: tuple[float, ...], law: str = "normal"
 ) -> Values:
     """Return (studies, 1 + arms, n) values, the baseline first; each arm differs from it by its truth.
 
-    `heavy`: Student's t with three degrees of freedom in place of the normal law, scaled to the same variance.
+    `law`: normal; heavy: Student's t with three degrees of freedom; bimodal: a run in three learns late and lies four
+    standard deviations of the others behind. All are scaled to the same variance.
     """
 
     def noise(*shape: int) -> Values:
-        if heavy:
+        if law == "heavy":
             return generator.standard_t(3, shape) / math.sqrt(3)
+        if law == "bimodal":
+            late = generator.random(shape) < LATE
+            spread = math.sqrt(1 + LATE * (1 - LATE) * BEHIND**2)
+            return (generator.standard_normal(shape) + BEHIND * (late - LATE)) / spread
         return generator.standard_normal(shape)
 
     # Paired differences have spread 1: their variance is 2 (1 - correlation) times that of a value.
@@ -82,22 +91,33 @@ def wins(judged: Judged) -> NDArray[np.bool_]:
     return judged.p_holm < ALPHA
 
 
+def withheld(generator: np.random.Generator, studies: int, n: int) -> NDArray[np.bool_]:
+    """Return, per study and arm, whether a run of the arm or of the baseline diverged: no winner is named then."""
+    diverged = (generator.random((studies, 1 + ARMS, n)) < DIVERGED).any(2)
+    return diverged[:, 1:] | diverged[:, :1]
+
+
 def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
     """Return how often each thing happens with n seeds, over so many simulated studies."""
     generator = np.random.default_rng([seed, n])
     none = (0.0,) * ARMS
     found: dict[str, float] = {}
-    for name, heavy in (("coverage", False), ("coverage, heavy tails", True)):
-        judged = judge(draw(generator, studies, n, (0.3, 0.0, -1.0), heavy))
+    for name, law in (
+        ("coverage", "normal"),
+        ("coverage, heavy tails", "heavy"),
+        ("coverage, bimodal", "bimodal"),
+    ):
+        judged = judge(draw(generator, studies, n, (0.3, 0.0, -1.0), law))
         truth = np.array([0.3, 0.0, -1.0])
         # One arm per study: the arms of a study share a baseline, and are not independent.
         found[name] = float(((judged.low <= truth) & (truth <= judged.high))[:, 0].mean())
     values = draw(generator, studies, 2 * n, none)
     first, second = judge(values[:, :, :n]), judge(values)
     found["false winner"] = float(wins(first).any(1).mean())
-    found["false winner, heavy tails"] = float(
-        wins(judge(draw(generator, studies, n, none, heavy=True))).any(1).mean()
-    )
+    for name, law in (("false winner, heavy tails", "heavy"), ("false winner, bimodal", "bimodal")):
+        found[name] = float(wins(judge(draw(generator, studies, n, none, law))).any(1).mean())
+    named = wins(judge(draw(generator, studies, n, none))) & ~withheld(generator, studies, n)
+    found["false winner, one run in ten diverges"] = float(named.any(1).mean())
     # Who sees no winner and adds as many seeds again has had two chances.
     found["false winner, seeds added"] = float((wins(first).any(1) | wins(second).any(1)).mean())
     # The hardest case for equivalence: a true difference as large as the margin, here four standard errors.
@@ -109,6 +129,12 @@ def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
         assert shift is not None
         judged = judge(draw(generator, studies, n, (-shift, *(0.0,) * (arms - 1))))
         found[name] = float((judged.verdict[:, 0] == "better").mean())
+    for name, law in (("power, heavy tails", "heavy"), ("power, bimodal", "bimodal")):
+        judged = judge(draw(generator, studies, n, (-shift,), law))
+        found[name] = float((judged.verdict[:, 0] == "better").mean())
+    judged = judge(draw(generator, studies, n, (-shift, 0.0, 0.0)))
+    better = (judged.verdict[:, 0] == "better") & ~withheld(generator, studies, n)[:, 0]
+    found["power among 3, one run in ten diverges"] = float(better.mean())
     return found
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import headtohead as h2h
 from headtohead.cli.main import COMMANDS, GROUPS
+from headtohead.data import corpora
+from headtohead.data.tasks import find, zeroshot
+from headtohead.mechanisms.find import builtin_mechanisms
 from headtohead.study.spec import build_study
 
 ROOT = Path(__file__).parent.parent
@@ -47,3 +52,29 @@ def test_every_study_in_the_documents_is_one() -> None:
     assert len(blocks) >= 2
     for block in blocks:
         build_study({"arms": ["standard"], **tomllib.loads(block)})  # some show a part of one
+
+
+def test_the_numbers_of_what_is_inside_are_those_of_the_package() -> None:
+    text = (ROOT / "README.md").read_text()
+    stated = {
+        "mechanisms": (r"\| mechanisms \| (\d+), a", len(builtin_mechanisms())),
+        "named corpora": (r"and (\d+) named sets \|", len(corpora._KINDS)),
+        "tasks": (r"\| tasks \| \[(\d+)\]", len(find.KINDS) + len(find.SYNTHETIC)),
+        "drawn tasks": (r"to train on, (\d+) of them drawn", len(find.SYNTHETIC)),
+        "zero-shot sets": (r"and (\d+) known sets scored", len(zeroshot._KINDS)),
+    }
+    found = {name: re.findall(pattern, text) for name, (pattern, _) in stated.items()}
+    assert found == {name: [str(number)] for name, (_, number) in stated.items()}
+    nano = re.findall(r"`nano` \(([\d,]+) parameters\)", text)
+    assert nano == [f"{h2h.cost('standard', size='nano')['parameters']:,}"]
+
+
+def test_the_speed_of_peers_is_what_was_measured() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = json.loads((ROOT / "results/speed/train-gpu.json").read_text())["rows"]
+    row = next(row for row in rows if (row["size"], row["tokens_per_step"]) == ("51m", 32_768))
+    ours, litgpt = (row["results"][name]["milliseconds"] for name in ("standard", "litgpt"))
+    settings = json.loads((ROOT / "results/speed/peer-settings.json").read_text())["rows"]
+    best = min(one["milliseconds"] for one in settings if one["size"] == "51m")
+    assert f"{best / ours:.2f} times as long with `transformers`" in text
+    assert f"{litgpt / ours:.2f} times\nwith `litgpt`" in text
