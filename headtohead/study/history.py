@@ -18,6 +18,7 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import sync_directory
+from headtohead.common.schema import read_document
 from headtohead.study.outline import Entry, Outline, read_outline
 
 NAME = "history.jsonl"
@@ -69,7 +70,7 @@ class History:
         """Record a plan unless the last one was the same; `done` says of a run's id whether it has a result."""
         before = self._recovered()
         finished = {entry.contest.title for entry in (*before, *outline.entries) if done(entry.run)}
-        row = _plan_row(outline, {key: value for key, value in settings.items() if key not in _FREE})
+        row = _plan_row(outline, settings)
         plans = self._events("plan")
         if not plans or {key: plans[-1].get(key) for key in row} != row:
             self._append({"event": "plan", **row, "finished": sorted(finished)})
@@ -147,12 +148,14 @@ class History:
     def _recovered(self) -> tuple[Entry, ...]:
         """Return the entries of the plan before; of a study older than its history, first record what it was."""
         try:
-            outline, added = read_outline(self.path.with_name("study.json"))
+            study = self.path.with_name("study.json")
+            outline, added = read_outline(study)
+            settings = read_document(study).get("settings", {})
         except UnreadableFile:  # there is none yet, or it is written anew
             return ()
         if not self._events("plan"):
             contests = sorted({contest.title for contest in outline.contests()})
-            row = _plan_row(outline, {})
+            row = _plan_row(outline, settings)
             planned = [seed for seed in outline.seeds if seed not in added]
             self._append({"event": "plan", **row, "seeds": planned, "finished": [], "recovered": True})
             if added:
@@ -205,7 +208,7 @@ def _plan_row(outline: Outline, settings: Mapping[str, Any]) -> dict[str, Any]:
         "primary": outline.primary,
         "seeds": list(outline.seeds),
         "contests": [contest.title for contest in outline.contests()],
-        "settings": _portable(dict(settings)),
+        "settings": _portable({key: value for key, value in settings.items() if key not in _FREE}),
     }
 
 

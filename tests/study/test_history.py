@@ -114,7 +114,7 @@ def test_a_study_older_than_its_history_keeps_its_marks(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2], seeds=3)
     (tmp_path / NAME).unlink()
     verdicts = race(tmp_path, ARMS, seeds=3)
-    assert verdicts["(Q, K=V)"].added_seeds == [3]
+    assert verdicts["(Q, K=V)"].marks == ["seeds 3 were added after looking"]
     assert "this arm was added after looking" in verdicts["diagonal"].marks
 
 
