@@ -213,12 +213,11 @@ class StudyResult:
 
         `only_if_changed` leaves a page that shows these very results as it is.
         """
-        contests = {title: row for row in self.outline.contests() for title in [row.title]}
         History.read(self.path).report(
             [
-                {"contest": title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
                 for row in self.verdicts
-                for title, contest in contests.items()
+                for contest in self.outline.contests()
                 if row.of(contest) and row.p is not None
             ]
         )
