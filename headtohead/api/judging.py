@@ -16,14 +16,14 @@ from headtohead.api.studies import Study, StudyResult, open_study, processes, sa
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import piece_of_work
+from headtohead.study.conditions import Conditions
 from headtohead.study.environment import choose_device
 from headtohead.study.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.lock import NAME as LOCK
 from headtohead.study.lock import frozen_stacking
 from headtohead.study.pace import LockedPace
-from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
-from headtohead.study.stacks import Stacking
+from headtohead.study.population_plan import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import Columns, Judged, judge_table
 from headtohead.study.tuning import grid_spec

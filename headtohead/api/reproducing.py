@@ -17,9 +17,8 @@ from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.evidence import Finder
 from headtohead.study.criteria import MAIN
 from headtohead.study.execute import Summary
-from headtohead.study.probes import read_probe
 from headtohead.study.published import TOY, Paper, find_paper, read_paper, sister
-from headtohead.study.store import Store
+from headtohead.study.store import Store, read_probe
 from headtohead.toy.work import Toy, read_toy
 
 

@@ -24,23 +24,24 @@ from headtohead.integrations.follow import followed
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study import doctor
 from headtohead.study.admission import check_lines, check_plan
+from headtohead.study.conditions import Conditions
 from headtohead.study.doctor import Finding
 from headtohead.study.environment import choose_device
 from headtohead.study.execute import Summary, execute
 from headtohead.study.explained import ArmExplained, study_explained
 from headtohead.study.folder import check_same_study, default_folder
+from headtohead.study.freeze import planned_seeds
 from headtohead.study.history import History, study_marks
-from headtohead.study.lock import frozen_seconds, frozen_stacking, planned_seeds
+from headtohead.study.lock import frozen_seconds, frozen_stacking
 from headtohead.study.matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.outline import Outline, read_outline
 from headtohead.study.pace import LockedPace
-from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
 from headtohead.study.planned import Plan, Rates
+from headtohead.study.population_plan import Stacking
 from headtohead.study.resume import forget_failed, reuse_notes, sound_results, unprobed_note
 from headtohead.study.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.stability import Stability, study_stability
-from headtohead.study.stacks import Stacking
 from headtohead.study.store import Store
 from headtohead.study.table import runs_csv
 from headtohead.study.trends import Trend, study_trends

@@ -19,12 +19,12 @@ from headtohead.mechanisms.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import skipped_layers
+from headtohead.study.conditions import layers_of
 from headtohead.study.environment import choose_device
 from headtohead.study.grounds import ground_of
-from headtohead.study.perform import layers_of
 from headtohead.study.records import training_of
-from headtohead.study.store import find_run
-from headtohead.study.trained import refuse_untrained, restore
+from headtohead.study.store import find_run, refuse_untrained
+from headtohead.study.trained import restore
 
 
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:

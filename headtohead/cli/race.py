@@ -17,9 +17,10 @@ from headtohead.measure.attention import ATTENTION
 from headtohead.study.execute import Summary
 from headtohead.study.matrix import places, short_labels
 from headtohead.study.numerics import NUMERICS, numerics_of
+from headtohead.study.outline import metric_words
 from headtohead.study.store import Store
 from headtohead.study.transfer import export_runs, import_runs
-from headtohead.study.verdict import METRIC, metric_words
+from headtohead.study.verdict import METRIC
 
 
 def race(

@@ -24,8 +24,8 @@ from headtohead.measure.references import reference_lines
 from headtohead.measure.tasks import MARGINS
 from headtohead.measure.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
+from headtohead.study.outline import metric_words
 from headtohead.study.store import find_run
-from headtohead.study.verdict import metric_words
 
 Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]

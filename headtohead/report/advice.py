@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.report.gather import ArmFacts
+from headtohead.study.outline import metric_words
 from headtohead.study.trust import failed_words
-from headtohead.study.verdict import METRIC, Verdict, metric_words
+from headtohead.study.verdict import METRIC, Verdict
 
 _COUNTED = {
     "parameters": "parameters",

@@ -11,8 +11,7 @@ from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
 from headtohead.measure.tasks import MARGINS
 from headtohead.study.outline import METRIC, Contest, Outline
-from headtohead.study.probes import read_probe
-from headtohead.study.store import Store
+from headtohead.study.store import Store, read_probe
 from headtohead.training.rules import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 

@@ -10,8 +10,9 @@ from headtohead.report.page import chart_library
 from headtohead.report.panels import Figure, View, forest, seeds
 from headtohead.report.pictures import drawn
 from headtohead.report.templates import beside, templates
+from headtohead.study.outline import metric_words
 from headtohead.study.table import Judged
-from headtohead.study.verdict import metric_words, sentence
+from headtohead.study.verdict import sentence
 
 
 def write_judged(path: Path, judged: Judged, source: str) -> Path:

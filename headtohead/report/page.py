@@ -20,8 +20,8 @@ from headtohead.report.panels import View
 from headtohead.report.panels.forest import VERDICTS
 from headtohead.report.pictures import draw, draw_study
 from headtohead.report.templates import beside, templates
-from headtohead.study.outline import Outline
-from headtohead.study.verdict import Verdict, headlines, metric_words, sentence
+from headtohead.study.outline import Outline, metric_words
+from headtohead.study.verdict import Verdict, headlines, sentence
 
 
 def write_report(

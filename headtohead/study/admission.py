@@ -24,11 +24,11 @@ from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.terms import Composed
 from headtohead.model.check.gate import Inspection, inspection_from
+from headtohead.study.conditions import Conditions, micro_batch
 from headtohead.study.gate import has_user_code, inspect_halving, trial_of
 from headtohead.study.grounds import ground_of
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.outline import Check
-from headtohead.study.perform import Conditions, micro_batch
 from headtohead.study.planned import Plan, Run
 from headtohead.study.records import size_of, training_of
 from headtohead.study.store import RunDirectory

@@ -20,11 +20,12 @@ from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
 from headtohead.study.branches import drop_checkpoints
+from headtohead.study.conditions import Conditions
 from headtohead.study.holds import Holds
-from headtohead.study.perform import Conditions
+from headtohead.study.outline import metric_words
 from headtohead.study.planned import Run
 from headtohead.study.store import RunDirectory, Store
-from headtohead.study.verdict import METRIC, metric_words
+from headtohead.study.verdict import METRIC
 from headtohead.study.work import Job, work
 
 _DEADLY = 2

@@ -9,8 +9,7 @@ from typing import Any
 from headtohead.common.errors import DamagedFile
 from headtohead.study.intervals import over_seeds
 from headtohead.study.outline import Contest, Outline
-from headtohead.study.probes import read_probe
-from headtohead.study.store import Store
+from headtohead.study.store import Store, read_probe
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import torch
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import canonical_json
+from headtohead.study.conditions import Conditions
 from headtohead.study.environment import device_name
 from headtohead.study.grounds import Ground
 from headtohead.study.outline import METRIC
 from headtohead.study.pace import same_speed, trial
-from headtohead.study.perform import Conditions
 from headtohead.study.planned import Plan, Run
 from headtohead.study.statistics import POWER, detectable_difference
 from headtohead.study.store import Store

@@ -6,7 +6,7 @@ import json
 import sys
 
 from headtohead.study.admission import ANSWER, inspect_record
-from headtohead.study.perform import conditions_from, layers_of
+from headtohead.study.conditions import conditions_from, layers_of
 
 
 def main() -> None:

@@ -346,3 +346,17 @@ def _number(value: Any) -> float:
     if not is_number(value) or not math.isfinite(value):
         raise TypeError(f"{value!r} is not a number")
     return float(value)
+
+
+_WORDS = {
+    METRIC: "bits per byte",
+    "macro_f1": "macro-F1",
+    "f1": "F1",
+    "exact_match": "exact match",
+    "matthews": "Matthews correlation",
+}
+
+
+def metric_words(metric: str) -> str:
+    """Return a metric's name for people; a column of somebody's table keeps its own."""
+    return _WORDS.get(metric, metric)

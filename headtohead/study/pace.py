@@ -23,11 +23,11 @@ from headtohead.common.files import canonical_json, digest
 from headtohead.common.schema import write_document
 from headtohead.kernels import plain
 from headtohead.model.sizes import Size
+from headtohead.study.conditions import Conditions, micro_batch
 from headtohead.study.environment import device_name
 from headtohead.study.grounds import Ground
 from headtohead.study.holds import Holds
 from headtohead.study.lock import NAME, frozen_seconds, read_lock
-from headtohead.study.perform import Conditions, micro_batch
 from headtohead.study.planned import Run, Speed
 from headtohead.training.compiling import compiles
 from headtohead.training.trainer import Trainer

@@ -19,8 +19,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.grounds import Ground
 from headtohead.study.records import size_of
-from headtohead.study.store import RunDirectory, find_run
-from headtohead.study.trained import refuse_untrained
+from headtohead.study.store import RunDirectory, find_run, refuse_untrained
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 _FREE = ("dropout", "init_std")

@@ -25,6 +25,7 @@ from headtohead.common.schema import read_document, with_schema, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.holds import Owner, owner_of
+from headtohead.study.probes import Found, sound
 from headtohead.study.records import RUN_ID, sealed, unsealed, wrong_with_result, wrong_with_spec
 
 DAMAGED = ".damaged"
@@ -318,3 +319,20 @@ def find_run(given: str | Path) -> RunDirectory:
     if (path / "runs").is_dir():
         raise UserError(f"{path} is a study; name one of its runs: {path}/ID (h2h runs {path} lists them)")
     raise UserError(f"no run at '{given}': give its directory, or STUDY/ID")
+
+
+def refuse_untrained(folder: RunDirectory) -> None:
+    """Refuse a run that has no trained weights, and say why."""
+    result = folder.result()
+    if result is None:
+        raise UserError(f"run {folder.id} is not finished ({folder.state()})")
+    if result["status"] != "done" or not folder.weights.is_file():
+        raise UserError(f"run {folder.id} has no trained weights ({result['status']})")
+
+
+def read_probe(run: RunDirectory, name: str) -> Found | None:
+    """Return what a probe found in a run, or None where it has not been taken; what has not its form is damaged."""
+    found = run.probe(name)
+    if found is not None and not sound(name, found):
+        raise DamagedFile(f"damaged file {run.probe_path(name)}: it has not the form of probe {name}")
+    return found

@@ -36,12 +36,3 @@ def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]
     model = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
     model.load_state_dict(read_tensors(folder.weights))
     return model
-
-
-def refuse_untrained(folder: RunDirectory) -> None:
-    """Refuse a run that has no trained weights, and say why."""
-    result = folder.result()
-    if result is None:
-        raise UserError(f"run {folder.id} is not finished ({folder.state()})")
-    if result["status"] != "done" or not folder.weights.is_file():
-        raise UserError(f"run {folder.id} has no trained weights ({result['status']})")

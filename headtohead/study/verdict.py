@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.study.history import NO_MARKS, Marks
-from headtohead.study.outline import METRIC, Contest, Measure, Outline
+from headtohead.study.outline import METRIC, Contest, Measure, Outline, metric_words
 from headtohead.study.statistics import ALPHA, compare_paired, decide, document_interval, holm, two_groups
 from headtohead.study.trust import failed_words, weaken
 
@@ -26,13 +26,6 @@ _VERDICTS = ("better", "worse", "equivalent", "undecided")
 MOST_TOLD = 4
 """Contests that a headline tells one by one; of more it gives the first and counts."""
 Result = dict[str, Any]
-_WORDS = {
-    METRIC: "bits per byte",
-    "macro_f1": "macro-F1",
-    "f1": "F1",
-    "exact_match": "exact match",
-    "matthews": "Matthews correlation",
-}
 
 
 @dataclass
@@ -375,11 +368,6 @@ def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
     if row.verdict in verdicts:
         row.notes.append(f"{row.verdict} is withheld: {reason}")
         row.verdict = "undecided"
-
-
-def metric_words(metric: str) -> str:
-    """Return a metric's name for people; a column of somebody's table keeps its own."""
-    return _WORDS.get(metric, metric)
 
 
 def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:

@@ -21,9 +21,11 @@ from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.mechanisms.terms import Composed
 from headtohead.study.branches import Parent, drop_checkpoints, kept_checkpoint
+from headtohead.study.conditions import Conditions
 from headtohead.study.holds import Holds
-from headtohead.study.perform import Conditions, Event, missing_probes, perform
-from headtohead.study.stacks import is_stacked, perform_stack, stacked_together
+from headtohead.study.perform import Event, missing_probes, perform
+from headtohead.study.population_plan import is_stacked, stacked_together
+from headtohead.study.stacks import perform_stack
 from headtohead.study.store import RunDirectory, Store
 
 _LOOK_AGAIN_SECONDS = 0.5

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headtohead.common.stop import Stop
 from headtohead.common.told import tell, told
-from headtohead.study.perform import conditions_from
+from headtohead.study.conditions import conditions_from
 from headtohead.study.store import Store
 from headtohead.study.work import Job, work
 

@@ -28,7 +28,7 @@ from headtohead.data.tasks import find
 from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tokenizers import Bytes
 from headtohead.study import grounds, lock, pace, plan, tuning
-from headtohead.study.perform import Conditions
+from headtohead.study.conditions import Conditions
 from headtohead.study.planned import Plan, Rates
 from headtohead.study.published import SCALES, read_paper, sister
 from headtohead.study.spec import StudySpec, build_study, read_study

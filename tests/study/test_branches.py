@@ -219,7 +219,7 @@ def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
     plan = plan_study(first.spec)
     record = plan.trunks[0].record()
     assert record["label"] == "standard, trunk"
-    from headtohead.study.perform import Conditions
+    from headtohead.study.conditions import Conditions
     from headtohead.study.work import Job, work
 
     told: list[dict[str, Any]] = []

@@ -14,8 +14,8 @@ from headtohead import Study
 from headtohead.cli.main import main
 from headtohead.cli.race import show_verdicts
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.study.probes import number_at, read_probe, sound
-from headtohead.study.store import RunDirectory, Store
+from headtohead.study.probes import number_at, sound
+from headtohead.study.store import RunDirectory, Store, read_probe
 
 RECALL, GRAMMAR = "recall:train=60,pairs=3,queries=2", "grammar:train=60"
 TINY: dict[str, Any] = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}

@@ -18,8 +18,8 @@ from headtohead.common.errors import UserError
 from headtohead.model.check.gate import Inspection, Trial
 from headtohead.model.decoder import Decoder
 from headtohead.study import admission, perform
+from headtohead.study.conditions import Conditions
 from headtohead.study.outline import read_outline
-from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
 from headtohead.study.store import Store
 

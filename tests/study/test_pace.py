@@ -11,10 +11,10 @@ import torch
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.kernels.path import is_plain
+from headtohead.study.conditions import Conditions
 from headtohead.study.doctor import examine, mend
 from headtohead.study.lock import NAME, frozen_seconds
 from headtohead.study.pace import LockedPace
-from headtohead.study.perform import Conditions
 from headtohead.study.plan import plan_study
 from headtohead.study.planned import Plan
 from headtohead.study.spec import build_study

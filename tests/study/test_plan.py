@@ -103,7 +103,8 @@ def test_an_arm_that_cannot_be_built_is_refused_before_anything_runs(story: Path
 
 
 def test_the_record_rebuilds_the_run(story: Path) -> None:
-    from headtohead.study.perform import layers_of, size_of
+    from headtohead.study.conditions import layers_of
+    from headtohead.study.perform import size_of
 
     run = plan(story, arms=["standard", "sharing:value_mix=(1,-1),kv_heads=2"]).runs[-1]
     record = run.record()

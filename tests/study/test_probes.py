@@ -23,20 +23,11 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
-from headtohead.study.perform import Conditions, perform
+from headtohead.study.conditions import Conditions
+from headtohead.study.perform import perform
 from headtohead.study.plan import plan_study
-from headtohead.study.probes import (
-    PROBES,
-    Probe,
-    Subject,
-    fits,
-    number_at,
-    probe_names,
-    read_probe,
-    sound,
-    take,
-)
-from headtohead.study.store import Store
+from headtohead.study.probes import PROBES, Probe, Subject, fits, number_at, probe_names, sound, take
+from headtohead.study.store import Store, read_probe
 from tests.story import story_file
 
 CORPUS = f"file:{story_file()}"

@@ -15,11 +15,12 @@ from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import NEVER, Stop
+from headtohead.study.conditions import Conditions
 from headtohead.study.holds import Holds
-from headtohead.study.perform import Conditions, may_record
+from headtohead.study.perform import may_record
 from headtohead.study.plan import plan_study
 from headtohead.study.planned import Run
-from headtohead.study.stacks import MOST, Stacking, stacked_together
+from headtohead.study.population_plan import MOST, Stacking, stacked_together
 from headtohead.study.store import Store
 from headtohead.study.work import Job, work
 from tests import processes

@@ -18,8 +18,9 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
+from headtohead.study.conditions import Conditions
 from headtohead.study.outline import read_outline
-from headtohead.study.perform import Conditions, perform
+from headtohead.study.perform import perform
 from headtohead.study.plan import plan_study
 from headtohead.study.planned import Plan
 from headtohead.study.store import Store, find_run

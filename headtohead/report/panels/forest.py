@@ -6,7 +6,8 @@ import altair as alt
 
 from headtohead.report.charts import NARROW, Chart, arm_axis
 from headtohead.report.panels.base import Figure, View
-from headtohead.study.verdict import METRIC, Verdict, metric_words
+from headtohead.study.outline import metric_words
+from headtohead.study.verdict import METRIC, Verdict
 
 VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "undecided": "#8a8a8a"}
 

@@ -25,7 +25,7 @@ from headtohead.study.claims.parts import (
     signed_difference,
 )
 from headtohead.study.criteria import Criterion
-from headtohead.study.outline import Contest
+from headtohead.study.outline import Contest, metric_words
 from headtohead.study.statistics import (
     ALPHA,
     MEDIAN_SEEDS,
@@ -34,7 +34,6 @@ from headtohead.study.statistics import (
     decide,
 )
 from headtohead.study.trends import FEWEST, OVER, trend_of
-from headtohead.study.verdict import metric_words
 
 Contests = Sequence[Contest]
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.

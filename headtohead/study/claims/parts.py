@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headtohead.study.criteria import Criterion
-from headtohead.study.outline import METRIC
+from headtohead.study.outline import METRIC, metric_words
 from headtohead.study.statistics import Paired, decide
-from headtohead.study.verdict import metric_words
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"

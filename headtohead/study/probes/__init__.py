@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile, UserError, unknown
+from headtohead.common.errors import UserError, unknown
 from headtohead.study.probes import corpora, decode, explain, indicators, maps, positions, skip, tasks
 from headtohead.study.probes.base import NONE, Found, Probe, Subject, fits, number_at
-from headtohead.study.store import RunDirectory
 
 PROBES: dict[str, Probe] = {
     "positions": positions.PROBE,
@@ -71,14 +70,6 @@ def take(name: str, subject: Subject) -> Found:
         subject.model.train(was_training)
 
 
-def read_probe(run: RunDirectory, name: str) -> Found | None:
-    """Return what a probe found in a run, or None where it has not been taken; what has not its form is damaged."""
-    found = run.probe(name)
-    if found is not None and not sound(name, found):
-        raise DamagedFile(f"damaged file {run.probe_path(name)}: it has not the form of probe {name}")
-    return found
-
-
 def sound(name: str, found: Any) -> bool:
     """Return whether something has the form of what a probe finds."""
     short = name.partition(":")[0]
@@ -94,7 +85,6 @@ __all__ = [
     "fits",
     "number_at",
     "probe_names",
-    "read_probe",
     "refuse_unready",
     "refuse_unserved",
     "sound",
