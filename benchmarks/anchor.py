@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from headtohead.common.files import write_json
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.measure.loss import score_split
-from headtohead.mechanisms.base import Cache, Frame
+from headtohead.evaluate.loss import score_split
+from headtohead.mechanisms.contract.base import Cache, Frame
 from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout

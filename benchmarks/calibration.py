@@ -22,8 +22,8 @@ from scipy import special
 from headtohead import Study
 from headtohead.common.files import write_json
 from headtohead.study.environment import provenance
-from headtohead.study.statistics import ALPHA, compare_paired
-from headtohead.study.verdict import study_verdicts
+from headtohead.study.judge.statistics import ALPHA, compare_paired
+from headtohead.study.judge.verdict import study_verdicts
 
 HERE = Path(__file__).parent
 REGROUPED = 20_000

@@ -24,8 +24,8 @@ from decode_sweep import ALONE, SHARED
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headtohead.kernels.decode_triton import CONFIGS, Config
-from headtohead.kernels.decode_turned import Sums, products, sums
+from headtohead.kernels.attention.decode_rope_triton import Sums, products, sums
+from headtohead.kernels.attention.decode_triton import CONFIGS, Config
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 POINTERS = {"q_at": "*bf16", "kv_at": "*bf16", "table_at": "*fp32", "mix_at": "*fp32", "log_at": "*fp32"}

@@ -18,7 +18,7 @@ import torch
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.common.files import write_json
-from headtohead.kernels import decode_triton
+from headtohead.kernels.attention import decode_triton
 from headtohead.study.environment import choose_device, device_name, provenance
 
 KEYS, WARPS, STAGES, PROGRAMS = (32, 64, 128), (2, 4), (2, 3, 4), (4, 8)

@@ -6,7 +6,7 @@
 Every layout is a row: milliseconds (medians of calls replayed as one CUDA graph), share of the copy's bandwidth, how many
 times as fast as the library's attention with separate K and V, the relative error against float64, registers and spilled
 bytes of a thread. A layout that fails is a row with the reason; one that --seconds leaves no time for is a row that says so.
-The fastest of each shape are printed as lines for `CONFIGS` in headtohead/kernels/decode_triton.py. The last line is one JSON
+The fastest of each shape are printed as lines for `CONFIGS` in headtohead/kernels/attention/decode_triton.py. The last line is one JSON
 document.
 """
 
@@ -26,9 +26,9 @@ from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.bench.decode import DecodeCase, decode_cases
 from headtohead.common.files import finite, write_json
 from headtohead.kernels import attend, backend_name, rotary_table
-from headtohead.kernels.decode import TURNS, decode_plain
-from headtohead.kernels.decode_triton import CONFIGS, Config, decode
-from headtohead.kernels.decode_turned import Sums, products, sums
+from headtohead.kernels.attention.decode import TURNS, decode_plain
+from headtohead.kernels.attention.decode_rope_triton import Sums, products, sums
+from headtohead.kernels.attention.decode_triton import CONFIGS, Config, decode
 from headtohead.study.environment import device_name, provenance
 
 # Programs are counted so that they fill the chip's places once or nearly twice: by registers, an H200 has room for 16 one-warp

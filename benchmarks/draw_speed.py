@@ -21,7 +21,7 @@ from speed_rows import Measured
 from speed_words import blocks
 
 from headtohead.common.files import write_atomic
-from headtohead.report.pictures import PAPER
+from headtohead.report.figures import PAPER
 
 ROOT = Path(__file__).parent.parent
 GROWTH = "growth.png"

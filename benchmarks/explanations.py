@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from headtohead.data.tasks.batches import scoring_batches
-from headtohead.data.tasks.find import prepare_task
-from headtohead.measure.attention import explain_model
+from headtohead.data.tasks.registry import prepare_task
+from headtohead.interpret.faithfulness import explain_model
 from headtohead.model.classifier import Reader
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size

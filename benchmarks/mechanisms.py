@@ -34,8 +34,8 @@ from headtohead.common.files import finite, read_json, write_json
 from headtohead.common.numbers import short_bytes, short_time
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size

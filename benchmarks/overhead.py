@@ -25,7 +25,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
 from headtohead.study.environment import provenance
-from headtohead.study.store import RunDirectory
+from headtohead.study.store.run_store import RunDirectory
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Trainer
 

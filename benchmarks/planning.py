@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import headtohead as h2h
-from headtohead.api import studies
+from headtohead.api import study as studies
 from headtohead.study.environment import provenance
 
 ARMS = ["standard", "sharing:tie=kv", "coupled", "standard:kv_heads=2"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.study.environment import provenance
-from headtohead.study.store import Store
+from headtohead.study.store.run_store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.bench.stack import Case
+from headtohead.bench.population import Case
 from headtohead.bench.train import find_shape
 from headtohead.common.files import write_json
 from headtohead.study.environment import choose_device, device_name, provenance

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from headtohead.study.statistics import ALPHA, detectable_difference
+from headtohead.study.judge.statistics import ALPHA, detectable_difference
 
 ARMS = 3
 CORRELATION = 0.5

@@ -23,20 +23,20 @@ import torch._inductor.config
 from torch import Tensor
 from torch.fx import GraphModule
 
+from headtohead.bench.population import BURST, WARM, Case
 from headtohead.bench.profile import kernel_times
-from headtohead.bench.stack import BURST, WARM, Case
 from headtohead.common.files import write_json
 from headtohead.study.environment import choose_device, device_name, provenance
-from headtohead.training.traced import inductor
+from headtohead.training.compiled_step import inductor
 
 NO = lambda *given: False  # noqa: E731
 PATCHES: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "undivided": {"headtohead.training.traced.divide": lambda graph, processors: 0},
-    "norms as kernels": {"headtohead.kernels.norm.is_compiling": NO},
+    "undivided": {"headtohead.training.compiled_step.divide": lambda graph, processors: 0},
+    "norms as kernels": {"headtohead.kernels.pointwise.norm.is_compiling": NO},
     "gate and rotation left to the compiler": {
-        "headtohead.kernels.feedforward.triton_serves": NO,
-        "headtohead.kernels.rotary.triton_serves": NO,
+        "headtohead.kernels.pointwise.feedforward.triton_serves": NO,
+        "headtohead.kernels.pointwise.rotary.triton_serves": NO,
     },
 }
 OPTIONS: dict[str, dict[str, Any]] = {

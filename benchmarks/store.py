@@ -22,10 +22,10 @@ from pathlib import Path
 from headtohead.api import Study
 from headtohead.common.files import canonical_json
 from headtohead.study.environment import provenance
-from headtohead.study.plan import plan_study
-from headtohead.study.planned import Run
-from headtohead.study.records import sealed
-from headtohead.study.store import Store
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.run_spec import Run
+from headtohead.study.store.run_store import Store
+from headtohead.study.store.validation import sealed
 
 ARMS = [
     "standard",

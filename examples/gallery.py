@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import headtohead as h2h
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import provenance
 

@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     from headtohead.api import score_tasks as score_tasks
     from headtohead.api import watch_study as watch_study
     from headtohead.common.errors import UserError as UserError
-    from headtohead.data.tasks.find import prepare_task as prepare_task
-    from headtohead.mechanisms.base import Cache as Cache
-    from headtohead.mechanisms.base import Circuit as Circuit
-    from headtohead.mechanisms.base import Companion as Companion
-    from headtohead.mechanisms.base import CompanionSpec as CompanionSpec
-    from headtohead.mechanisms.base import Entry as Entry
-    from headtohead.mechanisms.base import Flops as Flops
-    from headtohead.mechanisms.base import Frame as Frame
-    from headtohead.mechanisms.base import Mechanism as Mechanism
-    from headtohead.mechanisms.base import Shape as Shape
-    from headtohead.mechanisms.base import Supports as Supports
-    from headtohead.mechanisms.groups import Group as Group
+    from headtohead.data.tasks.registry import prepare_task as prepare_task
+    from headtohead.mechanisms.contract.base import Cache as Cache
+    from headtohead.mechanisms.contract.base import Circuit as Circuit
+    from headtohead.mechanisms.contract.base import Companion as Companion
+    from headtohead.mechanisms.contract.base import CompanionSpec as CompanionSpec
+    from headtohead.mechanisms.contract.base import Entry as Entry
+    from headtohead.mechanisms.contract.base import Flops as Flops
+    from headtohead.mechanisms.contract.base import Frame as Frame
+    from headtohead.mechanisms.contract.base import Mechanism as Mechanism
+    from headtohead.mechanisms.contract.base import Shape as Shape
+    from headtohead.mechanisms.contract.base import Supports as Supports
+    from headtohead.mechanisms.contract.options import Options as Options
+    from headtohead.mechanisms.contract.options import option as option
+    from headtohead.mechanisms.contract.projected import Projected as Projected
+    from headtohead.mechanisms.contract.projected import Stage as Stage
+    from headtohead.mechanisms.contract.wrap import wrap as wrap
+    from headtohead.mechanisms.families.groups import Group as Group
     from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
-    from headtohead.mechanisms.options import Options as Options
-    from headtohead.mechanisms.options import option as option
-    from headtohead.mechanisms.projected import Projected as Projected
-    from headtohead.mechanisms.projected import Stage as Stage
-    from headtohead.mechanisms.wrap import wrap as wrap
 
 # Names are fetched when first used: `import headtohead` costs next to nothing beside torch.
 _HOME = {
@@ -103,15 +103,15 @@ _HOME = {
             *("Cache", "Circuit", "Companion", "CompanionSpec", "Entry"),
             *("Flops", "Frame", "Mechanism", "Shape", "Supports"),
         ),
-        "headtohead.mechanisms.base",
+        "headtohead.mechanisms.contract.base",
     ),
-    **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.options"),
-    **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.projected"),
-    "Group": "headtohead.mechanisms.groups",
+    **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.contract.options"),
+    **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.contract.projected"),
+    "Group": "headtohead.mechanisms.families.groups",
     "Kuramoto": "headtohead.mechanisms.kuramoto",
     "UserError": "headtohead.common.errors",
-    "prepare_task": "headtohead.data.tasks.find",
-    "wrap": "headtohead.mechanisms.wrap",
+    "prepare_task": "headtohead.data.tasks.registry",
+    "wrap": "headtohead.mechanisms.contract.wrap",
 }
 __all__ = sorted(_HOME)
 

@@ -19,9 +19,16 @@ torch.set_num_threads(1)
 if find_spec("triton") and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        for name in ("decode_triton", "decode_turned", "dynamics_triton", "loss_rows", "norm_rows", "turns"):
+        for name in (
+            "attention.decode_triton",
+            "attention.decode_rope_triton",
+            "dynamics.integrator_triton",
+            "matmul.loss_triton",
+            "pointwise.norm_triton",
+            "pointwise.rope_swiglu_triton",
+        ):
             import_module(f"headtohead.kernels.{name}")
-        import_module("headtohead.toy.fused")
+        import_module("headtohead.papers.faster_qk.fused")
         import_module("headtohead.kernels.path")._INTERPRETED = False
 
 
@@ -50,8 +57,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a stub for a study's page, which takes as long as training it, in tests of studies not marked `page`."""
-    folder = request.path.parent.name
-    if folder not in ("study", "integrations", "training") or request.node.get_closest_marker("page"):
+    package = request.path.relative_to(Path(__file__).parent).parts[0]
+    if package not in ("study", "integrations", "training") or request.node.get_closest_marker("page"):
         return
     page = pytest.importorskip("headtohead.report.page")
 

@@ -18,7 +18,7 @@ import torch
 
 from headtohead import Study
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
-from headtohead.study.store import RunDirectory, Store
+from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
 

@@ -13,9 +13,9 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.data.shards import prepare
 from headtohead.model.layout import parse_layout, skipped_layers
-from headtohead.study.plan import plan_study
-from headtohead.study.spec import build_study
-from headtohead.study.store import RunDirectory, Store
+from headtohead.study.config.spec import build_study
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.store.run_store import RunDirectory, Store
 
 HYBRID, FIXED = "even(rnd_emb_qk)", "(fixed_seq_qk standard)"
 SMALL = {"tokens": 5120, "batch": 256, "seeds": 1, "lr": 5e-3}

@@ -12,9 +12,10 @@ import pytest
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, GROUPS
 from headtohead.data import corpora
-from headtohead.data.tasks import find, zeroshot
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.study.spec import build_study
+from headtohead.data.tasks import registry as find
+from headtohead.data.tasks import zeroshot
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.study.config.spec import build_study
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -8,7 +8,7 @@ import torch
 
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

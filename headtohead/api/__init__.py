@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headtohead.api.attention import explain, look
 from headtohead.api.bench import (
     bench_decode,
     bench_generate,
@@ -14,12 +13,11 @@ from headtohead.api.bench import (
     draw_growth,
 )
 from headtohead.api.corpora import corpus_stats
-from headtohead.api.judging import TableResult, forecast, judge
+from headtohead.api.interpret import explain, look
+from headtohead.api.judge import TableResult, forecast, judge
 from headtohead.api.mechanisms import check, check_settings, cost
-from headtohead.api.reproducing import Reproduction, reproduce
-from headtohead.api.studies import Study, StudyResult, examine_study, open_study, watch_study
-from headtohead.api.toy import Toy, ToyPlan, run_toy
-from headtohead.api.trained import (
+from headtohead.api.reproduce import Reproduction, reproduce
+from headtohead.api.runs import (
     evaluate,
     evaluate_task,
     generate_text,
@@ -28,6 +26,8 @@ from headtohead.api.trained import (
     score_task,
     score_tasks,
 )
+from headtohead.api.study import Study, StudyResult, examine_study, open_study, watch_study
+from headtohead.api.toy import Toy, ToyPlan, run_toy
 
 __all__ = [
     "Reproduction",

@@ -10,7 +10,7 @@ from headtohead.bench.decode import measure_decode
 from headtohead.bench.generate import bench_generate
 from headtohead.bench.growth import bench_growth
 from headtohead.bench.kernels import measure_kernels
-from headtohead.bench.stack import bench_stack
+from headtohead.bench.population import bench_stack
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import piece_of_work
 from headtohead.study.environment import choose_device

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.measure.cost import arm_cost
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.find import Kind
-from headtohead.mechanisms.terms import Composed, Term
+from headtohead.evaluate.cost import arm_cost
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.registry import Kind
+from headtohead.mechanisms.contract.terms import Composed, Term
 from headtohead.model.check import Verification, check_composed
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size

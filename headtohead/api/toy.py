@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from headtohead.api.studies import processes, say_skipped
+from headtohead.api.study import processes, say_skipped
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import piece_of_work
+from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
+from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.environment import choose_device
-from headtohead.study.published import find_paper, read_paper
-from headtohead.toy.work import Toy, ToyPlan, work_toy
 
 
 def run_toy(

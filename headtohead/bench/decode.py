@@ -14,7 +14,7 @@ from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.bench.kernels import UNUSABLE, attempt
 from headtohead.bench.rows import Rows
 from headtohead.kernels import attend, backend_name, decode, path_name, rotary_table
-from headtohead.kernels.decode import decode_plain
+from headtohead.kernels.attention.decode import decode_plain
 from headtohead.study.environment import device_name
 
 Progress = Callable[[str, float], None]

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headtohead.kernels import dynamics, dynamics_fused, linear_cross_entropy, rotary_table
-from headtohead.kernels.loss import IGNORED, linear_cross_entropy_plain
-from headtohead.kernels.loss_rows import cross_entropy_rows
-from headtohead.kernels.norm import rms_norm_plain
-from headtohead.kernels.norm_rows import norm_rows
+from headtohead.kernels import linear_cross_entropy, rotary_table
+from headtohead.kernels.dynamics import integrator as dynamics
+from headtohead.kernels.dynamics import operators as dynamics_fused
+from headtohead.kernels.matmul.loss import IGNORED, linear_cross_entropy_plain
+from headtohead.kernels.matmul.loss_triton import cross_entropy_rows
 from headtohead.kernels.path import triton_serves
-from headtohead.kernels.rotary import rotate_plain
-from headtohead.kernels.turns import gate, turn
+from headtohead.kernels.pointwise.norm import rms_norm_plain
+from headtohead.kernels.pointwise.norm_triton import norm_rows
+from headtohead.kernels.pointwise.rope_swiglu_triton import gate, turn
+from headtohead.kernels.pointwise.rotary import rotate_plain
 
 Outputs = tuple[Tensor, ...]
 Draw = Callable[..., Tensor]

@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headtohead.bench.crew import Alone, Crew, OutOfTime
 from headtohead.bench.rows import Rows
 from headtohead.bench.slice import VOCABULARY, Slice
 from headtohead.bench.train import find_shape
+from headtohead.bench.worker_pool import Alone, Crew, OutOfTime
 from headtohead.common.errors import UserError, unknown
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, commit, device_name
 

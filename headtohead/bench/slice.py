@@ -22,8 +22,8 @@ import torch
 
 from headtohead.bench.rows import in_a_line
 from headtohead.bench.train import find_shape
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Block, Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size

@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from headtohead.bench.compile_cache import warm as warm_up
 from headtohead.bench.peers import PEERS, Step, missing, peer_step, version
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.rows import Rows, in_a_line
-from headtohead.bench.warm import warm as warm_up
 from headtohead.common.errors import UserError, unknown
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.kernels import plain
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
 from headtohead.study.environment import choose_device, device_name
-from headtohead.study.matching import TOLERANCE, match_params
+from headtohead.study.plan.budgets import TOLERANCE, match_params
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from headtohead import api
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
-from headtohead.measure.attention import THRESHOLDS
+from headtohead.interpret.faithfulness import THRESHOLDS
 
 Runs = Annotated[tuple[str, ...], tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]

@@ -12,8 +12,8 @@ from headtohead.cli.flags import flag
 from headtohead.cli.race import chosen_study, parse_seeds, show_result, show_verdicts
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count, short_time
-from headtohead.study.forecast import Forecast
-from headtohead.study.outline import metric_words
+from headtohead.study.judge.forecast import Forecast
+from headtohead.study.store.manifest import metric_words
 
 
 def forecast(

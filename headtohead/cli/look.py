@@ -16,9 +16,9 @@ from headtohead.cli.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.data.corpora import corpus_names
-from headtohead.mechanisms.describe import describe
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.options import value_text
+from headtohead.mechanisms.contract.describe import describe
+from headtohead.mechanisms.contract.options import value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.check import LEVELS, check_composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import NAMED_LAYOUTS, parse_layout

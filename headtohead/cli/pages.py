@@ -9,10 +9,10 @@ from typing import Any
 
 from headtohead.common.files import write_atomic
 from headtohead.common.numbers import short_count
-from headtohead.measure.cost import arm_cost, attention_parameters
-from headtohead.mechanisms.describe import Description, describe
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.options import value_text
+from headtohead.evaluate.cost import arm_cost, attention_parameters
+from headtohead.mechanisms.contract.describe import Description, describe
+from headtohead.mechanisms.contract.options import value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size, find_size
 

@@ -13,14 +13,14 @@ from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.numbers import exact_count, parse_count, parse_duration
-from headtohead.measure.attention import ATTENTION
-from headtohead.study.execute import Summary
-from headtohead.study.matrix import places, short_labels
+from headtohead.interpret.faithfulness import ATTENTION
+from headtohead.study.judge.transfer_matrix import places, short_labels
+from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS, numerics_of
-from headtohead.study.outline import metric_words
-from headtohead.study.store import Store
-from headtohead.study.transfer import export_runs, import_runs
-from headtohead.study.verdict import METRIC
+from headtohead.study.run.executor import Summary
+from headtohead.study.store.archive import export_runs, import_runs
+from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.run_store import Store
 
 
 def race(

@@ -18,14 +18,14 @@ from headtohead.common.progress import piece_of_work
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
 from headtohead.data.tasks import zeroshot
-from headtohead.data.tasks.find import prepare_task, task_files, task_names
-from headtohead.measure.corpus import statistics_head, statistics_row
-from headtohead.measure.references import reference_lines
-from headtohead.measure.tasks import MARGINS
-from headtohead.measure.zeroshot import TaskScore
+from headtohead.data.tasks.registry import prepare_task, task_files, task_names
+from headtohead.evaluate.corpus_stats import statistics_head, statistics_row
+from headtohead.evaluate.references import reference_lines
+from headtohead.evaluate.tasks import MARGINS
+from headtohead.evaluate.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
-from headtohead.study.outline import metric_words
-from headtohead.study.store import find_run
+from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.run_store import find_run
 
 Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
 Directory = Annotated[str | None, flag("DIR")]

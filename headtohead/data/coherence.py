@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from headtohead.common.choices import split_outside
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
-from headtohead.common.words import split_outside
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress
 
 PIECE = 64

@@ -1,18 +1,18 @@
 """Fused operations, each beside a plain PyTorch twin that defines it."""
 
-from headtohead.kernels.attention import attend, attention_weights, backend_name
-from headtohead.kernels.circle import circle, circle_pull
-from headtohead.kernels.decode import attend_placed, decode, decode_serves
-from headtohead.kernels.feedforward import swiglu
-from headtohead.kernels.linear import linear_attend
-from headtohead.kernels.loss import linear_cross_entropy, token_nats
-from headtohead.kernels.norm import rms_norm
+from headtohead.kernels.attention.decode import attend_placed, decode, decode_serves
+from headtohead.kernels.attention.linear import linear_attend
+from headtohead.kernels.attention.prefix import prefix_softmax
+from headtohead.kernels.attention.recurrence import decayed_scores, gated_scan
+from headtohead.kernels.attention.softmax import attend, attention_weights, backend_name
+from headtohead.kernels.attention.taylor import taylor_attend
+from headtohead.kernels.matmul.loss import linear_cross_entropy, token_nats
+from headtohead.kernels.matmul.projection import project, weights_kept
 from headtohead.kernels.path import path_name, plain, stacking
-from headtohead.kernels.prefix import prefix_softmax
-from headtohead.kernels.projection import project, weights_kept
-from headtohead.kernels.recurrence import decayed_scores, gated_scan
-from headtohead.kernels.rotary import rotary_table, rotate
-from headtohead.kernels.taylor import taylor_attend
+from headtohead.kernels.pointwise.circle import circle, circle_pull
+from headtohead.kernels.pointwise.feedforward import swiglu
+from headtohead.kernels.pointwise.norm import rms_norm
+from headtohead.kernels.pointwise.rotary import rotary_table, rotate
 
 __all__ = [
     "attend",

@@ -29,11 +29,11 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_attend, taylor_attend
-from headtohead.kernels.attention import per_query_head
-from headtohead.kernels.taylor import taylor_weights
-from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mode, Shape
-from headtohead.mechanisms.deconstructed import Deconstructed, DeconstructedOptions
-from headtohead.mechanisms.options import Options, option
+from headtohead.kernels.attention.softmax import per_query_head
+from headtohead.kernels.attention.taylor import taylor_weights
+from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
 _LEAST = (
     1e-12  # under a sum of signed weights, which can be nothing; outer weights sum to half their keys or more

@@ -37,10 +37,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import dynamics, dynamics_fused, rms_norm
-from headtohead.mechanisms.base import Circuit, Draw, Frame, Shape
-from headtohead.mechanisms.options import Options, changed_options, option, value_text
-from headtohead.mechanisms.projected import Stage
+from headtohead.kernels import rms_norm
+from headtohead.kernels.dynamics import integrator as dynamics
+from headtohead.kernels.dynamics import operators as dynamics_fused
+from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, Shape
+from headtohead.mechanisms.contract.options import Options, changed_options, option, value_text
+from headtohead.mechanisms.contract.projected import Stage
 
 
 @dataclass(frozen=True)

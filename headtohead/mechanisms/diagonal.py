@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Shape
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, Stage
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, Stage
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, joined_linear
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 NORM_EPS = 1e-5  # of version 1's norm per head, as published; not the model's
 

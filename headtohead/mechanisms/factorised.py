@@ -36,9 +36,9 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
 TINY = 1e-6
 

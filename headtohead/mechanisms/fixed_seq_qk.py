@@ -25,9 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headtohead.mechanisms.base import CompanionSpec
-from headtohead.mechanisms.companion import Accompanied, AccompaniedOptions
-from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.contract.base import CompanionSpec
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.families.companion import Accompanied, AccompaniedOptions
 
 
 @dataclass(frozen=True)

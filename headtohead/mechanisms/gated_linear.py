@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import decayed_scores, gated_scan, rms_norm
-from headtohead.mechanisms.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attend, attention_weights, project
-from headtohead.kernels.attention import view_mask
+from headtohead.kernels.attention.softmax import view_mask
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.base import (
+from headtohead.mechanisms.contract.base import (
     Cache,
     Circuit,
     Draw,
@@ -55,7 +55,8 @@ from headtohead.mechanisms.base import (
     Shape,
     Supports,
 )
-from headtohead.mechanisms.groups import (
+from headtohead.mechanisms.contract.projected import mean_keys
+from headtohead.mechanisms.families.groups import (
     Circle,
     Group,
     Orthogonal,
@@ -65,8 +66,7 @@ from headtohead.mechanisms.groups import (
     TorusOptions,
     turn,
 )
-from headtohead.mechanisms.kuramoto_options import KuramotoOptions
-from headtohead.mechanisms.projected import mean_keys
+from headtohead.mechanisms.families.kuramoto_options import KuramotoOptions
 
 _TURNS = 2**16 / (2 * math.pi)  # an int16 angle: steps of 2 pi / 65,536, at most 4.8e-5 rad off
 _BASE = 10_000.0

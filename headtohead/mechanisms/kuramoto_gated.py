@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.families.kuramoto_options import KuramotoOptions
 from headtohead.mechanisms.kuramoto import Kuramoto
-from headtohead.mechanisms.kuramoto_options import KuramotoOptions
-from headtohead.mechanisms.options import Options, option
 
 
 def _preset(name: str, value: Any) -> Any:

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.base import Cache, Draw, Entry, Frame, Mode, Shape
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mechanism, Mode
+from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mechanism, Mode
 
 
 class NoAttention(Mechanism):

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtohead.kernels import prefix_softmax
-from headtohead.kernels.attention import per_query_head
-from headtohead.kernels.prefix import EMPTY
-from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mode
-from headtohead.mechanisms.deconstructed import Deconstructed, DeconstructedOptions
-from headtohead.mechanisms.options import option
+from headtohead.kernels.attention.prefix import EMPTY
+from headtohead.kernels.attention.softmax import per_query_head
+from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode
+from headtohead.mechanisms.contract.options import option
+from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
 
 @dataclass(frozen=True)

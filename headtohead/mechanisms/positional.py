@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtohead.mechanisms.base import Draw, Frame
+from headtohead.mechanisms.contract.base import Draw, Frame
 
 T5_BUCKETS = 32
 T5_FAR = 128  # from here on all distances fall into the last bucket

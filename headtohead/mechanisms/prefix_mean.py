@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.mechanisms.base import Cache, Entry, Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mechanism, Mode, Shape
 
 
 class PrefixMean(Mechanism):

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Companion, CompanionSpec, Draw, Frame, Shape
-from headtohead.mechanisms.companion import Accompanied, AccompaniedOptions
-from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.contract.base import Companion, CompanionSpec, Draw, Frame, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.families.companion import Accompanied, AccompaniedOptions
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,10 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, decode, decode_serves
-from headtohead.mechanisms.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
-from headtohead.mechanisms.options import Options, option, value_text
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.options import Options, option, value_text
+from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
-from headtohead.mechanisms.projected import Projected, Stage, joined_linear
 
 
 def _parse_mix(text: str) -> str | tuple[float, float]:

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.base import Cache, Frame, Shape
-from headtohead.mechanisms.options import Options, option
-from headtohead.mechanisms.projected import Projected, joined_linear
+from headtohead.mechanisms.contract.base import Cache, Frame, Shape
+from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 
 @dataclass(frozen=True)

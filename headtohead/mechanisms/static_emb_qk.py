@@ -22,10 +22,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.base import Cache, Frame
-from headtohead.mechanisms.deconstructed import Deconstructed, DeconstructedOptions
-from headtohead.mechanisms.options import option
-from headtohead.mechanisms.projected import joined_linear
+from headtohead.mechanisms.contract.base import Cache, Frame
+from headtohead.mechanisms.contract.options import option
+from headtohead.mechanisms.contract.projected import joined_linear
+from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headtohead.kernels import swiglu
-from headtohead.mechanisms.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape
 
 
 class TokenMLP(Mechanism):

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy
-from headtohead.mechanisms.base import Frame
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Caches, Decoder, Text
 from headtohead.model.sizes import Size
 

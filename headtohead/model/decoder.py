@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy, token_nats
-from headtohead.mechanisms.base import (
+from headtohead.mechanisms.contract.base import (
     TAGS,
     Cache,
     Circuit,
@@ -28,8 +28,8 @@ from headtohead.mechanisms.base import (
     default_initialise,
     seeded_draw,
 )
-from headtohead.mechanisms.counting import audited_flops
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.counting import audited_flops
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headtohead.common.errors import UserError, suggestion
-from headtohead.mechanisms.find import builtin_mechanisms, find_mechanism
-from headtohead.mechanisms.terms import Composed, Term, class_term, file_term, named_term
+from headtohead.mechanisms.contract.registry import builtin_mechanisms, find_mechanism
+from headtohead.mechanisms.contract.terms import Composed, Term, class_term, file_term, named_term
 
 
 def _divisible(layers: int, by: int, name: str) -> int:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.kernels import rms_norm, swiglu
-from headtohead.mechanisms.base import Circuit, Draw, Frame, default_initialise
-from headtohead.mechanisms.groups import Circle, TorusOptions
+from headtohead.mechanisms.contract.base import Circuit, Draw, Frame, default_initialise
+from headtohead.mechanisms.families.groups import Circle, TorusOptions
 from headtohead.model.sizes import Size
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headtohead.common.choices import refuse_other_words
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.words import refuse_other_words
-from headtohead.mechanisms.base import Bias, Positions
+from headtohead.mechanisms.contract.base import Bias, Positions
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.report.gather import ArmFacts
-from headtohead.study.outline import metric_words
-from headtohead.study.trust import failed_words
-from headtohead.study.verdict import METRIC, Verdict
+from headtohead.study.judge.trust import failed_words
+from headtohead.study.judge.verdict import METRIC, Verdict
+from headtohead.study.store.manifest import metric_words
 
 _COUNTED = {
     "parameters": "parameters",

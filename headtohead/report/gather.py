@@ -9,10 +9,10 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
-from headtohead.measure.tasks import MARGINS
-from headtohead.study.outline import METRIC, Contest, Outline
-from headtohead.study.store import Store, read_probe
-from headtohead.training.rules import with_words
+from headtohead.evaluate.tasks import MARGINS
+from headtohead.study.store.manifest import METRIC, Contest, Outline
+from headtohead.study.store.run_store import Store, read_probe
+from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from headtohead.bench.growth import axis_rows, on_axis
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.report.charts import BASELINE, PALETTE
-from headtohead.report.pictures import PAPER, as_svg
+from headtohead.report.figures import PAPER, as_svg
 
 Row = dict[str, Any]
 GROWS, STAYS, STANDARD = "declared to grow with the context", "declared to stay", "standard"

@@ -15,13 +15,13 @@ from headtohead.common.files import digest, read_json, write_atomic, write_json
 from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report.advice import advice
+from headtohead.report.figures import draw, draw_study
 from headtohead.report.gather import arm_rows, configuration, environments, gather
 from headtohead.report.panels import View
-from headtohead.report.panels.forest import VERDICTS
-from headtohead.report.pictures import draw, draw_study
+from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import beside, templates
-from headtohead.study.outline import Outline, metric_words
-from headtohead.study.verdict import Verdict, headlines, sentence
+from headtohead.study.judge.verdict import Verdict, headlines, sentence
+from headtohead.study.store.manifest import Outline, metric_words
 
 
 def write_report(

@@ -13,8 +13,8 @@ from markupsafe import escape
 
 from headtohead.common.numbers import short_count
 from headtohead.report.charts import theme
-from headtohead.study.outline import Outline, metric_words
-from headtohead.study.verdict import Verdict
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import Outline, metric_words
 
 
 def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:

@@ -12,13 +12,13 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
+from headtohead.papers.faster_qk.measure import EDGES
+from headtohead.papers.faster_qk.theory.reduced import Reduced
+from headtohead.papers.faster_qk.train import ToyResult
+from headtohead.papers.faster_qk.work import Toy
 from headtohead.report.charts import PALETTE, Row
-from headtohead.report.pictures import PAPER, as_svg
+from headtohead.report.figures import PAPER, as_svg
 from headtohead.report.templates import beside, templates
-from headtohead.toy.measure import EDGES
-from headtohead.toy.reduced import Reduced
-from headtohead.toy.train import ToyResult
-from headtohead.toy.work import Toy
 
 CAPTIONS = {
     "heat": "Where each model looks, and how sure it is, at its last mark. Per cent of test sequences, mean over seeds.",

@@ -1,7 +1,7 @@
 """The number of this package's arithmetic: bumped whenever a golden loss moves, so that old runs are not mixed in.
 
 1  until 2026-11-15
-2  start values do not depend on a solved width (`mechanisms/base.py: seeded_draw`); bidirectional models run the whole
+2  start values do not depend on a solved width (`mechanisms/contract/base.py: seeded_draw`); bidirectional models run the whole
    companion; SO(n) steps are computed in float32 under autocast
 """
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headtohead.common.choices import refuse_other_words
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
-from headtohead.common.words import refuse_other_words
 from headtohead.model.sizes import Size
-from headtohead.training.rules import Rule, parse_rules, rates_of_rules, recorded_rules
+from headtohead.training.circuit_rates import Rule, parse_rules, rates_of_rules, recorded_rules
 
 
 @dataclass(frozen=True)

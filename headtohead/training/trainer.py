@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headtohead.common.errors import UnreadableFile
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
+from headtohead.training.batches import Feed, Part, WindowFeed
 from headtohead.training.checkpoint import (
     KEPT,
     Checkpoint,
@@ -23,15 +24,14 @@ from headtohead.training.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from headtohead.training.circuits import CircuitLog
-from headtohead.training.feeds import Feed, Part, WindowFeed
-from headtohead.training.optimiser import (
+from headtohead.training.circuit_log import CircuitLog
+from headtohead.training.cuda_graph import Recorded
+from headtohead.training.optimizer import (
     make_optimiser,
     optimiser_tensors,
     restore_optimiser,
     set_rates,
 )
-from headtohead.training.recorded import Recorded
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 

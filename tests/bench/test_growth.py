@@ -9,8 +9,8 @@ import pytest
 
 import headtohead
 from headtohead.bench import growth
-from headtohead.bench.crew import Crew, OutOfTime
 from headtohead.bench.slice import Slice
+from headtohead.bench.worker_pool import Crew, OutOfTime
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder

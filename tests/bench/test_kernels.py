@@ -48,7 +48,7 @@ def test_the_floor_counts_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_coupling_counts_what_the_mechanism_declares() -> None:
-    from headtohead.mechanisms.base import Shape
+    from headtohead.mechanisms.contract.base import Shape
     from headtohead.mechanisms.coupled import CoupledOptions, HeadForce
 
     for options in (CoupledOptions(), CoupledOptions(force="potential")):

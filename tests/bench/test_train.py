@@ -14,7 +14,7 @@ from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.study.matching import match_params
+from headtohead.study.plan.budgets import match_params
 
 QUICK = {"batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from headtohead import api
 from headtohead.cli.main import main
-from headtohead.data.tasks.find import prepare_task
+from headtohead.data.tasks.registry import prepare_task
 from headtohead.model.classifier import Classifier
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size

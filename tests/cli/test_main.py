@@ -11,7 +11,7 @@ import pytest
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, main
 from headtohead.common.errors import UserError
-from headtohead.study.store import Store
+from headtohead.study.store.run_store import Store
 
 
 def run(*words: str, code: int = 0) -> None:

@@ -16,12 +16,12 @@ import pytest
 from headtohead.cli.main import main
 from headtohead.cli.pages import mechanism_pages
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.describe import describe
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.describe import describe
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Settings
-from headtohead.study.spec import build_study
+from headtohead.study.config.spec import build_study
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "mechanisms"
 NAMES = list(builtin_mechanisms())

@@ -13,11 +13,11 @@ import tokenizers as library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from headtohead.common.errors import UserError
-from headtohead.data.foreign import tokens_of
+from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Prepared, Split, prepare
 from headtohead.data.tasks.base import Material, Text, encoded
-from headtohead.measure.loss import score_split
-from headtohead.measure.references import reference_lines
+from headtohead.evaluate.loss import score_split
+from headtohead.evaluate.references import reference_lines
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

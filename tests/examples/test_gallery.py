@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from headtohead.mechanisms.find import builtin_mechanisms
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

@@ -24,15 +24,19 @@ import numpy as np
 
 from headtohead.common.files import digest
 from headtohead.data.shards import Split
-from headtohead.data.tasks import find
+from headtohead.data.tasks import registry as find
 from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tokenizers import Bytes
-from headtohead.study import grounds, lock, pace, plan, tuning
-from headtohead.study.conditions import Conditions
-from headtohead.study.planned import Plan, Rates
-from headtohead.study.published import SCALES, read_paper, sister
-from headtohead.study.spec import StudySpec, build_study, read_study
-from headtohead.study.store import RunDirectory, Store
+from headtohead.study.claims.paper import SCALES, read_paper, sister
+from headtohead.study.config.spec import StudySpec, build_study, read_study
+from headtohead.study.plan import dataset as grounds
+from headtohead.study.plan import freeze, tuning
+from headtohead.study.plan import planner as plan
+from headtohead.study.plan import step_timing as pace
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.run_spec import Plan, Rates
+from headtohead.study.store import frozen
+from headtohead.study.store.run_store import RunDirectory, Store
 
 ROOT = Path(__file__).parents[2]
 IDS = Path(__file__).with_name("ids.json")
@@ -152,8 +156,8 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
             assert found is not None
             rates, tuned = found.rates(), sorted(store.scores)
         made = planned(spec, rates)
-        lock.planned_seeds(place, made, started=False)
-        keys = json.loads((place / lock.NAME).read_text())
+        freeze.planned_seeds(place, made, started=False)
+        keys = json.loads((place / frozen.NAME).read_text())
     runs: dict[str, dict[str, str]] = {}
     for run in (*made.trunks, *made.runs):
         if run.seed == spec.seeds[0]:

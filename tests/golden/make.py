@@ -68,8 +68,8 @@ EXPORTED = ("corpus", "corpora", "started")
 def make_studies(out: Path) -> None:
     """Run every golden study into a folder of its name, and export some of them."""
     from headtohead import Study
-    from headtohead.study.store import Store
-    from headtohead.study.transfer import export_runs
+    from headtohead.study.store.archive import export_runs
+    from headtohead.study.store.run_store import Store
 
     for name, settings in STUDIES.items():
         if name == "started":

@@ -14,14 +14,14 @@ from headtohead.bench import kernels as bench
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.kernels import path_name
-from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
-from headtohead.kernels.rotary import rotary_table
+from headtohead.kernels.attention.decode import TURNS, attend_placed, decode, decode_plain
+from headtohead.kernels.pointwise.rotary import rotary_table
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training.recorded import COMPARED
+from headtohead.training.cuda_graph import COMPARED
+from headtohead.training.population import StackedTrainer
 from headtohead.training.settings import TrainSettings
-from headtohead.training.stacked import StackedTrainer
 from headtohead.training.trainer import Trainer
 from tests.compare import assert_close
 

@@ -15,10 +15,10 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.progress import Display
-from headtohead.integrations import follow
-from headtohead.integrations.follow import Followed, followed
+from headtohead.integrations import forwarder as follow
+from headtohead.integrations.forwarder import Followed, followed
 from headtohead.integrations.sinks import Channel, Tracked, find_sinks
-from headtohead.study.store import Store
+from headtohead.study.store.run_store import Store
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 1, "lr": 5e-3}
 
@@ -189,7 +189,7 @@ def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     shown = Notes()
-    monkeypatch.setattr("headtohead.api.studies.choose_display", lambda quiet: shown)
+    monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
     broken, sound = Recorder(place, error), Recorder()
     result = study(story).run(tmp_path, workers=1, track=[broken, sound])
     assert (result.summary.done, result.summary.left) == (2, 0)
@@ -207,7 +207,7 @@ def test_a_tracker_that_hangs_delays_no_run(
 ) -> None:
     monkeypatch.setattr(follow, "PATIENCE", 0.1)
     shown, released = Notes(), threading.Event()
-    monkeypatch.setattr("headtohead.api.studies.choose_display", lambda quiet: shown)
+    monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
     sink = Recorder()
     monkeypatch.setattr(sink, "open", lambda run: released.wait(60) and Line(sink, run.id))
     result = study(story).run(tmp_path, workers=1, track=sink)

@@ -11,10 +11,14 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headtohead import kernels
-from headtohead.kernels import decode_triton, decode_turned, dynamics, dynamics_fused, dynamics_triton
-from headtohead.kernels.decode import TURNS, attend_placed, decode, decode_plain
-from headtohead.kernels.rotary import rotary_table
-from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.kernels.attention import decode_rope_triton as decode_turned
+from headtohead.kernels.attention import decode_triton
+from headtohead.kernels.attention.decode import TURNS, attend_placed, decode, decode_plain
+from headtohead.kernels.dynamics import integrator as dynamics
+from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
+from headtohead.kernels.dynamics import operators as dynamics_fused
+from headtohead.kernels.pointwise.rotary import rotary_table
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
 from headtohead.mechanisms.sharing import Sharing, SharingOptions
 from headtohead.mechanisms.standard import Standard, StandardOptions

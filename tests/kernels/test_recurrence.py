@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from headtohead.kernels import recurrence
-from headtohead.kernels.recurrence import (
+from headtohead.kernels.attention import recurrence
+from headtohead.kernels.attention.recurrence import (
     CHUNK,
     decayed_scores,
     decayed_scores_plain,

@@ -8,18 +8,18 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from headtohead import kernels
-from headtohead.kernels.attention import attend, view_mask
-from headtohead.kernels.circle import circle, circle_plain, circle_pull, circle_pull_plain
-from headtohead.kernels.decode import attend_placed
-from headtohead.kernels.dynamics import potential_force, potential_force_plain
-from headtohead.kernels.feedforward import swiglu, swiglu_plain
-from headtohead.kernels.linear import linear_attend
-from headtohead.kernels.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
-from headtohead.kernels.norm import rms_norm, rms_norm_plain
-from headtohead.kernels.prefix import prefix_softmax
-from headtohead.kernels.projection import project, project_plain
-from headtohead.kernels.rotary import rotary_table, rotate, rotate_plain
-from headtohead.kernels.taylor import _taylor_flex, taylor_attend, taylor_score, taylor_weights
+from headtohead.kernels.attention.decode import attend_placed
+from headtohead.kernels.attention.linear import linear_attend
+from headtohead.kernels.attention.prefix import prefix_softmax
+from headtohead.kernels.attention.softmax import attend, view_mask
+from headtohead.kernels.attention.taylor import _taylor_flex, taylor_attend, taylor_score, taylor_weights
+from headtohead.kernels.dynamics.integrator import potential_force, potential_force_plain
+from headtohead.kernels.matmul.loss import linear_cross_entropy, linear_cross_entropy_plain, token_nats
+from headtohead.kernels.matmul.projection import project, project_plain
+from headtohead.kernels.pointwise.circle import circle, circle_plain, circle_pull, circle_pull_plain
+from headtohead.kernels.pointwise.feedforward import swiglu, swiglu_plain
+from headtohead.kernels.pointwise.norm import rms_norm, rms_norm_plain
+from headtohead.kernels.pointwise.rotary import rotary_table, rotate, rotate_plain
 from tests.compare import agree
 
 

@@ -13,11 +13,11 @@ from torch.autograd import gradcheck
 from torch.autograd.functional import jacobian
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import dynamics
-from headtohead.mechanisms.base import Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.kernels.dynamics import integrator as dynamics
+from headtohead.mechanisms.contract.base import Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.options import options_as_dict
+from headtohead.mechanisms.contract.terms import Composed, Term
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
-from headtohead.mechanisms.options import options_as_dict
-from headtohead.mechanisms.terms import Composed, Term
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

@@ -15,13 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attend, linear_attend, plain
-from headtohead.kernels.prefix import prefix_softmax
-from headtohead.kernels.taylor import taylor_attend
-from headtohead.mechanisms import companion as companion_module
-from headtohead.mechanisms.base import Companion, Frame, Mechanism, Rotary, Shape, seeded_draw
-from headtohead.mechanisms.counting import counted_flops
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.terms import Term
+from headtohead.kernels.attention.prefix import prefix_softmax
+from headtohead.kernels.attention.taylor import taylor_attend
+from headtohead.mechanisms.contract.base import Companion, Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.counting import counted_flops
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.terms import Term
+from headtohead.mechanisms.families import companion as companion_module
 from headtohead.model.classifier import Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate

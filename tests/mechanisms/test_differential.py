@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attend, plain
-from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.differential import DifferentialOptions, lambda_init
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout

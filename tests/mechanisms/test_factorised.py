@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Frame, Mechanism, Shape, seeded_draw
-from headtohead.mechanisms.counting import counted_flops
+from headtohead.mechanisms.contract.base import Frame, Mechanism, Shape, seeded_draw
+from headtohead.mechanisms.contract.counting import counted_flops
 from headtohead.mechanisms.factorised import FactorisedOptions
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout

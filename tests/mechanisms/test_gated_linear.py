@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headtohead import kernels
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.gated_linear import GatedLinear, GatedLinearOptions
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout

@@ -15,16 +15,16 @@ from torch.func import functional_call
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import plain
-from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
-from headtohead.mechanisms.groups import Circle
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.options import changed_options, options_as_dict
+from headtohead.mechanisms.families.groups import Circle
+from headtohead.mechanisms.families.kuramoto_options import KuramotoOptions
 from headtohead.mechanisms.kuramoto import Kuramoto
 from headtohead.mechanisms.kuramoto_gated import KuramotoGated, KuramotoGatedOptions
-from headtohead.mechanisms.kuramoto_options import KuramotoOptions
-from headtohead.mechanisms.options import changed_options, options_as_dict
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.study.matching import match_params
+from headtohead.study.plan.budgets import match_params
 from tests.references import kuramoto as reference
 
 HEADS, WIDTH, TIME = 4, 16, 6

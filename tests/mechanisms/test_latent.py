@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.base import Cache, Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Cache, Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.projected import mean_keys
 from headtohead.mechanisms.latent import Latent, LatentOptions
-from headtohead.mechanisms.projected import mean_keys
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.base import Frame, Rotary, Shape, seeded_draw
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.terms import named_term
+from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.terms import named_term
 from headtohead.model.layout import parse_layout
 from tests.references import attention as reference
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import linear_cross_entropy
-from headtohead.mechanisms.base import Frame, Mechanism, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import Frame, Mechanism, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.positional import alibi_bias, channels_2d, t5_buckets
 from headtohead.mechanisms.sharing import SharingOptions
 from headtohead.model.decoder import Decoder

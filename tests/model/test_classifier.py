@@ -8,15 +8,15 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.batches import Batches, collated, scoring_batches
-from headtohead.data.tasks.find import prepare_task
+from headtohead.data.tasks.registry import prepare_task
 from headtohead.kernels import plain
-from headtohead.mechanisms.base import Frame
+from headtohead.mechanisms.contract.base import Frame
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
-from headtohead.training.optimiser import make_optimiser
+from headtohead.training.optimizer import make_optimiser
 from headtohead.training.settings import TrainSettings
 
 LAYOUTS = ("standard", "sharing:tie=kv", "(coupled standard)*1", "kuramoto:ffn_start=small")

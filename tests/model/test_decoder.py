@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import plain
-from headtohead.mechanisms.base import Circuit, Frame, Mechanism, Shape
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.terms import Composed, class_term
+from headtohead.mechanisms.contract.base import Circuit, Frame, Mechanism, Shape
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.residual import SPACES, Embedding, Euclidean

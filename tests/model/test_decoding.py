@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import plain, weights_kept
-from headtohead.kernels.projection import joined
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.options import changed_options, value_text
+from headtohead.kernels.matmul.projection import joined
+from headtohead.mechanisms.contract.options import changed_options, value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.mechanisms.standard import Standard
-from headtohead.mechanisms.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import Decoding, decoding, one_step, unrecordable
 from headtohead.model.generation import Sampling, generate

@@ -8,7 +8,7 @@ import torch
 
 import headtohead as h2h
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.terms import Composed, class_term
+from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate, sample
 from headtohead.model.layout import parse_layout

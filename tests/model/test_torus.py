@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import plain
-from headtohead.mechanisms.groups import Quaternions, TorusOptions
+from headtohead.mechanisms.families.groups import Quaternions, TorusOptions
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.residual import Torus
 from headtohead.model.sizes import SIZES, Size
-from headtohead.study.matching import match_params
+from headtohead.study.plan.budgets import match_params
 from tests.model.paths import agreed_gradients
 
 TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=32)

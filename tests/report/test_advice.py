@@ -6,7 +6,7 @@ import pytest
 
 from headtohead.report.advice import advice
 from headtohead.report.gather import ArmFacts
-from headtohead.study.verdict import Verdict
+from headtohead.study.judge.verdict import Verdict
 
 BASE = {"parameters": 1000, "flops_per_token": 2000.0, "cache_bytes_per_token": 512}
 

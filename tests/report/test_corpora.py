@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("altair")
 
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels import View, corpora, matrix
-from headtohead.study.outline import Contest, Entry, Outline
-from headtohead.study.verdict import study_verdicts
+from headtohead.report.panels import View
+from headtohead.report.panels.datasets import corpora, matrix
+from headtohead.study.judge.verdict import study_verdicts
+from headtohead.study.store.manifest import Contest, Entry, Outline
 
 DIALS = ["coherence:0/64(stdlib)", "coherence:1/64(stdlib)"]
 PROBE = "corpora:" + ",".join(DIALS)

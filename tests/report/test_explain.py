@@ -14,8 +14,9 @@ pytest.importorskip("altair")
 
 from headtohead import Study
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels import View, explain, heat
-from headtohead.study.outline import Contest, Outline
+from headtohead.report.panels import View
+from headtohead.report.panels.attention import explain, heat
+from headtohead.study.store.manifest import Contest, Outline
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 CONTEST = Contest("t", "t", "nano", "as_is", "tokens")

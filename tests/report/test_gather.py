@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from headtohead.report.gather import ArmFacts, arm_rows, configuration
-from headtohead.report.panels.cost import cost_rows
-from headtohead.report.panels.curves import curve_rows
-from headtohead.report.panels.ratios import circuit_ratios, ratio_rows
-from headtohead.report.panels.seeds import seed_rows
+from headtohead.report.panels.training.cost import cost_rows
+from headtohead.report.panels.training.curves import curve_rows
+from headtohead.report.panels.verdicts.ratios import circuit_ratios, ratio_rows
+from headtohead.report.panels.verdicts.seeds import seed_rows
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
@@ -129,8 +129,9 @@ def test_charts_are_valid_vega_lite() -> None:
 
     pytest.importorskip("altair")
     from headtohead.report import charts
-    from headtohead.report.panels import cost, curves, seeds
-    from headtohead.report.panels import rates as tuned
+    from headtohead.report.panels.training import cost, curves
+    from headtohead.report.panels.training import rates as tuned
+    from headtohead.report.panels.verdicts import seeds
 
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
     scale = charts.colours(["a", "b"], "a")

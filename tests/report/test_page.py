@@ -17,7 +17,7 @@ from headtohead import Study, judge, open_study
 
 pytest.importorskip("altair")
 from headtohead.report.page import warnings
-from headtohead.study.outline import Contest, Solved
+from headtohead.study.store.manifest import Contest, Solved
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -318,7 +318,7 @@ def test_in_a_real_browser_a_screenshot_can_be_taken(
 
 
 def test_in_a_real_browser_a_watched_study_shows_its_curves(folder: Path, tmp_path: Path) -> None:
-    from headtohead.report.watch import server
+    from headtohead.report.dashboard.server import server
 
     with server(folder, 0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()

@@ -10,15 +10,16 @@ import pytest
 
 pytest.importorskip("altair")
 
+from headtohead.papers.faster_qk.findings import near
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels import View, claims
-from headtohead.report.panels.cost import cost_rows
-from headtohead.report.panels.indicators import indicator_rows
-from headtohead.report.panels.maps import absent_heads, map_rows
-from headtohead.report.panels.skip import skip_rows
-from headtohead.report.panels.tasks import task_rows
-from headtohead.study.outline import Contest, Outline
-from headtohead.toy.findings import near
+from headtohead.report.panels import View
+from headtohead.report.panels.attention.indicators import indicator_rows
+from headtohead.report.panels.attention.maps import absent_heads, map_rows
+from headtohead.report.panels.attention.skip import skip_rows
+from headtohead.report.panels.datasets.tasks import task_rows
+from headtohead.report.panels.training.cost import cost_rows
+from headtohead.report.panels.verdicts import claims
+from headtohead.study.store.manifest import Contest, Outline
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 

@@ -8,10 +8,11 @@ import pytest
 
 pytest.importorskip("altair")
 
-from headtohead.report.panels import View, wins
+from headtohead.report.panels import View
 from headtohead.report.panels.base import Chip
-from headtohead.study.outline import Contest, Entry, Measure, Outline
-from headtohead.study.verdict import study_verdicts
+from headtohead.report.panels.verdicts import wins
+from headtohead.study.judge.verdict import study_verdicts
+from headtohead.study.store.manifest import Contest, Entry, Measure, Outline
 
 SHIFTS = {"recall": 0.1, "glue-cola": -0.1}
 OWN = (0.004, -0.004, 0.002, -0.003, 0.001)

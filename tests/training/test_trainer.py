@@ -18,7 +18,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training.optimiser import make_optimiser
+from headtohead.training.optimizer import make_optimiser
 from headtohead.training.settings import TrainSettings, train_settings
 from headtohead.training.trainer import Hooks, Trainer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headtohead.data.tasks.base import Material, Text, hashed_split, joined
-from headtohead.data.tasks.rows import Places
+from headtohead.data.tasks.readers import Places
 
 NUMBERS = ("singular", "plural")
 PAIRS = ("wrong", "right")

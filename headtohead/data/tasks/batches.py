@@ -12,7 +12,7 @@ from torch import Tensor
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example
 from headtohead.data.windows import permuted
-from headtohead.kernels.loss import IGNORED
+from headtohead.kernels.matmul.loss import IGNORED
 
 _BUCKET = 32
 """Batches whose examples are sorted by length together: less padding, and still a new mixture every epoch."""

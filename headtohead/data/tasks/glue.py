@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headtohead.data.tasks.base import Material, Text, hashed_split
-from headtohead.data.tasks.rows import Places
+from headtohead.data.tasks.readers import Places
 
 
 def reader(texts: tuple[str, ...], label: str, values: tuple[str, ...]) -> Callable[[Places], Material]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headtohead.data.tasks.base import Material, Text, joined
-from headtohead.data.tasks.rows import Places, Row
+from headtohead.data.tasks.readers import Places, Row
 
 CLASSES = ("normal", "offensive", "hatespeech")
 _HUB_CLASSES = ("hatespeech", "normal", "offensive")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headtohead.data.tasks.base import Material, Text, hashed_split
-from headtohead.data.tasks.rows import Places, Row
+from headtohead.data.tasks.readers import Places, Row
 
 AROUND = 200
 """Characters of the paragraph kept on either side of the answer, as the paper does; cut between words."""

@@ -11,7 +11,7 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.data.tasks import toy
 from headtohead.data.tasks.base import Array, Example
-from headtohead.mechanisms.options import Options, option
+from headtohead.mechanisms.contract.options import Options, option
 
 
 @dataclasses.dataclass(frozen=True)

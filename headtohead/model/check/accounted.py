@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels import plain
-from headtohead.mechanisms.base import TAGS, Mechanism, Mode
-from headtohead.mechanisms.counting import counted_flops
+from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode
+from headtohead.mechanisms.contract.counting import counted_flops
 from headtohead.model.check.bench import TOLERANCE, Bench, relative, require
 
 

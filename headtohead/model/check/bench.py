@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.mechanisms.base import (
+from headtohead.mechanisms.contract.base import (
     Cache,
     Companion,
     CompanionSpec,
@@ -20,7 +20,7 @@ from headtohead.mechanisms.base import (
     Shape,
     seeded_draw,
 )
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.residual import Space, find_space
 from headtohead.model.sizes import Settings, Size

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from headtohead.mechanisms.base import Cache
+from headtohead.mechanisms.contract.base import Cache
 from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtohead.mechanisms.base import Frame
+from headtohead.mechanisms.contract.base import Frame
 from headtohead.model.check.raceable import NEIGHBORS, PADDING, SECOND_TIME, future_words
 from headtohead.model.decoder import Decoder
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from headtohead.mechanisms.options import changed_options
+from headtohead.mechanisms.contract.options import changed_options
 from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
 
 # Also the words of the causality gate (gate.py).

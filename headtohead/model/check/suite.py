@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.terms import Composed
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.check import accounted, decodable, raceable, whole
 from headtohead.model.check.bench import Bench, Failure
 

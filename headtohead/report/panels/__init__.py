@@ -9,30 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headtohead.report.panels import (
-    circuits,
-    claims,
-    corpora,
-    cost,
-    curves,
-    explain,
-    forest,
-    heat,
-    indicators,
-    maps,
-    matrix,
-    positions,
-    rates,
-    ratios,
-    seeds,
-    skip,
-    stability,
-    tasks,
-    trends,
-    wins,
-)
+from headtohead.report.panels.attention import explain, heat, indicators, maps, positions, skip
 from headtohead.report.panels.base import Chip, Figure, Table, View
-from headtohead.study.trends import OVER
+from headtohead.report.panels.datasets import corpora, matrix, tasks
+from headtohead.report.panels.training import circuits, cost, curves, rates, stability
+from headtohead.report.panels.verdicts import claims, forest, ratios, seeds, trends, wins
+from headtohead.study.judge.trends import OVER
 
 CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "forest": forest.figure,

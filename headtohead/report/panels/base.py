@@ -10,8 +10,8 @@ import altair as alt
 
 from headtohead.report.charts import Chart, colours
 from headtohead.report.gather import ArmFacts
-from headtohead.study.outline import Contest, Measure, Outline, metric_words
-from headtohead.study.verdict import Verdict
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import Contest, Measure, Outline, metric_words
 
 
 @dataclass(frozen=True)

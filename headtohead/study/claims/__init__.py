@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims import arms
+from headtohead.study.claims.criteria import MAIN, Criterion
 from headtohead.study.claims.evidence import Evidence, Finished
-from headtohead.study.claims.parts import (
+from headtohead.study.claims.outcome import (
     CONTRADICTED,
     NOT_RUN,
     OPEN,
@@ -25,14 +27,12 @@ from headtohead.study.claims.parts import (
     Part,
     all_of,
 )
+from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.claims.probes import probed
 from headtohead.study.claims.tasks import of_tasks
 from headtohead.study.claims.toy import toy_checks, toy_order
-from headtohead.study.criteria import MAIN, Criterion
-from headtohead.study.outline import Contest
-from headtohead.study.published import Claim, Paper
-from headtohead.study.spec import build_study
-from headtohead.toy.work import Toy
+from headtohead.study.config.spec import build_study
+from headtohead.study.store.manifest import Contest
 
 _TRAINED: dict[str, Callable[[Evidence, Criterion, Sequence[Contest]], Part]] = {
     "difference": arms.better_or_worse,

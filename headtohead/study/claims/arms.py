@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from headtohead.measure.cost import arm_cost
+from headtohead.evaluate.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
+from headtohead.study.claims.criteria import Criterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.parts import (
+from headtohead.study.claims.outcome import (
     CONTRADICTED,
     OPEN,
     PUBLISHED,
@@ -24,16 +25,15 @@ from headtohead.study.claims.parts import (
     joined,
     signed_difference,
 )
-from headtohead.study.criteria import Criterion
-from headtohead.study.outline import Contest, metric_words
-from headtohead.study.statistics import (
+from headtohead.study.judge.statistics import (
     ALPHA,
     MEDIAN_SEEDS,
     compare_medians,
     compare_paired,
     decide,
 )
-from headtohead.study.trends import FEWEST, OVER, trend_of
+from headtohead.study.judge.trends import FEWEST, OVER, trend_of
+from headtohead.study.store.manifest import Contest, metric_words
 
 Contests = Sequence[Contest]
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.

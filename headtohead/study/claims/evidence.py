@@ -8,15 +8,15 @@ from functools import cache
 from typing import Any
 
 from headtohead.common.numbers import parse_count
-from headtohead.study.claims.parts import Compared
-from headtohead.study.criteria import PLACE, TRAINED, Criterion
-from headtohead.study.outline import METRIC, Contest, Outline
+from headtohead.study.claims.criteria import PLACE, TRAINED, Criterion
+from headtohead.study.claims.outcome import Compared
+from headtohead.study.claims.paper import Claim, Paper
+from headtohead.study.config.spec import StudySpec
+from headtohead.study.judge.statistics import Paired, compare_paired, decide, holm
+from headtohead.study.judge.trends import axis_values, groups
+from headtohead.study.judge.verdict import NOTHING, Result, Verdict, is_untrained
 from headtohead.study.probes import Found
-from headtohead.study.published import Claim, Paper
-from headtohead.study.spec import StudySpec
-from headtohead.study.statistics import Paired, compare_paired, decide, holm
-from headtohead.study.trends import axis_values, groups
-from headtohead.study.verdict import NOTHING, Result, Verdict, is_untrained
+from headtohead.study.store.manifest import METRIC, Contest, Outline
 
 Finder = Callable[[str, str], Found | None]
 """What a probe found in a run, by the run's name and the probe's."""

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headtohead.study.claims.criteria import Criterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.parts import Compared, Part, decided, equivalence, signed_difference
-from headtohead.study.criteria import Criterion
-from headtohead.study.outline import Contest
+from headtohead.study.claims.outcome import Compared, Part, decided, equivalence, signed_difference
+from headtohead.study.judge.statistics import Paired, compare_paired, holm
 from headtohead.study.probes import PROBES, number_at
-from headtohead.study.statistics import Paired, compare_paired, holm
+from headtohead.study.store.manifest import Contest
 
 
 def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> Part:

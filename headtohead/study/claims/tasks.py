@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headtohead.study.claims.criteria import Criterion
 from headtohead.study.claims.evidence import Evidence
-from headtohead.study.claims.parts import Compared, Part, difference
-from headtohead.study.criteria import Criterion
-from headtohead.study.outline import Contest
-from headtohead.study.statistics import Paired, compare_paired, decide, holm
+from headtohead.study.claims.outcome import Compared, Part, difference
+from headtohead.study.judge.statistics import Paired, compare_paired, decide, holm
+from headtohead.study.store.manifest import Contest
 
 KIND = "tasks"
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from headtohead.study.claims.parts import (
+from headtohead.papers.faster_qk.findings import COMPLETE, THEORY
+from headtohead.papers.faster_qk.work import Toy
+from headtohead.study.claims.criteria import Criterion
+from headtohead.study.claims.outcome import (
     CONTRADICTED,
     NOT_RUN,
     OPEN,
@@ -15,10 +18,7 @@ from headtohead.study.claims.parts import (
     Part,
     all_of,
 )
-from headtohead.study.criteria import Criterion
-from headtohead.study.statistics import compare_paired
-from headtohead.toy.findings import COMPLETE, THEORY
-from headtohead.toy.work import Toy
+from headtohead.study.judge.statistics import compare_paired
 
 _WORDS = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from headtohead.common.choices import split_outside
 from headtohead.common.files import digest
 from headtohead.common.progress import part_of
-from headtohead.common.words import split_outside
 from headtohead.data.corpora import find_corpus, lasting_name, refuse_unknown
-from headtohead.data.foreign import tokens_of
+from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Split, cache_dir
 from headtohead.data.tokenizers import Tokenizer
-from headtohead.measure.loss import score_split
+from headtohead.evaluate.loss import score_split
 from headtohead.study.probes.base import Found, Probe, Subject
 
 NAME = "corpora"

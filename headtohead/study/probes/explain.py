@@ -1,6 +1,6 @@
 """Where a run trained on a task looks on its test split, and whether that explains its answers.
 
-What is found is the summary of `measure/attention.py`, the one that `h2h explain RUN --json` gives. Its numbers by path,
+What is found is the summary of `interpret/faithfulness.py`, the one that `h2h explain RUN --json` gives. Its numbers by path,
 null where they are not defined; E is rollout, layer_mean or gradient, T is 10, 33 or 50, N a layer counted from 1, and D
 comprehensiveness, sufficiency (at 5 %), aopc_comprehensiveness or aopc_sufficiency:
 
@@ -21,7 +21,7 @@ explanations.E.heat_maps.GRID as edges and counts.
 
 from __future__ import annotations
 
-from headtohead.measure.attention import THRESHOLDS, explain_model
+from headtohead.interpret.faithfulness import THRESHOLDS, explain_model
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 EXAMPLES = 2000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headtohead.measure.indicators import indicators
-from headtohead.measure.maps import LayerMap, layer_maps
+from headtohead.interpret.indicators import indicators
+from headtohead.interpret.maps import LayerMap, layer_maps
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 WINDOWS = 16

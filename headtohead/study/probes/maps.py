@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.measure.maps import LayerMap, layer_maps
+from headtohead.interpret.maps import LayerMap, layer_maps
 from headtohead.study.probes.base import Found, Probe, Subject
 
 TOKENS = 192

@@ -7,7 +7,7 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example
 from headtohead.data.tasks.batches import Batches, collated, scoring_batches
-from headtohead.data.tasks.find import prepare_task
+from headtohead.data.tasks.registry import prepare_task
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size

@@ -11,7 +11,7 @@ import pytest
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example, Task
-from headtohead.data.tasks.find import KINDS, prepare_task, task_files, task_names
+from headtohead.data.tasks.registry import KINDS, prepare_task, task_files, task_names
 
 WORDS = ("crimson", "ancient", "modern", "gigantic", "doleful", "peculiar", "bashful", "soaking")
 

@@ -7,7 +7,7 @@ import pytest
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example, Task
-from headtohead.data.tasks.find import prepare_task
+from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tasks.synthetic import SYNTHETIC, Grammar, Toy
 
 

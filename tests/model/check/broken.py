@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from headtohead.kernels import rotate
 from headtohead.kernels.path import is_plain
-from headtohead.mechanisms.base import (
+from headtohead.mechanisms.contract.base import (
     Cache,
     Circuit,
     Draw,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import headtohead as h2h
-from headtohead.mechanisms.terms import Composed, class_term
+from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.model.check.gate import Inspection, Trial, inspect_model, inspection_from
 from headtohead.model.classifier import Reader
 from headtohead.model.decoder import Decoder

@@ -6,9 +6,9 @@ import pytest
 
 import headtohead as h2h
 from headtohead.api import check_settings
-from headtohead.mechanisms.base import Mechanism
-from headtohead.mechanisms.find import builtin_mechanisms
-from headtohead.mechanisms.terms import Composed, Term
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.mechanisms.contract.terms import Composed, Term
 from headtohead.model.check import LEVELS, check_composed
 from headtohead.model.check.suite import SLOW
 from headtohead.model.layout import parse_layout

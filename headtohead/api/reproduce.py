@@ -1,0 +1,199 @@
+"""The studies of a paper, and what they say of its claims."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.api.study import CLAIMS, Study, StudyResult, open_study, plain
+from headtohead.api.toy import as_seconds, run_toy
+from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
+from headtohead.common.files import write_json
+from headtohead.common.schema import read_document
+from headtohead.papers.faster_qk.work import Toy, read_toy
+from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims.criteria import MAIN
+from headtohead.study.claims.evidence import Finder
+from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
+from headtohead.study.run.executor import Summary
+from headtohead.study.store.run_store import Store, read_probe
+
+
+@dataclass
+class Reproduction:
+    """What the studies of a paper say of its claims, and where they stand."""
+
+    scale: str
+    claims: list[ClaimResult]
+    path: Path
+    """claims.json."""
+    studies: dict[str, StudyResult]
+    """By name: those that were run, and those that stood there; `study` is the one of [study]."""
+    ran: list[str] = field(default_factory=list)
+    """The studies that were run now."""
+    toy: Toy | None = None
+    """What the paper's toy came to, where it has one at this scale."""
+    summary: Summary = field(default_factory=Summary)
+    """How the work on all of them ended."""
+    trouble: dict[str, str] = field(default_factory=dict)
+    """Studies that could not be run, and why."""
+
+    @property
+    def study(self) -> StudyResult:
+        """The study of [study]; refused where another was run alone and this one does not stand there."""
+        if MAIN not in self.studies:
+            raise UserError(
+                f"study '{MAIN}' has not been run in {self.path.parent}; here are: {', '.join(self.studies)}"
+            )
+        return self.studies[MAIN]
+
+
+def reproduce(
+    paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **conditions: Any
+) -> Reproduction:
+    """Run the studies of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
+
+    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. `only` runs one of
+    them, with the one it starts from if any: a name, `study` for the one of [study], or `toy`. Each stands in a folder of its name in `out`, the one of
+    [study] in `out` itself. Run again, it does only what is missing. What all that stands there says is written to
+    `claims.json` in `out`, and on the page.
+    """
+    known = read_paper(find_paper(paper))
+    folder = Path(out) if out is not None else Path("races") / f"{known.name}-{scale}"
+    work = _Work(known, scale, folder, conditions)
+    parts = [*known.studies(scale), *([TOY] if scale in known.toy else [])]
+    if only and only not in parts:
+        raise unknown(f"study of {known.name} at scale {scale}", only, parts)
+    work.check_place()
+    wanted = {only, known.start(scale, only)} if only and only != TOY else {only or name for name in parts}
+    for name in parts:
+        (work.run if name in wanted else work.read)(name, alone=bool(only))
+    return work.judged(quiet=bool(conditions.get("quiet")))
+
+
+class _Work:
+    """A paper at one scale: its studies are run or read one by one, then judged together."""
+
+    def __init__(self, paper: Paper, scale: str, folder: Path, conditions: dict[str, Any]) -> None:
+        self.paper, self.scale, self.folder, self.conditions = paper, scale, folder, conditions
+        self.settings = paper.studies(scale)
+        self.end = time.monotonic() + as_seconds(conditions.get("seconds", math.inf))
+        self.absent: dict[str, str] = {}
+        self.found = Reproduction(scale, [], folder / CLAIMS, {})
+
+    def _place(self, name: str) -> Path:
+        return self.folder if name == MAIN else self.folder / name
+
+    def check_place(self) -> None:
+        """Refuse a folder in which another study stands: its page and claims would be written over."""
+        place, name = self.folder / "study.json", self.settings[MAIN]["name"]
+        try:
+            there = _recorded(place).get("name", name)
+        except (MissingFile, DamagedFile):  # the study's own command writes it again
+            return
+        if there != name:
+            raise UserError(
+                f"{self.folder} holds the study '{there}', not '{name}'; name another folder as out"
+            )
+
+    def run(self, name: str, alone: bool) -> None:
+        """Run a study, or the toy; where others are to follow, one that cannot be run does not keep them from it."""
+        found = self.found
+        if found.summary.stopped:
+            self.read(name, alone)
+            return
+        left = max(0.0, self.end - time.monotonic())
+        if name == TOY:
+            shared = {
+                key: self.conditions[key] for key in ("device", "workers", "quiet") if key in self.conditions
+            }
+            found.toy = run_toy(self.paper.toy[self.scale], self.folder, seconds=left, **shared)
+            found.summary.left += found.toy.left
+            found.summary.stopped = found.summary.stopped or found.toy.left > 0
+            return
+        try:
+            study = Study(**self._started(name))
+            result = study.run(self._place(name), **(self.conditions | {"seconds": left}))
+        except UserError as error:
+            if alone or name == MAIN:
+                raise
+            self.absent[name] = f"could not be run: {error}"
+            found.trouble[name] = str(error)
+            return
+        found.studies[name] = result
+        found.ran.append(name)
+        for word in ("done", "left"):
+            setattr(found.summary, word, getattr(found.summary, word) + getattr(result.summary, word))
+        found.summary.stopped = found.summary.stopped or result.summary.stopped
+        found.summary.trouble += result.summary.trouble
+
+    def read(self, name: str, alone: bool) -> None:
+        """Take a study, or the toy, as it stands in its folder."""
+        place = self._place(name) / "study.json"
+        try:
+            if name == TOY:
+                self.found.toy = read_toy(self.paper.toy[self.scale], self.folder)
+            elif not place.is_file():
+                return
+            elif not self._same(_recorded(place), name):
+                self.absent[name] = f"stands in {place.parent} with other settings, and must be run again"
+            else:
+                self.found.studies[name] = open_study(place.parent)
+        except DamagedFile as error:  # what was run is judged all the same
+            self.absent[name] = str(error)
+            self.found.trouble[name] = str(error)
+
+    def _started(self, name: str) -> dict[str, Any]:
+        """Return a study's settings, with the folder of the run that its models start from."""
+        settings = self.settings[name]
+        if not (needed := sister(settings)):
+            return settings
+        place, there = self._place(needed), self.found.studies.get(needed)
+        done = [run for run, result in (there.results if there else {}).items() if result["status"] == "done"]
+        if not done:
+            raise UserError(f"the models of study {name} start from the run of {needed}, not done in {place}")
+        return settings | {"from": str(place / "runs" / done[0])}
+
+    def _same(self, recorded: dict[str, Any], name: str) -> bool:
+        """Return whether a study that stands there has these settings; the run it starts from may have moved with it."""
+        if sister(self.settings[name]):
+            study = Path(str(recorded.get("from", ""))).parts[-3:-2]
+            recorded = recorded | {"from": f"also.{''.join(study)}"}
+        return bool(recorded == plain(Study(**self.settings[name]).values))
+
+    def judged(self, quiet: bool) -> Reproduction:
+        """Judge the claims by all that there is; write claims.json, and the page of [study] where it has one."""
+        found = self.found
+        studies = {
+            name: Finished(result.outline, result.verdicts, result.results, _finder(Store(result.path)))
+            for name, result in found.studies.items()
+        }
+        found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)
+        write_json(found.path, [claim.as_dict() for claim in found.claims])
+        if MAIN in found.studies and found.study.verdicts:  # so that the claims stand on the page
+            found.study.write(quiet=quiet, only_if_changed=True)
+        return found
+
+
+def _recorded(place: Path) -> dict[str, Any]:
+    """Return the settings in a study.json."""
+    record = read_document(place)
+    if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
+        raise DamagedFile(f"damaged file {place}: no settings; the study's own command writes it again")
+    settings: dict[str, Any] = record["settings"]
+    return settings
+
+
+def _finder(store: Store) -> Finder:
+    """Return what gives what a probe found in a run; a damaged file counts as none, and the page names it."""
+
+    def found(run: str, name: str) -> dict[str, Any] | None:
+        try:
+            return read_probe(store.run(run), name)
+        except DamagedFile:
+            return None
+
+    return found

@@ -1,0 +1,225 @@
+"""What a trained run is good for: load it, score it, let it write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.progress import piece_of_work
+from headtohead.data.corpora import SPLITS
+from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
+from headtohead.data.tokenizers import Tokenizer
+from headtohead.evaluate.loss import Score, score_split
+from headtohead.evaluate.zeroshot import TaskScore, score_examples
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.model.generation import Sampling, generate
+from headtohead.model.layout import skipped_layers
+from headtohead.study.environment import choose_device
+from headtohead.study.plan.dataset import ground_of
+from headtohead.study.plan.execution import layers_of
+from headtohead.study.run.restore import restore
+from headtohead.study.store.run_store import find_run, refuse_untrained
+from headtohead.study.store.validation import training_of
+
+
+def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
+    """Return the trained model of a run, and its tokenizer.
+
+    A run of a user's own mechanism file executes that file: `trust_files` says that it may.
+    """
+    model = load_model(run, device=device, trust_files=trust_files)
+    return model, find_run(run).tokenizer()
+
+
+def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
+    """Return the trained model of a run; one of a task that draws its own tokens has no tokenizer to go with it."""
+    folder = find_run(run)
+    record = folder.spec()
+    refuse_untrained(folder)
+    model = restore(folder, record, _trusted_layers(record, trust_files))
+    return model.to(choose_device(device)).eval()
+
+
+def evaluate(
+    run: str | Path,
+    corpus: str,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
+) -> Score:
+    """Return a trained run's score on a split of any corpus, under the run's own tokenizer.
+
+    `skip` leaves out blocks of the trained model: `variant` (every layer that is not standard), `standard`, or layers
+    counted from 1 such as `2,4-6`; with `keep_ffn` their attention part alone.
+    """
+    from headtohead.data.retokenize import tokens_of
+
+    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    with piece_of_work("scoring", quiet) as progress:
+        data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
+        shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
+        return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+
+
+def evaluate_task(
+    run: str | Path,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
+) -> dict[str, Any]:
+    """Return the scores of a run that was trained on a task, on a split of that task: every metric it has.
+
+    `without_a_model` holds what one gets without a model; `skip` and `keep_ffn` are those of `evaluate`.
+    """
+    folder = find_run(run)
+    record = folder.spec()
+    if "task" not in record:
+        raise UserError(
+            f"run {record['id']} was trained on a corpus; say what it is to be scored on (--corpus or --task)"
+        )
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    with piece_of_work("scoring", quiet) as progress:
+        model = load_model(run, device=device, trust_files=trust_files)
+        ground = ground_of(folder, record, data_dir)
+        _leave_out(model, skip, keep_ffn)
+        name, precision = ground.label, training_of(record).precision
+        score = ground.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
+    return {"task": name, "split": split, **score, "without_a_model": ground.references()}
+
+
+def score_task(
+    run: str | Path,
+    task: str,
+    *,
+    limit: int = 0,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+) -> TaskScore:
+    """Return a trained run's score on one task, without training; `score_tasks` says what the settings mean."""
+    if task == ALL:
+        raise UserError("task 'all' means every task; score_tasks gives a score for each")
+    return score_tasks(
+        run, [task], limit=limit, device=device, data_dir=data_dir, trust_files=trust_files, quiet=quiet
+    )[0]
+
+
+def score_tasks(
+    run: str | Path,
+    tasks: str | Sequence[str] = ALL,
+    *,
+    limit: int = 0,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    trust_files: bool = False,
+    quiet: bool = False,
+    skip: str = "",
+    keep_ffn: bool = False,
+) -> list[TaskScore]:
+    """Return a trained run's scores on tasks, without training; `all` means every task.
+
+    `limit` takes so many examples of each, spread evenly over its file; `skip` and `keep_ffn` are those of `evaluate`.
+    """
+    # Every file is read before anything is scored: a missing set shows at once.
+    found = [find_task(name, data_dir).part(limit) for name in chosen_tasks(tasks)]
+    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    total = sum(len(task.examples) for task in found)
+    scores: list[TaskScore] = []
+    with piece_of_work("scoring", quiet) as progress:
+        for task in found:
+            before = sum(score.n for score in scores)
+
+            def shown(share: float, task: Task = task, before: int = before) -> None:
+                progress(f"scoring {task.name}", (before + share * len(task.examples)) / total)
+
+            scores.append(score_examples(model, task, tokenizer, progress=shown))
+    return scores
+
+
+def _load_skipping(
+    run: str | Path, device: str, trust_files: bool, skip: str, keep_ffn: bool
+) -> tuple[Decoder, Tokenizer]:
+    """Return a run's model without the blocks that are to be left out, and its tokenizer."""
+    chosen = choose_device(device)
+    _refuse_task(run)
+    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
+    _leave_out(model, skip, keep_ffn)
+    return model, tokenizer
+
+
+def _refuse_task(run: str | Path) -> None:
+    """Refuse a run that was trained on a task: it knows nothing of plain text."""
+    record = find_run(run).spec()
+    if "task" in record:
+        raise UserError(
+            f"run {record['id']} is trained for the task '{record['corpus']['label']}' alone; "
+            "h2h evaluate RUN scores it there"
+        )
+
+
+def _leave_out(model: Decoder, skip: str, keep_ffn: bool) -> None:
+    if keep_ffn and not skip:
+        raise UserError("keep_ffn says what a skipped layer keeps; give skip too (--skip)")
+    if skip:
+        model.skip(skipped_layers(model.arms, skip), keep_ffn)
+
+
+def generate_text(
+    run: str | Path,
+    prompt: str,
+    *,
+    tokens: int = 200,
+    sampling: Sampling | None = None,
+    device: str = "auto",
+    trust_files: bool = False,
+    warn: Callable[[str], None] = lambda words: None,
+) -> Iterator[str]:
+    """Yield the text that a run's model writes after a prompt, piece by piece.
+
+    On a GPU decoding steps are recorded as a CUDA graph; `warn` is told where the run's mechanism does not allow it.
+    """
+    chosen = choose_device(device)
+    _refuse_task(run)
+    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
+    start = torch.tensor([tokenizer.encode(prompt.encode("utf-8")).astype("int64").tolist()], device=chosen)
+    written: list[int] = []
+    shown = ""
+    for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):
+        written.append(int(token))
+        text = tokenizer.decode(written)
+        # A character of several bytes shows once it is whole.
+        if not text.endswith("\ufffd"):
+            yield text[len(shown) :]
+            shown = text
+
+
+def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]:
+    """Return the run's layers; a file named in a run's record is code, and runs only when the user says so."""
+    files = sorted({text for text in record["layers"] if ".py:" in text})
+    if files and not trust_files:
+        raise UserError(f"this run executes {files[0]}; say so with trust_files=True (--trust-files)")
+    layers = layers_of(record)
+    for composed, known in zip(layers, record["identity"]["layers"], strict=True):
+        for now, then in zip(composed.as_dict(), known, strict=True):
+            if now.get("source") != then.get("source"):
+                raise UserError(
+                    f"{composed.text} has changed since this run; its weights belong to the file as it was"
+                )
+    return layers

@@ -1,0 +1,419 @@
+"""Studies: run one, open one that was run, watch it, examine its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.files import digest, digest_file, write_atomic, write_json
+from headtohead.common.numbers import parse_duration
+from headtohead.common.progress import choose_display, piece_of_work
+from headtohead.common.schema import read_document, write_document
+from headtohead.common.version import VERSION
+from headtohead.integrations.forwarder import followed
+from headtohead.integrations.sinks import Sink, find_sinks
+from headtohead.study.config.folder import check_same_study, default_folder
+from headtohead.study.config.spec import StudySpec, build_study, changed_settings, read_study
+from headtohead.study.environment import choose_device
+from headtohead.study.judge.explanations import ArmExplained, study_explained
+from headtohead.study.judge.runs_csv import runs_csv
+from headtohead.study.judge.stability import Stability, study_stability
+from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
+from headtohead.study.judge.trends import Trend, study_trends
+from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.population import Stacking
+from headtohead.study.plan.run_spec import Plan, Rates
+from headtohead.study.plan.step_timing import LockedPace
+from headtohead.study.plan.tuning import Tuning, tune_study
+from headtohead.study.run.admission import check_lines, check_plan
+from headtohead.study.run.executor import Summary, execute
+from headtohead.study.run.resume import forget_failed, reuse_notes, sound_results, unprobed_note
+from headtohead.study.store import doctor
+from headtohead.study.store.doctor import Finding
+from headtohead.study.store.frozen import frozen_seconds, frozen_stacking
+from headtohead.study.store.history import History, study_marks
+from headtohead.study.store.manifest import Outline, read_outline
+from headtohead.study.store.run_store import Store
+
+CLAIMS = "claims.json"
+"""What a paper's study says of its claims, in the study's directory."""
+
+
+class Study:
+    """Arms x seeds x corpora x sizes x rules; `run` does what is missing and gives the verdicts.
+
+    >>> Study(arms=["standard", "sharing:tie=kv"], tokens="500k").run(out="races/mine").verdicts
+    """
+
+    def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
+        given = [arms] if isinstance(arms, str) else arms
+        self.values: dict[str, Any] = dict(settings) | ({} if given is None else {"arms": list(given)})
+        self.spec: StudySpec = build_study(self.values)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **changes: Any) -> Study:
+        """Return the study of a TOML file, with some of its settings changed."""
+        values = read_study(Path(path))
+        return cls(**{"name": Path(path).stem, **changed_settings(values, changes)})
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        device: str = "auto",
+        workers: int = 0,
+        threads: int = 1,
+        data_dir: str | Path | None = None,
+        seconds: float | str = math.inf,
+        retry_failed: bool = False,
+        keep_weights: bool = True,
+        save_every: float = 60.0,
+        compile: bool | None = None,
+        stack: bool | None = None,
+        quiet: bool = False,
+        track: str | Sink | Sequence[str | Sink] = (),
+        extend: bool = False,
+        allow_failed_check: bool = False,
+    ) -> StudyResult:
+        """Do every run that has no result, then judge and report.
+
+        `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
+        `compile` None compiles models where it pays: on a GPU, at 5m and above.
+        `stack` trains the seeds of an arm in one pass; None does where it pays: on a GPU, below 5m, and a study that was
+        begun one way goes on that way.
+        `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
+        `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
+        `allow_failed_check` trains an arm with user code that fails the causality gate; no verdict calls it better.
+        """
+        sinks = find_sinks(track)
+        store = Store(Path(out) if out is not None else default_folder(self.spec))
+        if not extend:
+            check_same_study(store.path, self.spec)
+        limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
+        chosen = choose_device(device)
+        display = choose_display(quiet)
+        conditions = Conditions(
+            device=str(chosen),
+            threads=threads,
+            data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
+            save_every=save_every,
+            keep_weights=keep_weights,
+            compile=compile,
+            log_circuits=self.spec.log_circuits,
+        )
+        _check_newer(store.path)
+        stacking = Stacking(stack, conditions, frozen_stacking(store.path))
+        count = processes(chosen, workers, threads)
+        end = time.monotonic() + limit
+
+        def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
+            with piece_of_work("preparing", quiet) as progress:
+                pace = LockedPace(store.path, conditions, progress=progress)
+                # Tuning runs have a learning rate each, and are not stacked.
+                how = {"stack": stacking} if spec is self.spec else {}
+                plan = plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
+                how_checked = {"allow": allow_failed_check, "apart": count > 1}
+                checks = check_plan(plan, conditions, progress=progress, **how_checked)
+                return dataclasses.replace(plan, checks=checks)
+
+        def found(plan: Plan) -> dict[str, dict[str, Any]]:
+            ids = [run.id for run in plan.distinct()]
+            if retry_failed:
+                forget_failed(store, ids)
+            known, notes = sound_results(store, ids)
+            for words in [*notes, *reuse_notes(store, plan, known)]:
+                display.note(words)
+            return known
+
+        def done(plan: Plan) -> Summary:
+            left = max(0.0, end - time.monotonic())
+            with followed(display, store, self.spec.name, sinks) as shown:
+                return execute(
+                    store,
+                    plan.distinct(),
+                    conditions,
+                    shown,
+                    probes=plan.spec.probes,
+                    workers=count,
+                    seconds=left,
+                )
+
+        if compile and self.spec.tasks:
+            display.note(
+                "compile was asked for: a task's batches are of many lengths, and its steps are not compiled"
+            )
+        tuning = Tuning()
+        if self.spec.tune is not None:
+            store.make()
+            tuned = _tuned(self.spec, store, planned, found, done, display.note)
+            if isinstance(tuned, StudyResult):
+                return tuned
+            tuning = tuned
+        plan = planned(self.spec, tuning.rates())
+        store.make()
+        known = found(plan)
+        outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        history = History.read(store.path)
+        history.plan(outline, plain(self.values), lambda run: run in known or store.run(run).finished())
+        late = planned_seeds(store.path, plan, started=bool(known))
+        added = study_marks(store.path, outline, late).added_seeds
+        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *outline.notes]:
+            display.note(words)
+        for words in check_lines(outline.checks):
+            display.note(words)
+        record = {
+            "outline": outline.as_dict(),
+            "added_seeds": sorted(added),
+            "settings": plain(self.values),
+            "seconds": frozen_seconds(store.path),
+        }
+        write_document(store.path / "study.json", record, indent=None)
+        summary = done(plan)
+        result = _judged(store, outline, added, known)
+        result.summary = summary
+        try:
+            result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
+        except OSError as error:  # the runs are what counts; h2h report writes the rest when there is room
+            summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
+            display.note(summary.trouble[-1])
+        return result
+
+
+@dataclass
+class StudyResult:
+    """A study's verdicts and where they stand."""
+
+    path: Path
+    outline: Outline
+    verdicts: list[Verdict]
+    summary: Summary = field(default_factory=Summary)
+    report: Path | None = None
+    """The page, when it was made."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """result.json of every finished run, by its name."""
+    damage: list[str] = field(default_factory=list)
+    """Files that could not be read, and are left out."""
+    added_seeds: frozenset[int] = frozenset()
+    """Seeds added after results could be looked at."""
+
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json, trends.json and matrix.json where there are any, runs.csv and the page; without the chart library the page is skipped, and said to be.
+
+        `only_if_changed` leaves a page that shows these very results as it is.
+        """
+        History.read(self.path).report(
+            [
+                {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                for row in self.verdicts
+                for contest in self.outline.contests()
+                if row.of(contest) and row.p is not None
+            ]
+        )
+        rows = [row.as_dict() for row in self.verdicts]
+        write_json(self.path / "verdicts.json", rows)
+        if trends := self.trends():
+            write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
+        if cells := self.matrix():
+            write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
+        page = self.path / "report.html"
+        stamp = _stamp(self.path, self.outline, rows, self.results)
+        if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
+            self.report = page
+            return
+        table = runs_csv(Store(self.path), self.outline, self.results, self.added_seeds)
+        write_atomic(self.path / "runs.csv", table)
+        try:
+            from headtohead.report.page import write_report
+        except ImportError as error:
+            say_skipped(error, quiet)
+            return
+        self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
+
+    def write_charts(self, quiet: bool = False) -> list[Path]:
+        """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
+        try:
+            from headtohead.report.figures import write_charts
+        except ImportError as error:
+            raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
+        with piece_of_work("drawing", quiet) as progress:
+            return write_charts(self.path, self.outline, self.verdicts, self.results, progress)
+
+    def sentences(self) -> list[str]:
+        """Return each verdict in one sentence."""
+        return [sentence(row, self.verdicts) for row in self.verdicts]
+
+    def headlines(self) -> list[str]:
+        """Return one sentence per arm, over all contests."""
+        return [words for _, words in headlines(self.verdicts)]
+
+    def trends(self) -> list[Trend]:
+        """Return how each arm's gap moves with size, tokens per parameter and context, where the study has several."""
+        return study_trends(self.outline, self.results, self.verdicts)
+
+    def stability(self) -> list[Stability]:
+        """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
+        return study_stability(Store(self.path), self.outline, self.results)
+
+    def matrix(self) -> list[Cell]:
+        """Return every arm trained on one corpus and tested on another, where the probe `corpora` was taken."""
+        return corpus_matrix(
+            self.outline, self.results, read_probes(Store(self.path), self.outline, self.results)
+        )
+
+    def explained(self) -> list[ArmExplained]:
+        """Return where each arm looks on its task, over seeds, where the probe `explain` was taken."""
+        return study_explained(Store(self.path), self.outline, self.results)
+
+    def to_pandas(self) -> Any:
+        """Return the verdicts as a pandas frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame([row.as_dict() for row in self.verdicts])
+
+    def _repr_html_(self) -> str:
+        from headtohead.report.templates import verdict_table
+
+        return verdict_table(self.outline, self.verdicts)
+
+
+def _tuned(
+    spec: StudySpec,
+    store: Store,
+    planned: Callable[[StudySpec], Plan],
+    found: Callable[[Plan], object],
+    done: Callable[[Plan], Summary],
+    say: Callable[[str], None],
+) -> Tuning | StudyResult:
+    """Return the tuned rates, or, where tuning was stopped, a result without verdicts that says so."""
+    stopped: list[tuple[Plan, Summary]] = []
+
+    def run(plan: Plan) -> bool:
+        found(plan)  # a damaged result is set aside and done again, not taken for a rate that does not train
+        summary = done(plan)
+        if summary.left:
+            stopped.append((plan, summary))
+        return not summary.left
+
+    tuning = tune_study(spec, store, planned, run, say)
+    if tuning is not None:
+        return tuning
+    plan, summary = stopped[-1]
+    return StudyResult(store.path, plan.outline(), [], summary)
+
+
+def say_skipped(error: ImportError, quiet: bool) -> None:
+    if not quiet:
+        print(
+            f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
+        )
+
+
+def processes(device: torch.device, workers: int, threads: int = 1) -> int:
+    """Return how many processes of so many threads train at once: as asked for, else one per core, and one on a GPU."""
+    if workers < 0:
+        raise UserError(f"workers={workers} must be 0, one per core and one on a GPU, or more")
+    if threads < 1:
+        raise UserError(f"threads={threads} must be at least 1")
+    return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
+
+
+def _check_newer(folder: Path) -> None:
+    """Refuse a study that a newer version wrote: its study.json would be written over."""
+    try:
+        read_document(folder / "study.json")
+    except UnreadableFile:  # a missing or damaged one is written again
+        return
+
+
+def open_study(path: str | Path) -> StudyResult:
+    """Return a study's verdicts from its directory alone."""
+    folder = Path(path)
+    if not (folder / "study.json").is_file():
+        raise UserError(f"no study in {folder}: study.json is missing")
+    outline, added = read_outline(folder / "study.json")
+    return _judged(Store(folder), outline, added, {})
+
+
+def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
+    """Serve a page on 127.0.0.1 that follows a running study, until Ctrl-C."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"port {port} is out of range; 0 to 65535 are allowed, and 0 takes a free one")
+    folder = Path(path)
+    if not (folder / "study.json").is_file():
+        raise UserError(f"no study in {folder}: study.json is missing")
+    try:
+        from headtohead.report.dashboard.server import serve
+    except ImportError as error:
+        raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
+    serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
+
+
+def _judged(
+    store: Store, outline: Outline, added: frozenset[int], known: dict[str, dict[str, Any]]
+) -> StudyResult:
+    """Return the verdicts of a study; results that are known already are not read again."""
+    damage: dict[str, str] = {}
+    others = sorted({entry.run for entry in outline.entries if entry.run not in known})
+    results = known | store.results(others, damage)
+    marks = study_marks(store.path, outline, added)
+    verdicts = study_verdicts(outline, results, marks)
+    return StudyResult(
+        *(store.path, outline, verdicts),
+        results=results,
+        damage=list(damage.values()),
+        added_seeds=marks.added_seeds,
+    )
+
+
+def _stamp(
+    path: Path, outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
+) -> str:
+    """Return what tells one page's content from another's."""
+    seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
+    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals, claims], sort_keys=True))[:32]
+
+
+def _carries(page: Path, stamp: str) -> bool:
+    try:
+        with open(page, encoding="utf-8") as stream:
+            return stamp in stream.read(1000)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def examine_study(path: str | Path, *, mend: bool = False, quiet: bool = False) -> list[Finding]:
+    """Return what is damaged in a study's directory; with `mend`, what is safe to mend has been mended."""
+    with piece_of_work("examining", quiet) as progress:
+        findings = doctor.examine(Path(path), progress)
+    if mend:
+        doctor.mend(findings)
+    return findings
+
+
+def plain(value: Any) -> Any:
+    """Return settings JSON-ready; a class handed over as an arm is named."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return (
+        value
+        if isinstance(value, str | int | float | bool | None)
+        else getattr(value, "__name__", str(value))
+    )

@@ -1,0 +1,169 @@
+"""Processes that compile slices side by side, then measure them in turns: one at a time has the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from headtohead.bench.compile_cache import compile_threads
+from headtohead.bench.slice import Slice
+
+Progress = Callable[[str, float], None]
+_MEMORY = "out of memory"
+
+
+class OutOfTime(Exception):
+    """The time that was given is over."""
+
+
+class Alone:
+    """This process, where nothing is compiled."""
+
+    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
+        """Do nothing: an eager step needs no compiler."""
+
+    def measure(self, one: Slice) -> dict[str, Any]:
+        """Return what is measured of a slice."""
+        return one.measure()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class Crew:
+    """As many processes as there are cores; a slice is measured by the one that compiled it."""
+
+    def __init__(self, most: int, deadline: float) -> None:
+        self.most, self.deadline = most, deadline
+        self.answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+        self.workers: list[_Worker] = []
+        self.owners: dict[Slice, _Worker] = {}
+        self.failed: dict[Slice, str] = {}
+
+    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
+        """Compile every slice; those that share a graph go to one process."""
+        units: dict[Slice, list[Slice]] = {}
+        for one in slices:
+            units.setdefault(one.graph, []).append(one)
+        waiting, count = list(units.values()), len(units)
+        side = min(self.most, count)
+        self.workers = [_Worker(self.answers, compile_threads(side)) for _ in range(side)]
+        idle, busy = list(self.workers), dict[_Worker, list[Slice]]()
+        while busy or (waiting and idle):
+            while waiting and idle:
+                worker, unit = idle.pop(), waiting.pop(0)
+                busy[worker] = unit
+                self.owners |= dict.fromkeys(unit, worker)
+                worker.tell("warm", unit)
+            worker, answer = self._hear(
+                lambda: progress(
+                    f"compiling side by side, {count - len(waiting) - len(busy)} of {count} done", 0
+                )
+            )
+            unit = busy.pop(worker, [])
+            if answer is None:
+                idle = [one for one in idle if one is not worker]
+                self.failed |= dict.fromkeys(unit, f"its process ended while it compiled ({worker.end()})")
+                continue
+            idle.append(worker)
+            # Many processes hold memory now; later the slice has the device to itself.
+            errors = zip(unit, answer["errors"], strict=True)
+            self.failed |= {one: words for one, words in errors if words and words != _MEMORY}
+        self.failed |= dict.fromkeys((one for unit in waiting for one in unit), "no process was left for it")
+
+    def measure(self, one: Slice) -> dict[str, Any]:
+        """Return what the process that compiled it measures of a slice, or why it cannot."""
+        if one in self.failed:
+            return {"error": self.failed[one]}
+        owner = self.owners[one]
+        if owner.ended:
+            return {"error": f"its process ended before ({owner.end()})"}
+        owner.tell("measure", [one])
+        while True:
+            worker, answer = self._hear(lambda: None)
+            if worker is owner:
+                break
+        return {"error": f"its process ended ({owner.end()})"} if answer is None else answer
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.wait()
+
+    def _hear(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
+        """Return the next answer, None for the end of a process."""
+        while True:
+            meanwhile()
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                raise OutOfTime
+            with suppress(queue.Empty):
+                worker, answer = self.answers.get(timeout=min(left, 1.0))
+                worker.ended = worker.ended or answer is None
+                return worker, answer
+
+
+class _Worker:
+    """One process and the thread that listens to it."""
+
+    def __init__(
+        self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]], environment: dict[str, str]
+    ) -> None:
+        self.ended = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headtohead.bench.worker_pool"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | environment,
+        )
+        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
+
+    def tell(self, what: str, slices: Sequence[Slice]) -> None:
+        """Give it work."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it is gone; the listener says so
+            self.process.stdin.write(
+                json.dumps({"do": what, "slices": [asdict(one) for one in slices]}) + "\n"
+            )
+            self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Return how it ended, in words."""
+        code = self.process.wait()
+        return f"signal {-code}" if code < 0 else f"code {code}"
+
+    def _listen(self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            answers.put((self, json.loads(line)))
+        answers.put((self, None))
+
+
+def main() -> None:
+    """Be one of the processes: answer every line of standard input with one of standard output."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # whatever else is printed is no answer
+        for line in sys.stdin:
+            order = json.loads(line)
+            slices = [Slice(**facts) for facts in order["slices"]]
+            if order["do"] == "warm":
+                found: dict[str, Any] = {"errors": [one.warm() for one in slices]}
+            else:
+                found = slices[0].measure()
+            print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

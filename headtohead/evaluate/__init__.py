@@ -1,0 +1,1 @@
+"""Loss, task scores, zero-shot scores, cost, reference lines, stability."""

@@ -1,0 +1,61 @@
+"""What an arm costs: parameters, FLOPs and cache, by formula.
+
+The convention, here and everywhere: a multiply-add is 2 FLOPs; matrix products and attention count, pointwise work
+does not; forward only, per token. `causal` counts the keys a query sees, `full` all keys of the window. A training
+step is three times its forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+
+
+def arm_cost(
+    size: Size,
+    layers: Sequence[Composed],
+    context: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    batch: int = 1,
+) -> dict[str, Any]:
+    """Return the cost of one arm at a size and context; null where a layer keeps no cache.
+
+    What `batch` sequences share, a companion above all, is divided among them.
+    """
+    context = context or size.context
+    model = Decoder.outline(size, layers)
+    train, decode = model.flops(context, batch), model.flops(context, batch, "decode")
+    return {
+        "parameters": model.parameter_count(),
+        "context": context,
+        "batch": batch,
+        "flops_per_token": {"causal": train.causal, "full": train.full},
+        "decode_flops_per_token": decode.causal,
+        "cache_bytes_per_token": _entries(model, "token", dtype),
+        "cache_bytes_per_sequence": _entries(model, "sequence", dtype),
+        "cache_bytes_shared": _entries(model, "shared", dtype),
+        "cache_dtype": str(dtype).removeprefix("torch."),
+        "decodable": model.decodable,
+    }
+
+
+def attention_parameters(size: Size, layers: Sequence[Composed]) -> list[int]:
+    """Return how many parameters each layer's mechanism has, the stages in it included."""
+    blocks = Decoder.outline(size, layers).layers
+    return [sum(parameter.numel() for parameter in block.mechanism.parameters()) for block in blocks]
+
+
+def _entries(model: Decoder, kind: str, dtype: torch.dtype) -> int | None:
+    total = 0
+    for block in model.layers:
+        spec = block.mechanism.cache_spec()
+        if spec is None:
+            return None
+        total += sum(entry.bytes(1, 1, dtype) for entry in spec if entry.kind == kind)
+    return total

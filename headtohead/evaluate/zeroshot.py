@@ -1,0 +1,199 @@
+"""Scoring on a task without training: which choice a model finds likeliest, or whether it writes the answer out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from headtohead.data.tasks.zeroshot import Task
+from headtohead.data.tokenizers import Tokenizer
+from headtohead.kernels.matmul.loss import IGNORED
+from headtohead.model.decoder import Decoder
+
+# Two likelihoods that differ by less are the same number with other rounding.
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """How often a model is right on a task, beside what guessing gives."""
+
+    task: str
+    n: int
+    accuracy: float
+    """Share of examples whose answer is the likeliest choice, or is written out exactly; a tie of k counts 1/k."""
+    standard_error: float | None
+    """Over examples; not defined for one."""
+    accuracy_by_bytes: float | None
+    """The same with each choice's log-likelihood divided by its bytes; not defined where nothing is chosen."""
+    standard_error_by_bytes: float | None
+    chance: float
+    """What a guess without looking gives: among the choices, or of every token of what is to be written."""
+    one_answer: float | None
+    """What the best single answer for all examples gives; not defined where examples differ in their choices."""
+    nats: float
+    """Mean nats of the whole right answer."""
+    cut: int
+    """Examples whose context was cut from the left to fit the model's."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the score, JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens whose last `count` are predicted, for one choice."""
+
+    choice: int
+    tokens: np.ndarray[Any, Any]
+    count: int
+
+
+def score_examples(
+    model: Decoder,
+    task: Task,
+    tokenizer: Tokenizer,
+    *,
+    batch: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> TaskScore:
+    """Return the model's score on a task; `batch` bounds the tokens of one pass, padding included.
+
+    Every context begins as a document does in training, behind a separator. A context longer than the model's is cut
+    from the left; each token of a choice sees at least half of the model's context, or all that stands before it.
+    """
+    choices = [choice for example in task.examples for choice in example.choices]
+    contexts = tokenizer.encode_all(choice.context.encode("utf-8") for choice in choices)
+    texts = list(tokenizer.encode_all(choice.text.encode("utf-8") for choice in choices))
+    pieces: list[_Piece] = []
+    cut = np.zeros(len(choices), dtype=bool)
+    for place, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        found, cut[place] = _pieces(place, context, text, tokenizer.separator, model.size.context)
+        pieces += found
+    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, batch, progress)
+    lengths = np.array([len(choice.text.encode("utf-8")) for choice in choices])
+    ends = np.cumsum([len(example.choices) for example in task.examples])[:-1]
+    answers = [example.answer for example in task.examples]
+    parts = np.split(nats, ends)
+    by_bytes: list[float] = []
+    if task.exact:
+        credits = [float(hit) for hit in hits]
+        guesses = [float(tokenizer.vocabulary) ** -len(text) for text in texts]
+    else:
+        credits = [_credit(part, answer) for part, answer in zip(parts, answers, strict=True)]
+        rates = np.split(nats / lengths, ends)
+        by_bytes = [_credit(rate, answer) for rate, answer in zip(rates, answers, strict=True)]
+        guesses = [1 / len(part) for part in parts]
+    right = [part[answer] for part, answer in zip(parts, answers, strict=True)]
+    return TaskScore(
+        task=task.name,
+        n=len(task.examples),
+        accuracy=float(np.mean(credits)),
+        standard_error=_standard_error(credits),
+        accuracy_by_bytes=float(np.mean(by_bytes)) if by_bytes else None,
+        standard_error_by_bytes=_standard_error(by_bytes),
+        chance=float(np.mean(guesses)),
+        one_answer=_one_answer(task),
+        nats=float(np.mean(right)),
+        cut=sum(bool(part.any()) for part in np.split(cut, ends)),
+    )
+
+
+def _pieces(
+    choice: int, context: np.ndarray[Any, Any], text: np.ndarray[Any, Any], separator: int, room: int
+) -> tuple[list[_Piece], bool]:
+    """Return what predicts each token of a choice once, and whether text was cut off on the left."""
+    whole = np.concatenate([[separator], context, text]).astype(np.int64)
+    stride = max(1, room // 2)
+    found, first = [], 0
+    for start in range(len(whole) - len(text), len(whole), stride):
+        stop = min(start + stride, len(whole))
+        first = max(0, stop - room - 1)
+        found.append(_Piece(choice, whole[first:stop], stop - start))
+    return found, first > 1  # losing the separator alone is no loss of text
+
+
+@torch.no_grad()
+def _judge(
+    model: Decoder,
+    pieces: list[_Piece],
+    choices: int,
+    filler: int,
+    batch: int,
+    progress: Callable[[float], None] | None,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return (choices,) each: the nats of a whole choice, and whether every token of it is the likeliest."""
+    device = model.readout.device
+    nats, hits = np.zeros(choices), np.ones(choices, dtype=bool)
+    was_training = model.training
+    model.eval()
+    done = 0
+    limit = batch or (8192 if device.type == "cpu" else 65536)
+    for rows in _batches(pieces, limit, model.size.vocabulary):
+        tokens, targets = _padded(rows, filler)
+        tokens, targets = tokens.to(device), targets.to(device)
+        where = targets != IGNORED
+        logits, wanted = model.logits(tokens, where=where).float(), targets[where]
+        found = F.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
+        likeliest = (logits.argmax(-1) == wanted).cpu().numpy()
+        ends = np.cumsum([row.count for row in rows])[:-1]
+        for row, part, hit in zip(rows, np.split(found, ends), np.split(likeliest, ends), strict=True):
+            nats[row.choice] += part.sum()
+            hits[row.choice] &= bool(hit.all())
+        done += len(rows)
+        if progress:
+            progress(done / len(pieces))
+    model.train(was_training)
+    return nats, hits
+
+
+def _batches(pieces: list[_Piece], limit: int, vocabulary: int) -> Iterator[list[_Piece]]:
+    """Yield pieces of like length together: at most `limit` tokens, and 128 MB of scores over the vocabulary."""
+    rows: list[_Piece] = []
+    scored = 0
+    for piece in sorted(pieces, key=lambda piece: len(piece.tokens), reverse=True):
+        widest = len(rows[0].tokens) if rows else 0
+        if rows and ((len(rows) + 1) * widest > limit or (scored + piece.count) * vocabulary > 2**25):
+            yield rows
+            rows, scored = [], 0
+        rows.append(piece)
+        scored += piece.count
+    if rows:
+        yield rows
+
+
+def _padded(rows: Sequence[_Piece], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and targets (rows, time), filled up on the right, where no causal model looks."""
+    time = max(len(row.tokens) for row in rows) - 1
+    tokens = torch.full((len(rows), time), filler)
+    targets = torch.full((len(rows), time), IGNORED)
+    for place, row in enumerate(rows):
+        stop = len(row.tokens) - 1
+        both = torch.from_numpy(row.tokens)
+        tokens[place, :stop] = both[:-1]
+        targets[place, stop - row.count : stop] = both[-row.count :]
+    return tokens, targets
+
+
+def _credit(nats: np.ndarray[Any, Any], answer: int) -> float:
+    """Return 1 where the answer is the likeliest, 1/k where it shares that with others, else 0."""
+    tied = nats <= nats.min() + _TIE * max(1.0, abs(float(nats.min())))
+    return float(tied[answer]) / int(tied.sum())
+
+
+def _standard_error(credits: list[float]) -> float | None:
+    return float(np.std(credits, ddof=1)) / math.sqrt(len(credits)) if len(credits) > 1 else None
+
+
+def _one_answer(task: Task) -> float | None:
+    if task.exact or len({tuple(choice.text for choice in example.choices) for example in task.examples}) > 1:
+        return None
+    answers = [example.answer for example in task.examples]
+    return max(map(answers.count, set(answers))) / len(answers)

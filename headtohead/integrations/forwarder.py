@@ -1,0 +1,193 @@
+"""Follows a study's runs and hands what they log to trackers, without ever being in their way.
+
+The executor's display says that a run has logged something; the rows come from its metrics.jsonl, whichever process
+wrote them. Trackers are served by a thread of their own: one that hangs delays nobody, and one that raises is let go of
+with one warning.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from headtohead.common.progress import Display
+from headtohead.integrations.sinks import Channel, Sink, Tracked
+from headtohead.study.store.run_store import Store
+
+_EVERY = 1.0
+"""Seconds between looks at the same files."""
+PATIENCE = 30.0
+"""Seconds that trackers have at the end of a study to send what is left."""
+
+
+@contextmanager
+def followed(display: Display, store: Store, study: str, sinks: Sequence[Sink]) -> Iterator[Display]:
+    """Yield a display that shows what `display` does and lets trackers follow; without trackers, `display` itself."""
+    if not sinks:
+        yield display
+        return
+    follower = _Follower(store, study, sinks)
+    try:
+        yield Followed(display, follower)
+    finally:
+        follower.close()
+        follower.show_warnings(display)
+
+
+@dataclass
+class _Line:
+    """One run on one tracker."""
+
+    channel: Channel
+    sent: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
+    """Step and names of each row that was sent; a row of scores may share its step with one of training."""
+
+
+class _Follower:
+    """The thread that serves trackers."""
+
+    def __init__(self, store: Store, study: str, sinks: Sequence[Sink]) -> None:
+        self.store, self.study, self.sinks = store, study, list(sinks)
+        self.lines: dict[tuple[int, str], _Line] = {}
+        self.news: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+        self.warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.closing = threading.Event()
+        self.thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
+        self.thread.start()
+
+    def tell(self, run: str, ended: bool = False) -> None:
+        """A run has logged something, or has ended."""
+        self.news.put((run, ended))
+
+    def close(self) -> None:
+        """Send what is left, and wait for that a while."""
+        self.closing.set()
+        self.news.put(("", False))
+        self.thread.join(PATIENCE)
+        if self.thread.is_alive():
+            names = ", ".join(sink.name for sink in self.sinks)
+            self.warnings.put(f"tracking is not done after {PATIENCE:.0f} s and is given up ({names})")
+
+    def show_warnings(self, display: Display) -> None:
+        """Pass on what went wrong, in the thread that owns the display."""
+        while not self.warnings.empty():
+            display.note(self.warnings.get())
+
+    def _serve(self) -> None:
+        while True:
+            ended = dict([self.news.get()])
+            while not self.news.empty():
+                run, over = self.news.get()
+                ended[run] = ended.get(run, False) or over
+            for run, over in ended.items():
+                if run:
+                    self._send(run, over)
+            if self.closing.wait(_EVERY) and self.news.empty():
+                break
+        for run in dict.fromkeys(run for _, run in self.lines):
+            self._send(run, True)
+
+    def _send(self, run: str, ended: bool) -> None:
+        """Send a run's new rows to every tracker that still works."""
+        for sink in list(self.sinks):
+            try:
+                self._send_to(sink, run, ended)
+            except (Exception, SystemExit) as error:
+                self.sinks.remove(sink)
+                self.lines = {key: line for key, line in self.lines.items() if key[0] != id(sink)}
+                words = (str(error).strip() or "no message").splitlines()[0]
+                self.warnings.put(
+                    f"tracking by {sink.name} ends here, the study goes on: {type(error).__name__}: {words}"
+                )
+
+    def _send_to(self, sink: Sink, run: str, ended: bool) -> None:
+        folder, key = self.store.run(run), (id(sink), run)
+        line = self.lines.get(key)
+        if line is None:
+            spec = folder.spec()
+            name = f"{spec['label']}, {spec['corpus']['label']}, {spec['size']['name']}, seed {spec['seed']}"
+            tracked = Tracked(run, name, self.study, self.store.path, spec)
+            line = self.lines[key] = _Line(sink.open(tracked))
+        rows = folder.metrics()
+        for row in rows:
+            mark = (int(row["step"]), tuple(row))
+            if mark not in line.sent:
+                line.channel.row(mark[0], _numbers(row))
+                line.sent.add(mark)
+        if ended:
+            del self.lines[key]
+            result = folder.result() or {"status": "stopped"}
+            scores = {name: part for name, part in result.items() if name in ("valid", "test")}
+            line.channel.end(str(result["status"]), rows[-1]["step"] if rows else 0, _numbers(scores))
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row by name: `train/nats`, `valid/bits_per_byte`; undefined ones are left out."""
+    found = {}
+    for name, value in row.items():
+        inner = value.items() if isinstance(value, Mapping) else [(name, value)]
+        place = name if isinstance(value, Mapping) else "train"
+        for key, number in inner:
+            if isinstance(number, int | float) and key != "step":
+                found[f"{place}/{key}"] = float(number)
+    return found
+
+
+class Followed(Display):
+    """A display that shows what another does, and tells the follower when a run has logged something or ended."""
+
+    def __init__(self, shown: Display, follower: _Follower) -> None:
+        super().__init__()
+        self.shown, self.follower = shown, follower
+
+    def begin(self, runs: int, done: int, tokens: float) -> None:
+        """Pass it on."""
+        self.shown.begin(runs, done, tokens)
+
+    def started(self, run: str, title: str, steps: int, tokens: float) -> None:
+        """Pass it on."""
+        self.shown.started(run, title, steps, tokens)
+
+    def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
+        """Pass it on; there is a new row."""
+        self.shown.stepped(run, step, nats, rate)
+        self.follower.tell(run)
+        self.follower.show_warnings(self.shown)
+
+    def compiling(self, run: str) -> None:
+        """Pass it on."""
+        self.shown.compiling(run)
+
+    def scoring(self, run: str, share: float) -> None:
+        """Pass it on."""
+        self.shown.scoring(run, share)
+
+    def ended(self, run: str, words: str) -> None:
+        """Pass it on; the run has its result."""
+        self.shown.ended(run, words)
+        self.follower.tell(run, ended=True)
+        self.follower.show_warnings(self.shown)
+
+    def note(self, words: str) -> None:
+        """Pass it on."""
+        self.shown.note(words)
+
+    def line(self, words: str) -> None:
+        """Pass it on."""
+        self.shown.line(words)
+
+    def end(self) -> None:
+        """Pass it on."""
+        self.shown.end()
+
+    def trained(self) -> float:
+        """Pass it on."""
+        return self.shown.trained()
+
+    def left(self) -> str:
+        """Pass it on."""
+        return self.shown.left()

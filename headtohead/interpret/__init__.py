@@ -1,0 +1,1 @@
+"""Attention maps, indicators, faithfulness of explanations, and the inspection of one text."""

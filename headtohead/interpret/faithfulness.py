@@ -1,0 +1,443 @@
+"""Where a model looks when it answers, and whether that explains the answer: attention on a task's relevant tokens.
+
+Everything is measured at the read-out row, the one the answer is read from, over real tokens alone. Two explanations
+come from attention, heads averaged: `rollout`, the last row of the product of the layers' maps, each mixed with the
+identity (share 0.5; one layer stands as it is), and `layer_mean`. `gradient` is a control, chance the floor. A signed map
+goes in by its absolute values, renormalised row by row, and is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headtohead.common.errors import UserError
+from headtohead.common.progress import part_of
+from headtohead.data.tasks.base import Example, Task
+from headtohead.interpret.deletion import SHARES, USUAL, deletions
+from headtohead.interpret.indicators import indicators
+from headtohead.interpret.maps import layer_maps, watching
+from headtohead.interpret.readout import ReadBatch, batched, budget, chances, reads_of, refuse_other_task
+from headtohead.interpret.saliency import chance, gradient_x_input
+from headtohead.mechanisms.contract.base import Frame, Mechanism
+from headtohead.model.classifier import Pointer
+from headtohead.model.decoder import Decoder
+
+Array = np.ndarray[Any, Any]
+THRESHOLDS = {"10": 0.1, "33": 0.33, "50": 0.5}
+"""Of Attention Confidence, by their spelling in tables: per cent, for a dot would part a path."""
+ATTENTION = ("rollout", "layer_mean")
+EDGES: dict[str, tuple[float, ...]] = {
+    "common": (0.0, 0.1, 0.33, 0.5, 1.0),
+    "toy": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+    "hatexplain": (0.0, 0.33, 0.66, 1.0),
+    "agreement": (0.0, 0.1, 0.5, 1.0),
+    "squad": (0.0, 0.05, 0.1, 0.5, 1.0),
+}
+"""Edges of the heat map of (mass, probability of the right answer): one grid for all, and the paper's own by task."""
+READS = 8
+_PICTURED = 32
+"""Examples whose whole maps give the indicators."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One of the paper's rules of Attention Confidence; over all examples, correctness ignored."""
+
+    row: str
+    threshold: float
+    least: float = 0.0
+    """The probability of the right answer that it asks for besides."""
+
+
+# Two of them read row 127, mostly the query of a padding token. Here no padding is ever a query: the read-out row stands in.
+PUBLISHED = {
+    "squad": Published("rollout", 0.1),
+    "agreement": Published("first_head", 0.1, 0.1),
+    "hatexplain": Published("layer_mean", 0.33),
+}
+
+
+@dataclass
+class Explained:
+    """What was found for every example of a split; a row of an array is an example, in the split's order."""
+
+    task: str
+    mass: dict[str, Array]
+    """By explanation: the share on relevant tokens, mean over annotators and reads; NaN where none are marked."""
+    uniform: Array
+    """The same for attention that is even over all tokens it may see."""
+    right: Array
+    """Probability of the right answer, mean over reads."""
+    correct: Array
+    """Whether every read gave the right answer."""
+    deleted: dict[str, Array]
+    """By explanation and for chance: (examples, shares, 2), comprehensiveness and sufficiency; NaN under two tokens."""
+    entropy: Array
+    """(examples, layers): nats of the read-out row, mean over heads; NaN for a layer without a map."""
+    sink: Array
+    """(examples, layers): weight of the read-out row on the first token."""
+    indicators: list[dict[str, float] | None]
+    """By layer, over a few whole examples."""
+    signed: list[int] = field(default_factory=list)
+    """Layers, counted from 1, whose map is signed."""
+    without_map: list[str] = field(default_factory=list)
+    """Layers that give none, with their mechanism."""
+    reads: int = 0
+
+    @property
+    def marked(self) -> Array:
+        """Whether each example has relevant tokens that the model could see."""
+        return np.asarray(~np.isnan(self.uniform))
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything as numbers, JSON-ready; what is not defined is None."""
+        marked = self.marked
+        count = len(marked)
+        found: dict[str, Any] = {
+            "task": self.task,
+            "examples": count,
+            "marked": int(marked.sum()),
+            "marked_share": float(marked.mean()),
+            "reads": self.reads,
+            "too_short": int(np.isnan(self.deleted["chance"][:, 0, 0]).sum()),
+            "accuracy": float(self.correct.mean()),
+            "right": float(self.right.mean()),
+            "uniform": _mean(self.uniform),
+            "signed_layers": self.signed,
+            "without_map": self.without_map,
+            "explanations": {},
+            "chance": _lost(self.deleted["chance"]),
+            "published": self._rules(),
+            "layers": {},
+            "mean": {"entropy": _mean(self.entropy), "sink": _mean(self.sink)},
+        }
+        for place, values in enumerate(self.indicators):
+            found["layers"][str(place + 1)] = {
+                "entropy": _mean(self.entropy[:, place]),
+                "sink": _mean(self.sink[:, place]),
+                "indicators": values,
+            }
+        floor = found["chance"]
+        for name in self.deleted:
+            if name != "chance":
+                lost = _lost(self.deleted[name])
+                above = {key: lost[key] - floor[key] if floor[key] is not None else None for key in lost}
+                found["explanations"][name] = self._explanation(name) | lost | {"above_chance": above}
+        for name in ATTENTION:
+            if name in self.mass and marked.any():
+                grids = ("common", *(word for word in EDGES if self.task.startswith(word)))
+                found["explanations"][name]["heat_maps"] = {
+                    grid: {"edges": list(EDGES[grid]), "counts": self.heat_map(name, grid).tolist()}
+                    for grid in grids
+                }
+        return found
+
+    def _explanation(self, name: str) -> dict[str, Any]:
+        mass, uniform = _mean(self.mass[name]), _mean(self.uniform)
+        return {
+            "heat_maps": {},
+            "mass": mass,
+            "over_uniform": mass / uniform if mass is not None and uniform else None,
+            "confidence": {key: self.confidence(name, at) for key, at in THRESHOLDS.items()},
+            "confidence_correct": {
+                key: self.confidence(name, at, correct=True) for key, at in THRESHOLDS.items()
+            },
+            "confidence_all": {
+                key: self.confidence(name, at, everyone=True) for key, at in THRESHOLDS.items()
+            },
+        }
+
+    def confidence(
+        self, name: str, threshold: float, *, correct: bool = False, everyone: bool = False
+    ) -> float | None:
+        """Return the share, per cent, of marked examples with more mass than that; `correct` asks for the right answer too.
+
+        `everyone` divides by all examples.
+        """
+        marked = self.marked
+        total = len(marked) if everyone else int(marked.sum())
+        if not total:
+            return None
+        above = marked & (np.nan_to_num(self.mass[name]) > threshold) & (self.correct | (not correct))
+        return 100.0 * float(above.sum()) / total
+
+    def heat_map(self, name: str, grid: str = "common") -> Array:
+        """Return how many marked examples fall into each cell, mass by rows and probability of the right answer by columns."""
+        marked, edges = self.marked, EDGES[grid]
+        mass, right = (np.clip(values[marked], 0.0, 1.0) for values in (self.mass[name], self.right))
+        return np.histogram2d(mass, right, bins=(edges, edges))[0].astype(np.int64)
+
+    def _rules(self) -> dict[str, float | None]:
+        """Return what the paper's rules give, each by its task, and under `own` that of this one where it has one."""
+        found = {name: self._published(rule) for name, rule in PUBLISHED.items()}
+        own = next((found[name] for name in PUBLISHED if self.task.startswith(name)), None)
+        return found | {"own": own}
+
+    def _published(self, rule: Published) -> float | None:
+        if rule.row not in self.mass:
+            return None
+        above = self.marked & (np.nan_to_num(self.mass[rule.row]) > rule.threshold)
+        above &= (self.right > rule.least) | (rule.least == 0)
+        return 100.0 * float(above.mean())
+
+
+def _mean(values: Array) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _lost(deleted: Array) -> dict[str, Any]:
+    """Return comprehensiveness and sufficiency at the usual share, and their means over all shares."""
+    usual = SHARES.index(USUAL)
+    found: dict[str, Any] = {}
+    for place, name in enumerate(("comprehensiveness", "sufficiency")):
+        found[name] = _mean(deleted[:, usual, place])
+        found[f"aopc_{name}"] = _mean(deleted[:, :, place].mean(-1))
+    return found
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """Return rows of absolute values that sum to 1, or to 0 where a row looks at nothing."""
+    weights = weights.nan_to_num(0.0).abs()  # a softmax over nothing is no number
+    return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+def rolled_out(maps: Sequence[Tensor], places: Tensor, share: float) -> Tensor:
+    """Return the rows `places` (batch,) of the product A_L ... A_1 of maps (batch, time, time), (batch, time).
+
+    Each is share x map + (1 - share) x identity, its rows renormalised.
+    """
+    row = torch.nn.functional.one_hot(places, maps[0].shape[-1]).to(maps[0].dtype)
+    for weights in reversed(maps):
+        # Rows are renormalised before the product: the row's entries are divided by what each would sum to.
+        row = row / (share * weights.sum(-1) + (1 - share)).clamp_min(1e-30)
+        row = share * (row.unsqueeze(1) @ weights).squeeze(1) + (1 - share) * row
+    return row
+
+
+@dataclass
+class _Rows:
+    """What the maps of a batch say of its read-out rows."""
+
+    explanations: dict[str, Tensor]
+    """rollout, layer_mean and first_head: (batch, time); nothing where no layer gives a map."""
+    entropy: Tensor
+    sink: Tensor
+    signed: list[int]
+    without_map: list[str]
+
+
+@torch.no_grad()
+def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
+    """Return the explanations that the layers' maps give of a batch of reads."""
+    real, layers = batch.real, model.layers
+    rows = torch.arange(len(real), device=real.device)
+    maps: dict[int, Tensor] = {}
+    at_place: dict[int, Tensor] = {}
+    signed: list[int] = []
+    nothing = torch.full((len(real), len(layers)), torch.nan, dtype=torch.float64, device=real.device)
+    entropy, sink = nothing, nothing.clone()
+
+    def take(index: int, mechanism: Mechanism, x: Tensor, frame: Frame) -> None:
+        weights = mechanism.attention_map(x, frame)
+        if weights is None:
+            return
+        if mechanism.signed:
+            signed.append(index + 1)
+        row = normalised(weights[rows, :, batch.places].double().masked_fill(~real[:, None], 0.0))
+        entropy[:, index] = -torch.special.xlogy(row, row).sum(-1).mean(-1)
+        sink[:, index] = row[..., 0].mean(-1)
+        at_place[index] = row
+        if len(layers) > 1:
+            whole = weights.masked_fill(~(real[:, None, None] & real[:, None, :, None]), 0.0)
+            maps[index] = normalised(whole).mean(1)
+
+    frame = Frame()
+    with watching(model, frame, take):
+        model.hidden(batch.tokens, padding=batch.padding, frame=frame, rows=batch.places)
+    found: dict[str, Tensor] = {}
+    if at_place:
+        found["layer_mean"] = torch.stack([row.mean(1) for row in at_place.values()]).mean(0)
+        found["first_head"] = at_place[max(at_place)][:, 0]
+        if len(layers) == 1:
+            found["rollout"] = found["layer_mean"]
+        elif len(at_place) == len(layers):
+            found["rollout"] = rolled_out([maps[index].double() for index in sorted(maps)], batch.places, 0.5)
+    missing = [
+        f"layer {index + 1} ({block.mechanism.name})"
+        for index, block in enumerate(layers)
+        if index not in at_place
+    ]
+    return _Rows(found, entropy, sink, signed, missing)
+
+
+def explain_model(
+    model: Decoder,
+    task: Task,
+    split: str = "test",
+    *,
+    limit: int = 0,
+    reads: int = READS,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Explained:
+    """Return where a model looks on a task's split; `limit` takes so many examples, spread evenly over it.
+
+    Of an example with many targets at most `reads` are read, spread evenly; `seed` draws the floor.
+    """
+    if split not in task.splits:
+        raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
+    refuse_other_task(model, task)
+    examples = task.splits[split]
+    if limit and limit < len(examples):
+        examples = [examples[place * len(examples) // limit] for place in range(limit)]
+    was_training = model.training
+    model.eval()
+    try:
+        return _explained(model, task.name, examples, reads, seed, progress)
+    finally:
+        model.train(was_training)
+
+
+def _explained(
+    model: Decoder,
+    name: str,
+    examples: Sequence[Example],
+    most: int,
+    seed: int,
+    progress: Callable[[float], None],
+) -> Explained:
+    longest = max(len(example.tokens) for example in examples)
+    tokens = budget(model, longest)
+    reads = reads_of(model, examples, most, tokens, part_of(progress, 0.0, 0.02))
+    place_of = {id(read): place for place, read in enumerate(reads)}
+    columns: dict[str, Array] = {}
+
+    def keep(key: str, batch: ReadBatch, values: Tensor) -> None:
+        values = values.double().cpu()
+        if key not in columns:
+            columns[key] = np.full((len(reads), *values.shape[1:]), np.nan)
+        columns[key][[place_of[id(read)] for read in batch.reads]] = values.numpy()
+
+    facts, done, measured = None, 0, part_of(progress, 0.02, 0.97)
+    for batch in batched(model, reads, tokens):
+        shown = part_of(measured, done, done + len(batch.reads), len(reads))
+        facts = _measure(model, batch, seed, keep, shown)
+        done += len(batch.reads)
+    assert facts is not None
+    owner = np.array([read.example for read in reads])
+    counts = np.bincount(owner, minlength=len(examples))
+
+    def mean(values: Array) -> Array:
+        """Return the mean over an example's reads that have a value."""
+        flat = values.reshape(len(values), -1)
+        known = ~np.isnan(flat)
+        total, number = (np.zeros((len(examples), flat.shape[1])) for _ in range(2))
+        np.add.at(total, owner, np.where(known, flat, 0.0))
+        np.add.at(number, owner, known)
+        with np.errstate(invalid="ignore"):
+            return np.asarray((total / number).reshape(len(examples), *values.shape[1:]))
+
+    correct = np.bincount(owner, columns["correct"], minlength=len(examples)) == counts
+    return Explained(
+        task=name,
+        mass={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("mass/")},
+        uniform=mean(columns["uniform"]),
+        right=mean(columns["right"]),
+        correct=correct,
+        deleted={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("deleted/")},
+        entropy=mean(columns["entropy"]),
+        sink=mean(columns["sink"]),
+        indicators=_indicators(model, examples, part_of(progress, 0.97, 1.0)),
+        signed=facts.signed,
+        without_map=facts.without_map,
+        reads=len(reads),
+    )
+
+
+def _measure(
+    model: Decoder,
+    batch: ReadBatch,
+    seed: int,
+    keep: Callable[[str, ReadBatch, Tensor], None],
+    progress: Callable[[float], None],
+) -> _Rows:
+    """Measure one batch of reads, and hand what is found to `keep`."""
+    with torch.no_grad():
+        answers = chances(model, batch.tokens, batch.padding, batch.places, batch.ends)
+    # A pointer's span is chosen as a whole: where it points is the place that is read.
+    given = batch.places if isinstance(model, Pointer) else answers.argmax(-1)
+    before = answers.gather(-1, given[:, None]).squeeze(-1).double()
+    right = answers.gather(-1, batch.answers.clamp_min(0)[:, None]).squeeze(-1)
+    keep("right", batch, right * (batch.answers >= 0))
+    keep("correct", batch, given == batch.answers)
+    rows = attention_rows(model, batch)
+    progress(0.0)
+    keep("entropy", batch, rows.entropy)
+    keep("sink", batch, rows.sink)
+    marks = _marks(batch)
+    explanations = rows.explanations | {"gradient": gradient_x_input(model, batch, given)}
+    some = batch.lengths > 1
+    for name, scores in explanations.items():
+        keep(f"mass/{name}", batch, _mass(normalised(scores), marks))
+    keep("uniform", batch, _mass(normalised(_seen(model, batch).double()), marks))
+    explanations.pop("first_head", None)
+    explanations["chance"] = chance(batch, seed)
+    lost: dict[int, Tensor] = {}
+    for place, (name, scores) in enumerate(explanations.items()):
+        # One layer's rollout is its mean: what is the same is deleted once.
+        if id(scores) not in lost:
+            shown = part_of(progress, place, place + 1, len(explanations))
+            lost[id(scores)] = deletions(model, batch, scores, given, before, progress=shown)
+        keep(f"deleted/{name}", batch, torch.where(some[:, None, None], lost[id(scores)], torch.nan))
+    return rows
+
+
+def _seen(model: Decoder, batch: ReadBatch) -> Tensor:
+    """Return (batch, time), true at the tokens that the read-out row may see: a pointer looks back from inside a text."""
+    if not getattr(model, "causal", True):
+        return batch.real
+    return torch.arange(batch.tokens.shape[1], device=batch.tokens.device) <= batch.places[:, None]
+
+
+def _marks(batch: ReadBatch) -> Tensor:
+    """Return (batch, annotators, time) weights whose sum over annotators is their mean; NaN where nothing is marked."""
+    most = max(len(read.relevant) for read in batch.reads)
+    marks = np.zeros((len(batch.reads), most, batch.tokens.shape[1]))
+    for place, read in enumerate(batch.reads):
+        marks[place, : len(read.relevant), : len(read.tokens)] = read.relevant / len(read.relevant)
+        if not read.relevant.any():
+            marks[place, 0, 0] = np.nan
+    return torch.from_numpy(marks).to(batch.tokens.device)
+
+
+def _mass(scores: Tensor, marks: Tensor) -> Tensor:
+    """Return (batch,): the share of scores (batch, time) on relevant tokens, mean over annotators."""
+    return torch.einsum("bt,bat->b", scores.double(), marks)
+
+
+def _indicators(
+    model: Decoder, examples: Sequence[Example], progress: Callable[[float], None]
+) -> list[dict[str, float] | None]:
+    """Return the indicators of every layer, mean over a few examples, each by itself: no padding in any map."""
+    count = min(_PICTURED, len(examples))
+    device = model.readout.device
+    found: list[list[dict[str, float]]] = [[] for _ in model.layers]
+    for place in range(count):
+        tokens = torch.from_numpy(examples[place * len(examples) // count].tokens[None]).to(device)
+        for rows, layer in zip(found, layer_maps(model, tokens), strict=True):
+            if layer.weights is not None:
+                rows.append(indicators(layer.weights, layer.signed))
+        progress((place + 1) / count)
+    return [
+        {name: float(np.mean([row[name] for row in rows if name in row])) for name in rows[0]}
+        if rows
+        else None
+        for rows in found
+    ]

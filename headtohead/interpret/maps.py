@@ -1,0 +1,88 @@
+"""The attention maps of every layer of a model on given tokens, with the largest score before the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from headtohead.mechanisms.contract.base import Frame, Mechanism
+from headtohead.model.decoder import Block, Decoder
+
+_SOFTMAX = {torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax}
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """One layer's map."""
+
+    mechanism: str
+    weights: Tensor | None
+    """(batch, heads, time, time), or None: the mechanism gives no map."""
+    signed: bool
+    largest_score: float | None
+    """The largest |score| that went into its softmax; None where its map has none."""
+
+
+class _Scores(TorchFunctionMode):
+    """Notes the largest |score| of every softmax over keys; what a query must not see does not count."""
+
+    largest: float | None = None
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in _SOFTMAX and args and args[0].ndim >= 3 and args[0].shape[-1] == args[0].shape[-2]:
+            scores = args[0].detach()
+            seen = torch.isfinite(scores) & torch.ones_like(scores, dtype=torch.bool).tril()
+            peak = float(scores.abs().masked_fill(~seen, 0.0).max())
+            self.largest = max(peak, self.largest or 0.0)
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) -> list[LayerMap]:
+    """Return the map of every layer for tokens (batch, time), as the model stands."""
+    found: dict[int, LayerMap] = {}
+
+    def take(index: int, mechanism: Mechanism, x: Tensor, frame: Frame) -> None:
+        with _Scores() as scores:
+            weights = mechanism.attention_map(x, frame)
+        found[index] = LayerMap(mechanism.name, weights, bool(mechanism.signed), scores.largest)
+
+    frame = Frame()
+    with watching(model, frame, take):
+        model.hidden(tokens, padding=padding, frame=frame)
+    return [found.get(index, _without(block)) for index, block in enumerate(model.layers)]
+
+
+def _without(block: Block) -> LayerMap:
+    return LayerMap(block.mechanism.name, None, False, None)
+
+
+@contextmanager
+def watching(
+    model: Decoder, mine: Frame, take: Callable[[int, Mechanism, Tensor, Frame], None]
+) -> Iterator[None]:
+    """Call `take` with layer, mechanism, x and frame before a mechanism mixes; a companion's own pass has another frame."""
+
+    def hook(index: int) -> Callable[[Any, tuple[Any, ...]], None]:
+        def look(mechanism: Any, given: tuple[Any, ...]) -> None:
+            if given[1] is mine:
+                take(index, mechanism, given[0], given[1])
+
+        return look
+
+    handles = [
+        block.mechanism.register_forward_pre_hook(hook(index)) for index, block in enumerate(model.layers)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

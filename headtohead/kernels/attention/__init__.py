@@ -1,0 +1,1 @@
+"""Attention cores and decoding, each with its plain PyTorch reference."""

@@ -1,0 +1,161 @@
+"""Decoding with K=V as one operator: softmax(q kv^T * scale) kv of one query, with one cached tensor read once.
+
+And decoding at fixed shapes: the caches are given whole, and the query's place among them stands on the device, so that a
+step can be recorded once and replayed at any place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.kernels.attention.softmax import attend, attend_plain, view_mask
+from headtohead.kernels.path import triton_multiplies
+from headtohead.kernels.pointwise.rotary import rotate_plain
+
+# What is turned by rotary positions inside: nothing, the keys in the score alone, or the mix back at the query's place.
+TURNS = ("nothing", "score", "roundtrip")
+_WIDEST = 256
+
+
+def decode_serves(q: Tensor, kv: Tensor) -> bool:
+    """Return whether the one-tensor kernel takes q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim)."""
+    fits = q.shape[-2] == 1 and kv.shape[-2] > 0 and q.dtype == kv.dtype and q.shape[-1] <= _WIDEST
+    return fits and triton_multiplies(q)
+
+
+def decode(
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor | None,
+    turn: str,
+    scale: float | None = None,
+    place: Tensor | None = None,
+) -> Tensor:
+    """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim).
+
+    q stands at the last of the keys and is turned already; `table` (keys, dim / 2, 2) turns the keys in the score with
+    `turn=score`, where kv is kept as it is, and its last row turns the mix back with `turn=roundtrip`. With `place` (1,)
+    the query stands there among the keys, and sees nothing behind it.
+    """
+    if turn != "nothing" and table is None:
+        raise ValueError(f"turn={turn} needs a rotary table")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if not decode_serves(q, kv):
+        return decode_plain(q, kv, table, turn, scale, place)
+    given = (table, TURNS.index(turn), scale)
+    output: Tensor
+    if place is None:
+        output = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given)
+    else:
+        output = torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place)
+    return output.unsqueeze(2)
+
+
+def decode_plain(
+    q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float, place: Tensor | None = None
+) -> Tensor:
+    """The definition."""
+    keys = rotate_plain(kv, table) if turn == "score" and table is not None else kv
+    seen = None if place is None else view_mask(1, kv.shape[-2], q.device, causal=True, rows=place)
+    mixed = attend_plain(q, keys, kv, causal=False, mask=seen, scale=scale)
+    if turn != "roundtrip" or table is None:
+        return mixed
+    row = table[-1:] if place is None else table.index_select(0, place)
+    return rotate_plain(mixed, row, inverse=True)
+
+
+def attend_placed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Tensor,
+    *,
+    window: int = 0,
+    strict: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) at `place` (1,) among k, v (batch, kv_heads, keys, dim).
+
+    Nothing behind the place is seen; `window` and `strict` are those of `attend`.
+    """
+    if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        output: Tensor = torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place)
+        return output.unsqueeze(2)
+    return attend(q, k, v, window=window, strict=strict, scale=scale, rows=place)
+
+
+@torch.library.custom_op("headtohead::kv_decode", mutates_args=())
+def kv_decode(q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float) -> Tensor:
+    """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
+    from headtohead.kernels.attention import decode_triton
+
+    return decode_triton.decode(q, kv, table, turn, scale)
+
+
+@kv_decode.register_fake
+def _(q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, kv, table, ctx.turn, ctx.scale = inputs
+    ctx.save_for_backward(q, kv, table)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Form the map again: one query's is as long as the context, and nothing trains through a decoding step."""
+    q, kv, table = ctx.saved_tensors
+    grouped = (kv.shape[0], kv.shape[1], -1, q.shape[-1])
+    if ctx.turn == 2:
+        grad = rotate_plain(grad.unsqueeze(2), table[-1:]).squeeze(2)
+    values = kv.float()
+    keys = rotate_plain(values, table) if ctx.turn == 1 else values
+    query, grad = q.reshape(grouped).float(), grad.reshape(grouped).float()
+    weights = torch.softmax(ctx.scale * query @ keys.mT, -1)
+    grad_weights = grad @ values.mT
+    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * ctx.scale
+    grad_keys = grad_scores.mT @ query
+    grad_keys = rotate_plain(grad_keys, table, inverse=True) if ctx.turn == 1 else grad_keys
+    grad_kv = grad_keys + weights.mT @ grad
+    grad_q = (grad_scores @ keys).reshape(q.shape)
+    return grad_q.to(q.dtype), grad_kv.to(kv.dtype), None, None, None
+
+
+kv_decode.register_autograd(_differentiate, setup_context=_keep)
+
+
+@kv_decode.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float
+) -> tuple[Tensor, int]:
+    """Fold what is stacked into the batch; a table is the same for all."""
+    if table is not None and in_dims[2] is not None:
+        raise ValueError("kv_decode takes one rotary table for everything stacked")
+    size = info.batch_size
+    q, kv = (
+        (tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)).flatten(0, 1)
+        for tensor, place in ((q, in_dims[0]), (kv, in_dims[1]))
+    )
+    output: Tensor = torch.ops.headtohead.kv_decode(q, kv, table, turn, scale)
+    return output.unflatten(0, (size, -1)), 0
+
+
+@torch.library.custom_op("headtohead::placed_decode", mutates_args=())
+def placed_decode(
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+) -> Tensor:
+    """Return (batch, heads, dim) of q at a place among k and v (batch, kv_heads, keys, dim), or among k=v; no gradient."""
+    from headtohead.kernels.attention import decode_triton
+
+    return decode_triton.decode(q, k, table, turn, scale, values=v, place=place)
+
+
+@placed_decode.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+) -> Tensor:
+    return q.new_empty(q.shape)

@@ -1,0 +1,1 @@
+"""The coupled integrator: plain, as torch operators, in Triton."""

@@ -1,0 +1,1 @@
+"""Projections and the chunked cross-entropy."""

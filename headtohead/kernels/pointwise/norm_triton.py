@@ -1,0 +1,148 @@
+"""The root-mean-square norm of stacked seeds on a GPU, each with its own gain: one reading and one writing either way.
+
+The library's kernel takes one gain; with one for each seed it is the norm, then a product, and in backward four passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.kernels.vmap import fold
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton for this machine: the plain twin serves
+    triton = None
+
+# Numbers at a time, and programs over the rows of one seed in backward: each leaves one sum for the gain.
+_NUMBERS, _PROGRAMS = 4096, 64
+
+
+if triton is not None:
+
+    @triton.jit
+    def _forward(  # type: ignore[no-untyped-def]  # Triton reads the annotations
+        x, gain, out, rows, eps, width: tl.constexpr, wide: tl.constexpr, block: tl.constexpr
+    ):
+        stack = tl.program_id(1).to(tl.int64)
+        row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        column = tl.arange(0, wide)[None, :]
+        real = (row < rows)[:, None] & (column < width)
+        place = (stack * rows + row)[:, None] * width + column
+        states = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
+        gains = tl.load(gain + stack * width + column, mask=column < width, other=0.0).to(tl.float32)
+        inverse = 1.0 / tl.sqrt(tl.sum(states * states, 1) / width + eps)
+        normed = states * inverse[:, None] * gains
+        tl.store(out + place, normed.to(out.dtype.element_ty), mask=real)
+
+    @triton.jit
+    def _backward(  # type: ignore[no-untyped-def]
+        x,
+        gain,
+        grad,
+        grad_x,
+        sums,
+        rows,
+        eps,
+        turns: tl.constexpr,
+        programs: tl.constexpr,
+        width: tl.constexpr,
+        wide: tl.constexpr,
+        block: tl.constexpr,
+    ):
+        first, stack = tl.program_id(0), tl.program_id(1).to(tl.int64)
+        column = tl.arange(0, wide)[None, :]
+        gains = tl.load(gain + stack * width + column, mask=column < width, other=0.0).to(tl.float32)
+        total = tl.zeros((block, wide), dtype=tl.float32)
+        for turn in range(turns):
+            row = (turn * programs + first).to(tl.int64) * block + tl.arange(0, block)
+            real = (row < rows)[:, None] & (column < width)
+            place = (stack * rows + row)[:, None] * width + column
+            states = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
+            slope = tl.load(grad + place, mask=real, other=0.0).to(tl.float32)
+            inverse = 1.0 / tl.sqrt(tl.sum(states * states, 1) / width + eps)
+            unit = states * inverse[:, None]
+            total += slope * unit
+            slope = slope * gains
+            along = tl.sum(slope * unit, 1) / width
+            found = (slope - unit * along[:, None]) * inverse[:, None]
+            tl.store(grad_x + place, found.to(grad_x.dtype.element_ty), mask=real)
+        column = tl.arange(0, wide)
+        tl.store(sums + (stack * programs + first) * width + column, tl.sum(total, 0), mask=column < width)
+
+
+@torch.library.custom_op("headtohead::norm_rows", mutates_args=())
+def norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * gain of x (stack, rows, width) and gain (stack, width)."""
+    x, gain = x.contiguous(), gain.contiguous()
+    stack, rows, width = x.shape
+    out = torch.empty_like(x)
+    wide, block = _block(width)
+    _forward[(triton.cdiv(rows, block), stack)](x, gain, out, rows, eps, width=width, wide=wide, block=block)
+    return out
+
+
+@norm_rows.register_fake
+def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("headtohead::norm_rows_backward", mutates_args=())
+def norm_rows_backward(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and gain; the norms are formed again."""
+    x, gain, grad = x.contiguous(), gain.contiguous(), grad.contiguous()
+    stack, rows, width = x.shape
+    wide, block = _block(width)
+    programs = max(1, min(_PROGRAMS, triton.cdiv(rows, block)))
+    grad_x = torch.empty_like(x)
+    sums = x.new_empty(stack, programs, width, dtype=torch.float32)
+    _backward[(programs, stack)](
+        x,
+        gain,
+        grad,
+        grad_x,
+        sums,
+        rows,
+        eps,
+        turns=triton.cdiv(rows, programs * block),
+        programs=programs,
+        width=width,
+        wide=wide,
+        block=block,
+    )
+    return grad_x, sums.sum(1).to(gain.dtype)
+
+
+@norm_rows_backward.register_fake
+def _(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), gain.new_empty(gain.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.eps = inputs[2]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    grad_x, grad_gain = torch.ops.headtohead.norm_rows_backward(*ctx.saved_tensors, grad, ctx.eps)
+    return grad_x, grad_gain, None
+
+
+norm_rows.register_autograd(_differentiate, setup_context=_keep)
+
+
+@norm_rows.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, int]:
+    """Fold what is stacked into the first axis."""
+    size = info.batch_size
+    out: Tensor = torch.ops.headtohead.norm_rows(fold(x, in_dims[0], size), fold(gain, in_dims[1], size), eps)
+    return out.unflatten(0, (size, -1)), 0
+
+
+def _block(width: int) -> tuple[int, int]:
+    wide = triton.next_power_of_2(width)
+    return wide, max(1, _NUMBERS // wide)

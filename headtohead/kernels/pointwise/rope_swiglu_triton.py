@@ -1,0 +1,192 @@
+"""Rotary positions and the gate of a feed-forward part on a GPU, each one reading and one writing either way.
+
+The compiler's own form of their backward reads every input once per part it joins: measured on an H200, 0.35 ms where
+the bytes take 0.05. As operators of the library they stand whole in a compiled graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.kernels.vmap import fold
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton for this machine: the plain twins serve
+    triton = None
+
+_ROWS, _GATE_ROWS, _GATE_COLUMNS = 64, 4, 512
+
+
+if triton is not None:
+
+    @triton.jit
+    def _turn(  # type: ignore[no-untyped-def]  # Triton reads the annotations
+        x,
+        table,
+        out,
+        rows,
+        time,
+        batch_stride,
+        head_stride,
+        time_stride,
+        sign,
+        heads: tl.constexpr,
+        dim: tl.constexpr,
+        wide: tl.constexpr,
+        block: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        token, head = row // heads, row % heads
+        batch, place = token // time, token % time
+        column = tl.arange(0, wide)[None, :]
+        real = (row < rows)[:, None] & (column < dim)
+        start = batch * batch_stride + place * time_stride + head * head_stride
+        states = tl.load(x + start[:, None] + column, mask=real, other=0.0).to(tl.float32)
+        turns = tl.load(table + place[:, None] * dim + column, mask=real, other=0.0)
+        first, second = tl.split(tl.reshape(states, (block, wide // 2, 2)))
+        cos, sin = tl.split(tl.reshape(turns, (block, wide // 2, 2)))
+        sin = sin * sign
+        turned = tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (block, wide))
+        tl.store(out + row[:, None] * dim + column, turned.to(out.dtype.element_ty), mask=real)
+
+    @triton.jit
+    def _gate(  # type: ignore[no-untyped-def]
+        joined,
+        grad,
+        out,
+        rows,
+        hidden: tl.constexpr,
+        back: tl.constexpr,
+        block: tl.constexpr,
+        wide: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)[:, None]
+        column = tl.program_id(1) * wide + tl.arange(0, wide)[None, :]
+        real = (row < rows) & (column < hidden)
+        place = row * (2 * hidden) + column
+        gated = tl.load(joined + place, mask=real, other=0.0).to(tl.float32)
+        lifted = tl.load(joined + place + hidden, mask=real, other=0.0).to(tl.float32)
+        share = 1.0 / (1.0 + tl.exp(-gated))
+        if back:
+            slope = tl.load(grad + row * hidden + column, mask=real, other=0.0).to(tl.float32)
+            active = gated * share
+            narrow = out.dtype.element_ty
+            tl.store(out + place, (slope * lifted * (share + active * (1 - share))).to(narrow), mask=real)
+            tl.store(out + place + hidden, (slope * active).to(narrow), mask=real)
+        else:
+            active = gated * share * lifted
+            tl.store(out + row * hidden + column, active.to(out.dtype.element_ty), mask=real)
+
+
+@torch.library.custom_op("headtohead::turn", mutates_args=())
+def turn(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
+    """Return x (batch, heads, time, dim) turned by `table` (time, dim / 2, 2), or back; tokens follow in memory."""
+    batch, heads, time, dim = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = x.new_empty(batch, time, heads, dim)
+    rows = batch * time * heads
+    _turn[(triton.cdiv(rows, _ROWS),)](
+        x,
+        table,
+        out,
+        rows,
+        time,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
+        -1.0 if inverse else 1.0,
+        heads=heads,
+        dim=dim,
+        wide=triton.next_power_of_2(dim),
+        block=_ROWS,
+    )
+    return out.transpose(1, 2)
+
+
+@turn.register_fake
+def _(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
+    batch, heads, time, dim = x.shape
+    return x.new_empty(batch, time, heads, dim).transpose(1, 2)
+
+
+def _turn_setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.inverse = inputs[2]
+
+
+def _turn_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (table,) = ctx.saved_tensors
+    return turn(grad, table, not ctx.inverse), None, None
+
+
+turn.register_autograd(_turn_backward, setup_context=_turn_setup)
+
+
+@turn.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool) -> tuple[Tensor, int]:
+    """Fold what is stacked into the batch; the table is the same for all."""
+    if in_dims[1] is not None:
+        raise ValueError("turn takes one table for everything stacked")
+    out: Tensor = torch.ops.headtohead.turn(fold(x, in_dims[0], info.batch_size), table, inverse)
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+@torch.library.custom_op("headtohead::gate", mutates_args=())
+def gate(joined: Tensor) -> Tensor:
+    """Return silu(a) * b (rows, hidden) of [a, b] joined (rows, 2 hidden)."""
+    joined = joined.contiguous()
+    out = joined.new_empty(joined.shape[0], joined.shape[1] // 2)
+    _launch(joined, joined, out, back=False)
+    return out
+
+
+@gate.register_fake
+def _(joined: Tensor) -> Tensor:
+    return joined.new_empty(joined.shape[0], joined.shape[1] // 2)
+
+
+@torch.library.custom_op("headtohead::gate_backward", mutates_args=())
+def gate_backward(joined: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of [a, b] (rows, 2 hidden) from that of silu(a) * b (rows, hidden)."""
+    out = joined.new_empty(joined.shape)
+    _launch(joined.contiguous(), grad.contiguous(), out, back=True)
+    return out
+
+
+@gate_backward.register_fake
+def _(joined: Tensor, grad: Tensor) -> Tensor:
+    return joined.new_empty(joined.shape)
+
+
+def _gate_setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _gate_grad(ctx: Any, grad: Tensor) -> Tensor:
+    (joined,) = ctx.saved_tensors
+    return gate_backward(joined, grad)
+
+
+gate.register_autograd(_gate_grad, setup_context=_gate_setup)
+
+
+def _stacked_rows(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Tensor) -> tuple[Tensor, int]:
+    """Fold what is stacked into the rows."""
+    size = info.batch_size
+    rows = [fold(tensor, place, size) for tensor, place in zip(given, in_dims, strict=True)]
+    return operator(*rows).unflatten(0, (size, -1)), 0
+
+
+gate.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate, *given))
+gate_backward.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate_backward, *given))
+
+
+def _launch(joined: Tensor, grad: Tensor, out: Tensor, back: bool) -> None:
+    rows, hidden = joined.shape[0], joined.shape[1] // 2
+    grid = (triton.cdiv(rows, _GATE_ROWS), triton.cdiv(hidden, _GATE_COLUMNS))
+    _gate[grid](joined, grad, out, rows, hidden=hidden, back=back, block=_GATE_ROWS, wide=_GATE_COLUMNS)

@@ -1,1 +1,0 @@
-"""Loss, reference lines and cost."""

@@ -1,0 +1,1 @@
+"""What every mechanism builds on: base class, options, stages, registry, cost counting."""

@@ -1,0 +1,101 @@
+"""FLOPs counted on the `meta` device along the plain path: every matrix product, no memory, no time."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from headtohead.kernels import plain
+from headtohead.mechanisms.contract.base import Companion, Flops, Frame, Mechanism, Mode, Rotary
+
+_NEAR = 0.01
+"""A declaration that is further than this share from the count is not used."""
+
+
+def count(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> Flops:
+    """Return counted FLOPs per token, under the convention of the declared ones.
+
+    A causal token at position t needs the t tokens so far and no more. So `causal` is what the code spends per token on a
+    context of t, averaged over t = 1 to `context`: for softmax attention exactly the (context + 1) / 2 keys that `standard`
+    declares, whether the code masks a whole map or calls a fused kernel.
+    """
+    full = counted_flops(mechanism, context, batch, mode)
+    if mode == "decode":
+        return Flops(full, full)
+    lengths = sorted({1, *(context // share for share in (8, 4, 2) if context >= share), context})
+    try:
+        # Code that fills a chunk up spends more per token on a short context; no token is charged more than the whole one.
+        costs = [min(full, counted_flops(mechanism, length, batch, mode)) for length in lengths]
+    except Exception:  # made for one context alone: nothing is known about the masked half
+        return Flops(full, full)
+    if context == 1:
+        return Flops(full, full)
+    # Linear between the lengths, and so exact for every cost of the form a + b t.
+    area = sum(
+        (after - before) * (one + other) / 2
+        for before, after, one, other in zip(lengths, lengths[1:], costs, costs[1:], strict=False)
+    )
+    return Flops(area / (context - 1), full)
+
+
+def audited_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> tuple[Flops, bool]:
+    """Return the FLOPs per token of a user's class, and whether they were counted rather than declared.
+
+    A declaration that the count does not confirm (one inherited from a class that does less, say) is not used. What
+    cannot be counted, a GPU kernel for instance, is taken as declared.
+    """
+    declared = type(mechanism).flops is not Mechanism.flops
+    found = mechanism.flops(context, batch, mode)
+    if not declared:
+        return found, True
+    try:
+        full = counted_flops(mechanism, context, batch, mode)
+    except Exception:
+        return found, False
+    if abs(found.full - full) <= _NEAR * full and found.causal <= found.full:
+        return found, False
+    return count(mechanism, context, batch, mode), True
+
+
+def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> float:
+    """Return the matrix FLOPs per token that the plain path does, all keys of the window counted.
+
+    `decode` is one token behind `context - 1` cached ones; without a cache it recomputes the whole context.
+    """
+    try:
+        return _counted(copy.deepcopy(mechanism).to("meta"), context, batch, mode)
+    except Exception as error:  # code that looks at values, or makes tensors on a device of its own
+        twin = copy.deepcopy(mechanism).to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*twin.parameters(), *twin.buffers()):
+                tensor.zero_()
+        try:
+            return _counted(twin, context, batch, mode)
+        except Exception:
+            raise error from None
+
+
+def _counted(twin: Mechanism, context: int, batch: int, mode: Mode) -> float:
+    twin.eval()
+    shape = twin.shape
+    device = next((tensor.device for tensor in twin.parameters()), torch.device("meta"))
+    rotary = Rotary(10_000.0, context) if shape.positions == "rope" else None
+    cached = mode != "train" and twin.decodable
+    start, time = (context - 1, 1) if mode == "decode" and cached else (0, context)
+    x = torch.zeros(batch, time, shape.width, device=device)
+    frame = Frame(start=start, time=time, rotary=rotary, embeddings=x, norm=lambda tensor: tensor)
+    if (needed := twin.companion_spec()) and start == 0:
+        frame.companion = Companion(torch.zeros(1, needed.length, shape.width, device=device))
+    with torch.no_grad(), plain():
+        caches = {}
+        if cached:
+            caches["cache"] = twin.new_cache(batch, context, device=device)
+            caches["cache"].length = start
+        # On CPU the library's fused attention is not counted, its plain form is.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            twin(x, frame, **caches)
+    tokens = batch * (1 if mode == "decode" else context)
+    return counter.get_total_flops() / tokens

@@ -1,0 +1,64 @@
+"""A mechanism in words: what `h2h list` shows and what docs/mechanisms/ prints.
+
+Both come from the mechanism's own file. Its docstring is read paragraph by paragraph: the idea, from the first indented
+block on the equation, and behind the words `Arms:`, `Claims:` and `Watch:` the arms whose cost is worth a row, what the
+paper claims, and what to watch in a comparison.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headtohead.mechanisms.contract.options import describe_options
+from headtohead.mechanisms.contract.projected import Stage
+from headtohead.mechanisms.contract.registry import Kind
+
+_OPENING = re.compile(r"(Arms|Claims|Watch): ")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a mechanism's file says of it."""
+
+    name: str
+    summary: str
+    """The first line of the class's docstring."""
+    stage: bool
+    options: list[dict[str, Any]]
+    idea: str = ""
+    equation: str = ""
+    arms: tuple[str, ...] = ()
+    claims: str = ""
+    watch: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, JSON-ready."""
+        return asdict(self) | {"arms": list(self.arms)}
+
+
+def describe(kind: Kind) -> Description:
+    """Return what a mechanism's file says of it; what it does not say is empty."""
+    sections: dict[str, list[str]] = {"idea": [], "equation": [], "arms": [], "claims": [], "watch": []}
+    section = "idea"
+    for paragraph in inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n"):
+        if opening := _OPENING.match(paragraph):
+            section, paragraph = opening[1].lower(), paragraph[opening.end() :]
+        elif section == "idea" and paragraph.startswith("    "):
+            section = "equation"
+        sections[section].append(paragraph)
+    words = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
+    return Description(
+        kind.name,
+        (inspect.getdoc(kind) or "").splitlines()[0],
+        issubclass(kind, Stage),
+        describe_options(kind.Options),
+        words["idea"],
+        words["equation"],
+        tuple(words["arms"].split()),
+        words["claims"],
+        words["watch"],
+    )

@@ -1,0 +1,222 @@
+"""The usual layer in five stages: project -> evolve(q, k) -> position -> mix -> write.
+
+Most mechanisms change one stage and override it. A `Stage` is a mechanism that lives in the evolve stage alone, so
+it composes with any layer that has one query per key: `sharing:tie=kv+mine` in an arm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from headtohead.common.errors import UserError
+from headtohead.kernels import attention_weights, project
+from headtohead.mechanisms.contract.base import (
+    Cache,
+    Circuit,
+    Draw,
+    Entry,
+    Flops,
+    Frame,
+    Mechanism,
+    Mode,
+    Shape,
+    Supports,
+    circuits_by_name,
+    default_initialise,
+    default_label,
+)
+from headtohead.mechanisms.contract.options import Options
+
+
+class Stage(nn.Module):
+    """A change of (q, k) before positions are applied, pointwise in batch, head and token."""
+
+    name: ClassVar[str] = ""
+    Options: ClassVar[type] = Options
+    one_query_per_key: ClassVar[bool] = True
+    """Whether it needs as many key heads as query heads."""
+    supports: ClassVar[Supports] = Supports()
+    recordable: ClassVar[bool] = False
+    """Whether it learns its place from `frame.rotate` alone (`Mechanism.recordable`)."""
+
+    def __init__(self, shape: Shape, options: Any) -> None:
+        super().__init__()
+        self.shape, self.options = shape, options
+
+    def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """Return new q and k, both (batch, heads, time, dim)."""
+        raise NotImplementedError
+
+    @classmethod
+    def label(cls, options: Any) -> str:
+        """Return the short label people see for these options."""
+        return default_label(cls.name, options)
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values: matrices normal, biases zero."""
+        default_initialise(self, draw)
+
+    def circuits(self) -> list[Circuit]:
+        """Return every parameter in one group."""
+        return circuits_by_name(self)
+
+    def flops(self) -> float:
+        """Return the matrix FLOPs this stage adds per token."""
+        return 0.0
+
+
+class Projected(Mechanism):
+    """A layer with projections q, k, v, o in heads."""
+
+    o: nn.Linear
+
+    def __init__(
+        self, shape: Shape, options: Any, *, kv_heads: int = 0, window: int = 0, strict: bool = False
+    ):
+        super().__init__(shape, options)
+        self.heads, self.dim = shape.heads, shape.head_dim
+        self.kv_heads = kv_heads or shape.kv_heads
+        if self.heads % self.kv_heads:
+            raise UserError(f"{self.name}: {self.heads} heads cannot share kv_heads={self.kv_heads} evenly")
+        self.window, self.strict = window, strict
+        self.stages = nn.ModuleDict()
+
+    def linear(
+        self, wide_in: int, wide_out: int, *, output: bool = False, bias: bool | None = None
+    ) -> nn.Linear:
+        """Return a projection with the bias that the model's setting gives it."""
+        if bias is None:
+            bias = self.shape.bias == "all" or (self.shape.bias == "qkv" and not output)
+        return nn.Linear(wide_in, wide_out, bias=bias)
+
+    def add_stage(self, stage: Stage) -> None:
+        """Put a stage into evolve, or refuse it with the reason."""
+        if stage.one_query_per_key and self.kv_heads != self.heads:
+            raise UserError(
+                f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
+            )
+        if stage.name in self.stages:
+            raise UserError(f"{stage.name} stands in this layer already; a stage is written once")
+        self.stages[stage.name] = stage
+
+    # The five stages.
+
+    def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q (batch, heads, time, dim), k and v (batch, kv_heads, time, dim)."""
+        raise NotImplementedError
+
+    def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """Return q and k after the stages of `a+b`; the same tensors when there are none."""
+        for _, stage in self._stages():
+            q, k = stage.evolve(q, k, frame)
+        return q, k
+
+    def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v with positions applied."""
+        return frame.rotate(q), frame.rotate(k), v
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
+        """Return the mixed values (batch, heads, time, dim)."""
+        if cache is not None:
+            k, v = cache.append("k", k), cache.append("v", v)
+        return frame.attend(q, k, v, window=self.window, strict=self.strict)
+
+    def write(self, mixed: Tensor, frame: Frame) -> Tensor:
+        """Return (batch, time, width): heads joined, then the output projection."""
+        output: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
+        """Return what this layer writes for x (batch, time, width)."""
+        q, k, v = self.project(x, cache)
+        q, k = self.evolve(q, k, frame)
+        q, k, v = self.position(q, k, v, frame)
+        return self.write(self.mix(q, k, v, frame, cache), frame)
+
+    # What the layer says of itself.
+
+    @property
+    def narrows(self) -> bool:
+        """Where nothing behind the position stage is changed, mixing and writing take one row as they take many."""
+        kind, own = type(self), Projected
+        return (kind.forward, kind.mix, kind.write) == (own.forward, own.mix, own.write)
+
+    def initialise(self, draw: Draw) -> None:
+        """Set start values; a stage sets its own."""
+        super().initialise(draw)
+        for name, stage in self._stages():
+            stage.initialise(
+                lambda key, shape, std=None, place=name: draw(f"stages.{place}.{key}", shape, std)
+            )
+
+    def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the softmax map (batch, heads, time, time)."""
+        q, k, v = self.project(x, None)
+        q, k = self.evolve(q, k, frame)
+        q, k, _ = self.position(q, k, v, frame)
+        return attention_weights(q, k, frame.mask(x.device, self.window, self.strict))
+
+    def cache_spec(self) -> tuple[Entry, ...]:
+        """Keys and values of every token."""
+        return (Entry("k", (self.kv_heads, self.dim)), Entry("v", (self.kv_heads, self.dim)))
+
+    def projection_flops(self, mode: Mode) -> float:
+        """Return the FLOPs per token of the projections, two per weight."""
+        weights = [child.weight for child in self.children() if isinstance(child, nn.Linear)]
+        return 2.0 * sum(weight.numel() for weight in weights)
+
+    def key_flops(self, mode: Mode) -> float:
+        """Return the FLOPs of one query for each key it sees, all heads: score and mix."""
+        return 4.0 * self.heads * self.dim
+
+    def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
+        """Return projections + score and mix over the keys seen (causal) or all keys (full)."""
+        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
+        per_key = self.key_flops(mode)
+        if mode == "decode":
+            seen = min(context, self.window) if self.window else context
+            return Flops(linear + per_key * seen, linear + per_key * seen)
+        return Flops(
+            linear + per_key * mean_keys(context, self.window, self.strict), linear + per_key * context
+        )
+
+    def circuits(self) -> list[Circuit]:
+        """Return the circuits by name, with those of the stages under their own tags."""
+        own = [circuit for circuit in circuits_by_name(self, self.circuit_tags()) if circuit.tag != "stages"]
+        for name, stage in self._stages():
+            for circuit in stage.circuits():
+                parameters = tuple(f"stages.{name}.{key}" for key in circuit.parameters)
+                own.append(Circuit(circuit.tag, parameters, circuit.decay, circuit.follows))
+        return own
+
+    def circuit_tags(self) -> dict[str, str]:
+        """Return tags by first part of the parameter's name, where they differ from q, k: qk and v, o: ov."""
+        return {"stages": "stages"}
+
+    def recordable_stages(self) -> bool:
+        """Return whether every stage of `a+b` may be recorded."""
+        return all(stage.recordable for _, stage in self._stages())
+
+    def _stages(self) -> list[tuple[str, Stage]]:
+        return [(name, stage) for name, stage in self.stages.items() if isinstance(stage, Stage)]
+
+    def split_heads(self, x: Tensor, heads: int) -> Tensor:
+        """Return (batch, heads, time, dim) from (batch, time, heads * dim)."""
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:
+    """Return how many keys a query sees on average over a causal context."""
+    seen = min(window, context) if window else context
+    pairs = seen * (seen + 1) / 2 + (context - seen) * seen
+    if strict:
+        pairs -= context - 1
+    return pairs / context
+
+
+def joined_linear(x: Tensor, layers: list[nn.Linear]) -> tuple[Tensor, ...]:
+    """Return each layer's output for x; the parameters stay separate tensors."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return project(x, [layer.weight for layer in layers], biases or None)

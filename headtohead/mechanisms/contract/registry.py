@@ -1,0 +1,86 @@
+"""Mechanisms by name or by file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.files import digest_file
+from headtohead.mechanisms.contract.base import Mechanism
+from headtohead.mechanisms.contract.projected import Stage
+
+Kind = type[Mechanism] | type[Stage]
+
+
+@cache
+def builtin_mechanisms() -> dict[str, Kind]:
+    """Return every mechanism of this package: a file holds the class whose `name` is the file's."""
+    package = importlib.import_module("headtohead.mechanisms")
+    found: dict[str, Kind] = {}
+    modules = [info for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
+    for module_info in sorted(modules, key=lambda info: info.name):
+        module = importlib.import_module(f"headtohead.mechanisms.{module_info.name}")
+        for value in vars(module).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, Mechanism | Stage)
+                and value.name == module_info.name
+            ):
+                found[value.name] = value
+    return found
+
+
+def find_mechanism(name: str) -> Kind:
+    """Return the built-in mechanism of that name."""
+    if name not in builtin_mechanisms():
+        raise unknown("mechanism", name, builtin_mechanisms())
+    return builtin_mechanisms()[name]
+
+
+def load_mechanism(path: str, class_name: str) -> Kind:
+    """Return a user's mechanism class from a Python file; its mistakes are named in one line."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"no such file: {path} (given as a mechanism's file)")
+    module = _load_module(file.resolve(), digest_file(file))
+    if not hasattr(module, class_name):
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise unknown(f"class in {path}", class_name, classes)
+    return adopt(getattr(module, class_name), class_name, path)
+
+
+def adopt(value: object, name: str, where: str) -> Kind:
+    """Return `value` as a mechanism class, giving a plain nn.Module class the defaults of the contract."""
+    if not inspect.isclass(value) or not issubclass(value, nn.Module):
+        raise UserError(
+            f"{name} in {where} is not a mechanism: a class derived from headtohead.Mechanism is needed"
+        )
+    kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
+    if not vars(kind).get("name"):  # a name that is inherited is that of another mechanism
+        kind.name = name
+    return kind
+
+
+@cache
+def _load_module(file: Path, source: str) -> object:
+    name = f"headtohead_user_{source[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is not a Python file: a mechanism's file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{file}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        raise UserError(f"{file} failed on import: {type(error).__name__}: {error}") from error
+    return module

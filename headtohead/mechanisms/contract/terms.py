@@ -1,0 +1,147 @@
+"""One layer's mechanism as written in an arm: `name:option=value`, `path.py:Class`, joined by `+`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest, digest_file
+from headtohead.mechanisms.contract.base import Mechanism, Shape
+from headtohead.mechanisms.contract.options import build_options, changed_options, options_as_dict, value_text
+from headtohead.mechanisms.contract.projected import Projected, Stage
+from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
+
+
+@dataclass(frozen=True)
+class Term:
+    """A mechanism class with its options, and where it came from."""
+
+    kind: Kind
+    options: Any
+    path: str = ""
+    """The user's file, empty for a built-in mechanism."""
+    source: str = ""
+    """Digest of a user's source: edit the file and it is another mechanism."""
+
+    @property
+    def text(self) -> str:
+        """The term as written in an arm."""
+        name = f"{self.path}:{self.kind.__name__}" if self.path else self.kind.name
+        changed = ",".join(
+            f"{key}={value_text(value)}" for key, value in changed_options(self.options).items()
+        )
+        return f"{name}:{changed}" if changed else name
+
+    @property
+    def user_code(self) -> bool:
+        """Whether the class comes from a user's file or was handed over in Python."""
+        return bool(self.path or self.source)
+
+    def is_ours(self, names: frozenset[str]) -> bool:
+        """Return whether it is a built-in mechanism of one of these names."""
+        return not self.user_code and self.kind.name in names
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything of this term that can change a result."""
+        record: dict[str, Any] = {"mechanism": self.kind.name, "options": options_as_dict(self.options)}
+        return record | ({"source": self.source} if self.source else {})
+
+
+def named_term(name: str, given: dict[str, Any]) -> Term:
+    """Return the term of a built-in mechanism."""
+    kind = find_mechanism(name)
+    return Term(kind, build_options(name, kind.Options, given))
+
+
+def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
+    """Return the term of a class in a user's file."""
+    kind = load_mechanism(path, class_name)
+    return Term(
+        kind, build_options(class_name, kind.Options, given), path, digest_file(Path(path).expanduser())
+    )
+
+
+def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
+    """Return the term of a class handed over in Python; a class of a file is named by that file."""
+    file, name = inspect.getsourcefile(value) if _has_file(value) else None, value.__name__
+    if file and getattr(inspect.getmodule(value), name, None) is value:
+        return file_term(file, name, given or {})
+    kind = adopt(value, name, "the given arms")
+    try:
+        source = digest(inspect.getsource(value))
+    except (OSError, TypeError):
+        source = digest(repr(value))
+    return Term(kind, build_options(kind.name, kind.Options, given or {}), "", source)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What stands in one layer: a mechanism, and the stages put into its evolve stage with `+`."""
+
+    terms: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        for term in self.stages:
+            if not issubclass(term.kind, Stage):
+                raise UserError(f"{term.text} is a layer of its own: only a stage of (q, k) can follow a '+'")
+
+    @property
+    def base(self) -> Term:
+        """The mechanism; a stage alone stands on `standard`."""
+        first = self.terms[0]
+        return named_term("standard", {}) if issubclass(first.kind, Stage) else first
+
+    @property
+    def stages(self) -> tuple[Term, ...]:
+        """The stages."""
+        return self.terms if issubclass(self.terms[0].kind, Stage) else self.terms[1:]
+
+    @property
+    def text(self) -> str:
+        """The composition as written in an arm."""
+        return "+".join(term.text for term in self.terms)
+
+    @property
+    def label(self) -> str:
+        """The short label people see."""
+        return " + ".join(term.kind.label(term.options) for term in self.terms)
+
+    @property
+    def portable(self) -> bool:
+        """Whether another process can build this from its text alone."""
+        return all(term.path or not term.source for term in self.terms)
+
+    @property
+    def user_code(self) -> bool:
+        """Whether any of its classes is a user's own."""
+        return any(term.user_code for term in self.terms)
+
+    def as_dict(self) -> list[dict[str, Any]]:
+        """Return everything that can change a result, base first."""
+        return [term.as_dict() for term in (self.base, *self.stages)]
+
+    def build(self, shape: Shape) -> Mechanism:
+        """Return the mechanism for one layer; start values come later, from `initialise`."""
+        base = self.base
+        assert issubclass(base.kind, Mechanism)
+        if shape.positions not in base.kind.supports.positions:
+            able = ", ".join(sorted(base.kind.supports.positions))
+            raise UserError(f"{base.kind.name} cannot take positions={shape.positions}; it takes {able}")
+        mechanism = base.kind(shape, base.options)
+        mechanism.shape, mechanism.options = shape, base.options
+        for term in self.stages:
+            if not isinstance(mechanism, Projected):
+                raise UserError(f"{base.text} has no separate evolve stage; {term.text} cannot stand in it")
+            assert issubclass(term.kind, Stage)
+            mechanism.add_stage(term.kind(shape, term.options))
+        return mechanism
+
+
+def _has_file(value: type) -> bool:
+    try:
+        return Path(inspect.getsourcefile(value) or "").is_file()
+    except TypeError:
+        return False

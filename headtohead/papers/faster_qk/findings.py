@@ -1,0 +1,209 @@
+"""What the toy's numbers come to: one finding for each thing that can be right or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from headtohead.papers.faster_qk import published
+from headtohead.papers.faster_qk.runs import LOSSES, SHARES
+from headtohead.papers.faster_qk.theory.factored import Factorised
+from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
+from headtohead.papers.faster_qk.theory.reduced import Point
+from headtohead.papers.faster_qk.train import ToyResult
+
+COMPLETE = {
+    "ends": 22,
+    "losses": 36,
+    "curves": 33,
+    "fixed": 10,
+    "gain": 12,
+    "reduced": 29,
+    "solution": 15,
+    "factors": 4,
+    "emulated": 6,
+}
+"""How many numbers each check has, at least, when nothing is missing.
+
+ends, losses and curves are the tables of the runs, fixed and gain those of imposed attention, reduced and solution of the
+reduced equations, factors and emulated of factorised circuits.
+"""
+CHECKS = tuple(COMPLETE)
+THEORY = frozenset({"reduced", "solution", "factors"})
+"""What needs no training."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number beside the one it should be."""
+
+    check: str
+    what: str
+    value: float
+    expected: float
+    tolerance: float
+    holds: bool
+    seeds: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """Return it in words."""
+        return f"{self.what}: {self.value:.4g}, expected {self.expected:.4g} +- {self.tolerance:.2g}"
+
+
+def near(check: str, what: str, values: Sequence[float], expected: float, tolerance: float) -> Finding:
+    """Return whether the mean of some values lies within a tolerance."""
+    mean = sum(values) / len(values)
+    # Tables round to their last digit, and a float may lie on the edge by its last bit.
+    return Finding(
+        check, what, mean, expected, tolerance, abs(mean - expected) <= tolerance * (1 + 1e-9), len(values)
+    )
+
+
+def below(check: str, what: str, value: float, bound: float, seeds: int = 1) -> Finding:
+    """Return whether a value lies below a bound."""
+    return Finding(check, what, value, 0.0, bound, value < bound, seeds)
+
+
+def _by_name(results: Iterable[ToyResult]) -> dict[str, list[ToyResult]]:
+    found: dict[str, list[ToyResult]] = {}
+    for result in results:
+        found.setdefault(result.run.name, []).append(result)
+    return found
+
+
+def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
+    """Return what the runs say: tables T1 to T4, and the parts of T6 that need training; all of it is about SGD."""
+    named = _by_name(result for result in results if result.run.adam is None)
+    findings = []
+    for (name, event), (alpha, tolerance) in published.ENDS.items():
+        marks = [result.marks[event] for result in named.get(name, []) if event in result.marks]
+        if marks:
+            what = f"alpha of {name} at its {event}"
+            findings.append(near("ends", what, [mark.alpha for mark in marks], alpha, tolerance))
+            unsure = 1 - sum(mark.sure for mark in marks) / len(marks)
+            what = f"share of {name} with p_y at most .8 at its {event}"
+            findings.append(below("ends", what, unsure, 1 - published.SURE + 1e-9, len(marks)))
+    for name, (alphas, tolerance) in published.AT_LOSS.items():
+        for bound, expected in zip(LOSSES, alphas, strict=True):
+            values = alphas_at(named.get(name, []), bound)
+            if expected is not None and values:
+                what = f"alpha of {name} at loss {bound:g}"
+                findings.append(near("losses", what, values, expected, tolerance))
+    for name, (means, tolerance) in published.HUNDREDS.items():
+        for place, expected in enumerate(means):
+            values = [
+                result.hundreds[place] for result in named.get(name, []) if place < len(result.hundreds)
+            ]
+            if values:
+                what = f"mean loss of {name}, epochs {100 * place + 1} to {100 * place + 100}"
+                findings.append(near("curves", what, values, expected, tolerance))
+    findings += _fixed_findings(named)
+    for name in ("FAFO", "FAFO r=20", "CAFO"):
+        for result in named.get(name, []):
+            last = list(result.marks.values())[-1]
+            if last.balance is not None:
+                what = f"||O'O - VV'|| of {name}, seed {result.run.seed}"
+                findings.append(below("factors", what, last.balance, published.BALANCE))
+    return findings + _emulated_findings(named)
+
+
+def alphas_at(results: Iterable[ToyResult], bound: float) -> list[float]:
+    """Return alpha of those runs that came to a loss."""
+    event = f"loss {bound:g}"
+    return [result.marks[event].alpha for result in results if event in result.marks]
+
+
+def _fixed_findings(named: dict[str, list[ToyResult]]) -> list[Finding]:
+    findings, gains = [], {}
+    for check, table in (("fixed", published.FIXED_LOSS), ("gain", published.FIXED_GAIN)):
+        for name, (numbers, part) in table.items():
+            for share, expected in zip(SHARES, numbers):
+                key = "loss" if check == "fixed" else "gain"
+                results = named.get(f"{name} alpha={share:g}", [])
+                values = [result.gain[key] for result in results if result.gain]
+                if values:
+                    what = f"{key} of {name} at alpha {share:g}"
+                    findings.append(near(check, what, values, expected, part * expected))
+                    gains[key, name, share] = sum(values) / len(values)
+    for share in SHARES[:-1]:
+        pair = [gains.get(("gain", f"fixed {kind}", share)) for kind in ("factorised", "collapsed")]
+        if pair[0] is not None and pair[1]:
+            what = f"gain of a factorised over a collapsed output at alpha {share:g}"
+            findings.append(below("gain", what, pair[0] / pair[1], published.GAIN_RATIO))
+    return findings
+
+
+def _emulated_findings(named: dict[str, list[ToyResult]]) -> list[Finding]:
+    findings = []
+    for bound in LOSSES[1:]:
+        means = {}
+        for name in ("FACO emulated", "FACO", "CACO"):
+            values = alphas_at(named.get(name, []), bound)
+            if values:
+                means[name] = sum(values) / len(values)
+        if {"FACO emulated", "FACO"} <= means.keys():
+            gap = abs(means["FACO emulated"] - means["FACO"])
+            what = f"distance of the emulation from FACO at loss {bound:g}"
+            findings.append(below("emulated", what, gap, published.EMULATED))
+            if "CACO" in means:
+                other = abs(means["CACO"] - means["FACO"])
+                findings.append(below("emulated", f"{what}, against that of CACO", gap, other))
+    return findings
+
+
+def reduced_findings(
+    solved: Sequence[Point],
+    integrated: Sequence[Point],
+    stepped: Sequence[Point],
+    invariant: float,
+    paths: dict[float, list[Point]],
+) -> list[Finding]:
+    """Return what the reduced equations say: table T5, and that the ratio changes the solution."""
+    findings = []
+    exact = {(point.r, point.loss): point for point in solved}
+    for r, alphas in published.REDUCED.items():
+        for loss, expected in zip(REDUCED_LOSSES, alphas, strict=True):
+            if (r, loss) in exact:
+                what = f"alpha of the closed form at r {r:g}, loss {loss:g}"
+                # four digits are given
+                findings.append(near("reduced", what, [exact[r, loss].alpha], expected, 5.1e-5))
+    for words, points in (("adaptive", integrated), ("Runge-Kutta", stepped)):
+        gaps = [abs(point.alpha - exact[point.r, point.loss].alpha) for point in points]
+        if gaps:
+            what = f"largest distance in alpha of the {words} path from the closed form"
+            findings.append(below("reduced", what, max(gaps), published.INTEGRATED))
+    findings.append(
+        below("reduced", "largest distance of the invariant from 1", invariant, published.INVARIANT)
+    )
+    falls = [
+        max(0.0, before.alpha - after.alpha) for path in paths.values() for before, after in pairwise(path)
+    ]
+    findings.append(below("reduced", "largest fall of alpha along a path", max(falls), 1e-9))
+    for loss in dict.fromkeys(point.loss for point in solved):
+        row = sorted((point for point in solved if point.loss == loss), key=lambda point: point.r)
+        pairs = list(pairwise(row))
+        for what, steps in (
+            ("alpha", [after.alpha - before.alpha for before, after in pairs]),
+            ("mu_QK", [after.mu_qk - before.mu_qk for before, after in pairs]),
+            ("-mu_OV", [before.mu_ov - after.mu_ov for before, after in pairs]),
+        ):
+            words = f"smallest rise of {what} from one ratio to the next at loss {loss:g}"
+            findings.append(Finding("solution", words, min(steps), 0.0, 0.0, min(steps) > 0))
+    return findings
+
+
+def factor_findings(found: Factorised) -> list[Finding]:
+    """Return what descent on two factors says: the first part of T6."""
+    halving = found.flow / found.flow_halved
+    return [
+        below("factors", "descent on A and B from mu <- mu (1 + s g)^2", found.law, published.LAW),
+        near("factors", "distance from the flow at s over that at s/2", [halving], 2.0, 0.1),
+        below("factors", "||A'A - BB'|| / ||A'A|| on a quadratic loss", found.conserved, published.CONSERVED),
+        below("factors", "A A' from (W W')^(1/2) there", found.root, published.CONSERVED),
+    ]

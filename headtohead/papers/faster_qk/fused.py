@@ -1,0 +1,129 @@
+"""A window of steps of the collapsed form, CACO, in one kernel: a run is one program that keeps its two matrices.
+
+The long runs of the toy are millions of steps of nine kernels that each wait for the one before; here a step waits for
+memory alone. Its plain twin is `train.sgd_step`, and the first window on a device is done by both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headtohead.data.tasks.toy import CLASSES, VOCABULARY
+from headtohead.kernels.path import triton_serves
+from headtohead.papers.faster_qk.forms import SCALE, State
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton for this machine: the plain twin serves
+    triton = None
+
+FORM, BATCH = "CACO", 32
+
+
+def serves(form: str, batch: int, device: torch.device) -> bool:
+    """Return whether the kernel may do the steps of a form on a device."""
+    return (
+        form == FORM
+        and batch == BATCH
+        and triton is not None
+        and triton_serves(torch.empty(0, device=device))
+    )
+
+
+if triton is not None:
+
+    @triton.jit
+    def _window(  # type: ignore[no-untyped-def]  # Triton reads the annotations
+        known,
+        ask,
+        pull,
+        qk,
+        ov,
+        losses,
+        runs,
+        rate,
+        window: tl.constexpr,
+        scale: tl.constexpr,
+        target: tl.constexpr,
+        batch: tl.constexpr,
+        tokens: tl.constexpr,
+        classes: tl.constexpr,
+        wide: tl.constexpr,
+        deep: tl.constexpr,
+    ):
+        run = tl.program_id(0)
+        row = tl.arange(0, batch)
+        column = tl.arange(0, wide)
+        query = tl.arange(0, deep)
+        real = (column < tokens)[None, :]
+        square = (run * tokens + column)[:, None] * tokens + column[None, :]
+        whole = (column < tokens)[:, None] & real
+        w = tl.load(ov + square, mask=whole, other=0.0)
+        four = (run * classes + query)[:, None] * tokens + column[None, :]
+        some = (query < classes)[:, None] & real
+        s = tl.load(qk + four, mask=some, other=0.0)
+        # Which column of the error belongs to which class.
+        label = column[None, :] - target
+        asked = (label >= 0) & (label < classes)
+        total = tl.zeros((batch,), tl.float32)
+        for step in range(window):
+            # A window of all runs holds fewer than 2^31 numbers.
+            line = ((step * runs + run) * batch + row)[:, None]
+            counts = tl.load(known + line * tokens + column[None, :], mask=real, other=float("-inf"))
+            one = tl.load(
+                ask + line * classes + query[None, :],
+                mask=(query < classes)[None, :] & (row >= 0)[:, None],
+                other=0.0,
+            )
+            right = tl.load(ask + line * classes + label, mask=asked & (row >= 0)[:, None], other=0.0)
+            pulls = tl.load(
+                pull + (step * runs + run) * classes * batch + query[:, None] * batch + row[None, :],
+                mask=(query < classes)[:, None] & (row >= 0)[None, :],
+                other=0.0,
+            )
+            scores = counts + scale * tl.dot(one, s, input_precision="ieee")
+            scores = tl.exp(scores - tl.max(scores, 1)[:, None])
+            mass = scores / tl.sum(scores, 1)[:, None]
+            logits = tl.where(real, tl.dot(mass, w, input_precision="ieee"), float("-inf"))
+            logits = tl.exp(logits - tl.max(logits, 1)[:, None])
+            chance = logits / tl.sum(logits, 1)[:, None]
+            total -= tl.log(tl.sum(chance * right, 1))
+            error = chance - right
+            slope = tl.dot(error, tl.trans(w), input_precision="ieee")
+            w -= rate * tl.dot(tl.trans(mass), error, input_precision="ieee")
+            slope = mass * (slope - tl.sum(slope * mass, 1)[:, None])
+            s -= tl.dot(pulls, slope, input_precision="ieee")
+        tl.store(ov + square, w, mask=whole)
+        tl.store(qk + four, s, mask=some)
+        tl.store(losses + run, tl.sum(total, 0) / (window * batch))
+
+
+def window_steps(state: State, known: Tensor, ask: Tensor, pull: Tensor, target: int, rate: float) -> Tensor:
+    """Do a window of steps of every run in place; return each run's mean loss (runs,).
+
+    `known` (window, runs, batch, vocabulary) holds log counts; `ask` and `pull` are those of `sgd_step`, step by step.
+    """
+    window, runs = known.shape[:2]
+    losses = torch.empty(runs, device=known.device)
+    _window[(runs,)](
+        known,
+        ask,
+        pull,
+        state["qk"],
+        state["ov"],
+        losses,
+        runs,
+        rate / BATCH,
+        window=window,
+        scale=SCALE,
+        target=target,
+        batch=BATCH,
+        tokens=VOCABULARY,
+        classes=CLASSES,
+        wide=64,
+        deep=16,
+        num_warps=8,  # four spill twice as much, sixteen read shared memory half as much again
+    )
+    return losses

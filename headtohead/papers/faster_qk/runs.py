@@ -1,0 +1,202 @@
+"""The toy's runs: form, start values, schedule of the ratio lr_QK / lr_OV, length; and those that were published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.files import canonical_json, digest
+from headtohead.data.tasks.toy import Source
+from headtohead.papers.faster_qk.adam import FORMS as ADAM_FORMS
+from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT
+
+RATE = 0.01
+ADAM_RATE = 1e-3
+LOSSES = (1.0, 0.1, 0.01, 0.001)
+"""Where solutions are compared: the first epoch whose mean loss is below."""
+SEEDS = (1234, 1235, 1236, 1237, 1238)
+STARTS = ("tiny", "default")
+EPOCHS = (50, 100, 200, 250)
+"""Batches an epoch may have."""
+RATIOS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+# About when a form's mean loss falls below .01 and .001, in epochs: for the time left, nothing else.
+_USUAL = {
+    "FAFO": (340, 720),
+    "FACO": (1220, 2800),
+    "CAFO": (700, 1550),
+    "CACO": (3300, 22800),
+    "EACO": (1110, 2600),
+}
+_USUAL_ADAM = {"FAFO": (60, 90), "FACO": (175, 285), "CAFO": (40, 80), "CACO": (175, 265)}
+# Raise it when the arithmetic of a toy run changes: stored runs are then done again.
+_NUMERICS = 1
+
+
+@dataclass(frozen=True)
+class ToyRun:
+    """One toy model with one seed."""
+
+    name: str
+    form: str
+    """FAFO, FACO, CAFO, CACO; EA for a collapsed part with a factorised one's rate, IA for imposed attention, BO with a bias."""
+    seed: int = SEEDS[0]
+    qk_start: str = "tiny"
+    ov_start: str = "tiny"
+    ratio: float = 1.0
+    """lr_QK / lr_OV at the first step."""
+    ratio_end: float | None = None
+    """What a linear ramp comes to at step epochs * batches; constant when None."""
+    length: int = 64
+    epochs: int = 2500
+    batches: int = 250
+    stops: bool = True
+    """It ends by the published rule: checked once per 100 epochs, that epoch's mean loss <= 1e-3."""
+    until: float = 0.0
+    """It goes on beyond its epochs, up to `most`, until an epoch's mean loss is below."""
+    most: int = 0
+    brief: bool = False
+    """It ends as soon as `until` is reached."""
+    share: float | None = None
+    """The mass imposed on distinct tokens."""
+    label_in_input: bool = False
+    batch: int = 32
+    adam: float | None = None
+    """The rate of OV under Adam, without decay; plain SGD when None."""
+
+    def __post_init__(self) -> None:
+        if self.form[:2] not in ATTENTION or self.form[2:] not in OUTPUT:
+            forms = [a + o for a in ATTENTION for o in OUTPUT]
+            raise unknown("toy form", self.form, forms)
+        for start in (self.qk_start, self.ov_start):
+            if start not in STARTS:
+                raise unknown("start", start, STARTS)
+        if self.batches not in EPOCHS:
+            raise UserError(f"batches takes {', '.join(map(str, EPOCHS))}, got {self.batches!r}")
+        ends = (self.ratio, self.ratio if self.ratio_end is None else self.ratio_end)
+        if not all(0 <= ratio < float("inf") for ratio in ends):
+            raise UserError(f"the ratio takes numbers, 0 or more, got {ends[0]!r} to {ends[1]!r}")
+        if self.length < 3 or self.epochs < 1 or self.batch < 1 or self.seed < 0:
+            raise UserError(
+                "a toy run needs length 3 or more, epochs and batch 1 or more and a seed of 0 or more, got "
+                f"length {self.length}, epochs {self.epochs}, batch {self.batch}, seed {self.seed}"
+            )
+        if (self.share is None) != (self.form[:2] != "IA") or not 0 <= (self.share or 0.0) <= 1:
+            raise UserError(
+                f"share takes a mass from 0 to 1 and goes with form IA.. alone, got {self.share!r}"
+            )
+        if self.adam is not None:
+            if self.form not in ADAM_FORMS:
+                raise UserError(f"Adam trains {', '.join(ADAM_FORMS)}, got form {self.form}")
+            if not 0 < self.adam < float("inf"):
+                raise UserError(f"adam takes a rate above 0, got {self.adam!r}")
+
+    @property
+    def optimiser(self) -> str:
+        """What trains it."""
+        return "sgd" if self.adam is None else "adam"
+
+    @property
+    def source(self) -> Source:
+        """Where its sequences come from."""
+        fixed = self.share is not None
+        return Source(self.seed, self.length, self.batch, fixed, self.label_in_input)
+
+    @property
+    def ramp(self) -> tuple[float, float]:
+        """The ratio at the first step, and how much each step adds."""
+        rise = 0.0 if self.ratio_end is None else self.ratio_end - self.ratio
+        return self.ratio, rise / (self.epochs * self.batches)
+
+    @property
+    def expected_steps(self) -> int:
+        """About how many steps it takes."""
+        usual = (_USUAL if self.adam is None else _USUAL_ADAM).get(self.form, (0, 0))
+        reach = 0
+        if self.until:
+            reach = usual[1] if self.until <= 1e-3 else usual[0] if self.until <= 0.01 else usual[0] // 2
+        if self.brief:
+            epochs = reach or self.epochs
+        elif self.stops and usual[1]:
+            epochs = max(reach, min(self.epochs, usual[1]))
+        else:
+            epochs = max(reach, self.epochs)
+        return epochs * self.batches
+
+    @property
+    def key(self) -> str:
+        """A name of its own, from everything that can change its result."""
+        return digest(canonical_json([_NUMERICS, self.as_dict()]))[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings, JSON-ready; Adam's rate only where there is one, so that older runs keep their names."""
+        settings = asdict(self)
+        if self.adam is None:
+            del settings["adam"]
+        return settings
+
+
+_CACO = ToyRun("CACO", "CACO", qk_start="default", ov_start="default", batches=200, until=1e-2, most=30000)
+_CACO_LONG = replace(_CACO, name="CACO L=128", length=128, epochs=2000, batches=100, until=0.0, most=0)
+_FIXED = ToyRun(
+    "fixed", "IACO", qk_start="default", ov_start="default", epochs=500, stops=False, batch=128, share=1.0
+)
+# Epochs are short: most of what Adam does is done within a few thousand steps.
+_ADAM = ToyRun("Adam", "FAFO", epochs=600, batches=50, stops=False, until=1e-3, brief=True, adam=ADAM_RATE)
+_RUNS = (
+    ToyRun("FAFO default", "FAFO", qk_start="default", until=1e-3, most=2500),
+    ToyRun("FAFO", "FAFO", until=1e-3, most=2500),
+    ToyRun("FACO", "FACO", until=1e-3, most=4000),
+    ToyRun("CAFO", "CAFO", epochs=5000, batches=200, until=1e-3, most=5000),
+    _CACO,
+    ToyRun("FAFO r=20", "FAFO", ratio=20, epochs=1000, batches=100, stops=False),
+    ToyRun("FAFO ramp 1->40", "FAFO", ratio_end=40, epochs=2000, batches=100, stops=False),
+    _CACO_LONG,
+    replace(_CACO_LONG, name="CACO r=5 L=128", ratio=5),
+    replace(_CACO_LONG, name="CACO ramp 1->10 L=128", ratio_end=10, stops=False),
+    ToyRun("FACO emulated", "EACO", until=1e-3, most=4000),
+    *(
+        replace(_CACO, name=f"CACO sweep r={ratio:g}", ratio=ratio, epochs=1, until=0.1, most=6000)
+        for ratio in RATIOS
+    ),
+    *(
+        replace(_FIXED, name=f"{name} alpha={share:g}", form=form, share=share, label_in_input=variant)
+        for name, form, variant in (
+            ("fixed collapsed", "IABO", True),
+            ("fixed factorised", "IAFO", True),
+            ("fixed collapsed, no bias", "IACO", True),
+            ("fixed collapsed, own label", "IACO", False),
+            ("fixed factorised, own label", "IAFO", False),
+        )
+        for share in SHARES
+    ),
+    *(
+        replace(_ADAM, name=name, form=name[5:9], qk_start=start, ov_start=start, ratio=ratio)
+        for name, start, ratio in (
+            ("Adam FAFO", "tiny", 1.0),
+            ("Adam FACO", "tiny", 1.0),
+            ("Adam CAFO", "tiny", 1.0),
+            ("Adam CACO", "default", 1.0),
+            ("Adam FAFO r=10", "tiny", 10.0),
+            ("Adam CACO r=10", "default", 10.0),
+        )
+    ),
+)
+RUNS = {run.name: run for run in _RUNS}
+"""Every run of the published tables, the sweep of ratios, and the forms under Adam, by name."""
+
+
+def choose_runs(names: Iterable[str], seeds: Sequence[int] = SEEDS, **changes: Any) -> list[ToyRun]:
+    """Return runs by their names, once per seed; a name that ends in * takes all that begin so."""
+    chosen = []
+    for name in names:
+        found = [known for known in RUNS if known.startswith(name[:-1])] if name.endswith("*") else [name]
+        for word in found:
+            if word not in RUNS:
+                raise unknown("toy run", name, RUNS)
+            chosen += [replace(RUNS[word], seed=seed, **changes) for seed in seeds]
+        if not found:
+            raise unknown("toy run", name, RUNS)
+    return chosen

@@ -1,0 +1,1 @@
+"""The exact theory of the toy model."""

@@ -1,0 +1,222 @@
+"""The toy at one scale: what is missing is done, the rest is read; the findings and toy.json."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError, unknown
+from headtohead.common.progress import piece_of_work
+from headtohead.common.schema import read_document, write_document
+from headtohead.common.stop import Stop
+from headtohead.papers.faster_qk.findings import Finding, factor_findings, reduced_findings, run_findings
+from headtohead.papers.faster_qk.processes import beside, shared_out
+from headtohead.papers.faster_qk.runs import LOSSES, SEEDS, ToyRun, choose_runs
+from headtohead.papers.faster_qk.theory.factored import examine_factorised
+from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
+from headtohead.papers.faster_qk.theory.reduced import RATIOS, Point, Reduced
+from headtohead.papers.faster_qk.train import ToyResult, train
+
+
+@dataclass(frozen=True)
+class ToyPlan:
+    """What of the toy is done at a scale."""
+
+    runs: tuple[str, ...]
+    """Names of `runs.RUNS`; one that ends in * takes all that begin so."""
+    seeds: int = 1
+    until: float | None = None
+    """Every run ends when an epoch's mean loss is below; each goes its published way when None."""
+    stepped: float = 1e-3
+    """The published Runge-Kutta method is followed down to this loss; below .001 it takes a minute."""
+    long: Mapping[str, int] = field(default_factory=dict)
+    """How many seeds of a run go on to loss .001, however long that takes."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seeds <= len(SEEDS):
+            raise UserError(f"the toy takes 1 to {len(SEEDS)} seeds, got {self.seeds}")
+        if self.until is not None and self.until not in LOSSES:
+            raise UserError(
+                f"until takes one of {', '.join(f'{bound:g}' for bound in LOSSES)}, got {self.until!r}"
+            )
+        if self.stepped not in REDUCED_LOSSES:
+            allowed = ", ".join(f"{bound:g}" for bound in REDUCED_LOSSES)
+            raise UserError(f"stepped takes one of {allowed}, got {self.stepped!r}")
+        self.chosen()
+
+    def chosen(self) -> list[ToyRun]:
+        """Return its runs."""
+        changes = {} if self.until is None else {"until": self.until, "brief": True}
+        runs = choose_runs(self.runs, SEEDS[: self.seeds], **changes)
+        for name in self.long:
+            if name not in {run.name for run in runs}:
+                raise unknown("toy run", name, {run.name for run in runs})
+        longer = {name: set(SEEDS[:count]) for name, count in self.long.items()}
+        return [replace(run, until=1e-3) if run.seed in longer.get(run.name, ()) else run for run in runs]
+
+
+@dataclass
+class Toy:
+    """What the toy came to."""
+
+    results: list[ToyResult]
+    left: int
+    """Runs that were not done for want of time."""
+    solved: list[Point]
+    paths: dict[float, list[Point]]
+    findings: list[Finding]
+    path: Path | None = None
+    """toy.json."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return toy.json's content."""
+        runs = [
+            {
+                "form": result.run.form,
+                "name": result.run.name,
+                "optimiser": result.run.optimiser,
+                "seed": result.run.seed,
+                "event": event,
+                "loss": float(event.split()[1]) if event.startswith("loss") else mark.loss,
+                "alpha": mark.alpha,
+                "asked": mark.asked,
+                "epoch": mark.epoch,
+                "mean_loss": mark.loss,
+                "qk_norm": mark.qk,
+                "ov_norm": mark.ov,
+                "balance": mark.balance,
+                "histogram": mark.histogram,
+                "ratio": result.run.ratio,
+                "ratio_end": result.run.ratio_end,
+                "length": result.run.length,
+            }
+            for result in self.results
+            if result.run.share is None
+            for event, mark in result.marks.items()
+        ]
+        fixed = [
+            {"name": result.run.name, "seed": result.run.seed, "alpha": result.run.share, **result.gain}
+            for result in self.results
+            if result.gain
+        ]
+        diverged = [
+            {"name": result.run.name, "seed": result.run.seed, "step": result.diverged}
+            for result in self.results
+            if result.diverged is not None
+        ]
+        return {
+            "ode": [asdict(point) for point in self.solved],
+            "runs": runs,
+            "fixed": fixed,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "diverged": diverged,
+            "left": self.left,
+        }
+
+
+def work_toy(
+    plan: ToyPlan,
+    out: Path,
+    device: torch.device,
+    workers: int = 0,
+    seconds: float = math.inf,
+    quiet: bool = False,
+) -> Toy:
+    """Do what is missing of the toy in `out`, and write `toy.json` there; finished runs stay in `out/toy`."""
+    stop = Stop.after(seconds)
+    store = out / "toy"
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {store}: {error.strerror}") from None
+    runs = plan.chosen()
+    known = {run: _stored(store, run, device) for run in runs}
+    missing = [run for run, result in known.items() if result is None]
+    with piece_of_work("toy", quiet) as progress:
+
+        def keep(result: ToyResult) -> None:
+            stop.advance()  # a toy's run has no checkpoint: what outlasts a start is a whole run
+            known[result.run] = result
+            write_document(_place(store, result.run, device), result.as_dict(), indent=None)
+
+        parts = shared_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
+        if len(parts) > 1:
+            with beside(parts) as wait:
+                # The equations are solved while other processes train.
+                solved, paths, findings = _theory(plan.stepped, progress)
+                wait(progress, keep, stop)
+        else:
+            solved, paths, findings = _theory(plan.stepped, progress)
+            train(missing, device, progress, keep, stop)
+    results = [result for result in known.values() if result is not None]
+    toy = Toy(results, len(runs) - len(results), solved, paths, findings + run_findings(results))
+    toy.path = out / "toy.json"
+    write_document(toy.path, toy.as_dict())
+    return toy
+
+
+def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
+    """Return what a finished or stopped toy in `out` came to, nothing done or solved again; None where none stands there."""
+    try:
+        findings = [Finding(**row) for row in read_document(out / "toy.json")["findings"]]
+    except MissingFile:
+        return None
+    except (KeyError, TypeError) as error:
+        raise DamagedFile(
+            f"damaged file {out / 'toy.json'}: {error}; the toy's own command writes it again"
+        ) from None
+    runs, store = plan.chosen(), out / "toy"
+    stored = [[_stored(store, run, torch.device(kind)) for run in runs] for kind in ("cuda", "cpu")]
+    found = max(([result for result in one if result is not None] for one in stored), key=len)
+    return Toy(found, len(runs) - len(found), [], {}, findings, out / "toy.json")
+
+
+def _theory(
+    stepped: float, progress: Callable[[str, float], None]
+) -> tuple[list[Point], dict[float, list[Point]], list[Finding]]:
+    """Return the reduced equations' solutions and paths, and what they and the factors come to."""
+    model = Reduced()
+    solved = [model.solve(r, loss) for r in RATIOS for loss in REDUCED_LOSSES]
+    integrated: list[Point] = []
+    runge_kutta: list[Point] = []
+    paths: dict[float, list[Point]] = {}
+    worst = 0.0
+    down = [loss for loss in REDUCED_LOSSES if loss >= stepped]
+    for place, r in enumerate(RATIOS):
+        points, paths[r] = model.integrate(r)
+        integrated += [
+            Point(r, loss, p.alpha, p.mu_qk, p.mu_ov, p.tau) for loss, p in zip(REDUCED_LOSSES, points)
+        ]
+        worst = max([worst, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
+        progress("toy: the reduced equations", place / len(RATIOS))
+        found, distance = model.runge_kutta(r, down)
+        runge_kutta += found
+        worst = max(worst, distance)
+    taus = {(point.r, point.loss): point.tau for point in integrated}
+    solved = [Point(p.r, p.loss, p.alpha, p.mu_qk, p.mu_ov, taus.get((p.r, p.loss))) for p in solved]
+    findings = reduced_findings(solved, integrated, runge_kutta, worst, paths)
+    return solved, paths, findings + factor_findings(examine_factorised())
+
+
+def _place(store: Path, run: ToyRun, device: torch.device) -> Path:
+    # CPU and GPU draw different sequences.
+    return store / f"{run.key}-{device.type}.json"
+
+
+def _stored(store: Path, run: ToyRun, device: torch.device) -> ToyResult | None:
+    """Return a finished run's result; a damaged file is done again."""
+    try:
+        record = read_document(_place(store, run, device))
+    except UnreadableFile:
+        return None
+    try:
+        result = ToyResult.from_dict(record)
+    except (KeyError, TypeError, AttributeError, UserError):
+        return None
+    return result if result.run == run else None

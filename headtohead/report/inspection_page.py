@@ -1,0 +1,141 @@
+"""The page of one text: tokens coloured by attention, head by head and layer by layer; one file, nothing from the network."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.common.files import write_atomic
+from headtohead.common.version import VERSION
+from headtohead.interpret.inspection import Looked
+from headtohead.report.templates import beside, templates
+
+_STEPS = 32767
+"""Weights are kept as shares of the largest, in whole steps of 16 bits."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One model and what it did with a text."""
+
+    label: str
+    about: str
+    """The run it is, and of what study."""
+    tokens: Sequence[str]
+    looked: Looked
+    relevant: Sequence[bool] = ()
+    """By token; nothing where none are marked."""
+    right: str = ""
+    """The right answer, where it is known."""
+    apart: bool = False
+    """Whether tokens are symbols with spaces between them, rather than pieces of a text."""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def write_look(path: Path, sights: Sequence[Sight]) -> Path:
+    """Write the page of one model, or of several side by side; return where it is."""
+    page = (
+        templates()
+        .get_template("look.html.jinja")
+        .render(
+            sights=sights,
+            sentences=[sentence(sight) for sight in sights],
+            marked=any(any(sight.relevant) for sight in sights),
+            signed=any(layer.signed for sight in sights for layer in sight.looked.layers),
+            data=_safe([_data(sight) for sight in sights]),
+            title=" and ".join(sight.label for sight in sights),
+            style=beside("page.css") + beside("look.css"),
+            script=beside("theme.js") + beside("look.js"),
+            version=VERSION,
+        )
+    )
+    write_atomic(path, page)
+    return path
+
+
+def sentence(sight: Sight) -> str:
+    """Return what the reader should know first: the prediction, how spread attention is, how much of it is relevant."""
+    looked = sight.looked
+    guess = looked.guesses[looked.place if len(looked.guesses) > 1 else 0][0]
+    what = {"class": "Answers", "token": "Expects", "span": "Points at"}[looked.kind]
+    words = f"{what} “{_shown(guess.words)}” ({_percent(guess.probability)})"
+    if sight.right:
+        words += ", which is right" if sight.right == guess.words else f"; right is “{_shown(sight.right)}”"
+    row = read_row(looked)
+    if row is None:
+        return f"{words}."
+    seen = looked.place + 1 if looked.causal else len(sight.tokens)
+    half = int((row.sort(descending=True).values.cumsum(0) < 0.5).sum()) + 1
+    words = f"{words}. Half of its attention is on {half} of {seen} tokens"
+    if not any(sight.relevant):
+        return f"{words}."
+    marks = torch.tensor(list(sight.relevant))
+    mass, even = float(row[marks].sum()), float(marks[:seen].sum()) / seen
+    return f"{words}, {_percent(mass)} on the underlined ones (even attention: {_percent(even)})."
+
+
+def read_row(looked: Looked) -> Tensor | None:
+    """Return (time,): what the row that is read looks at, absolute and mean over heads and layers; None without a map."""
+    maps = [layer.weights[0, :, looked.place] for layer in looked.layers if layer.weights is not None]
+    if not maps:
+        return None
+    rows = [row.double().cpu().nan_to_num(0.0).abs() for row in maps]
+    return torch.stack([(row / row.sum(-1, keepdim=True).clamp_min(1e-30)).mean(0) for row in rows]).mean(0)
+
+
+def _shown(text: str) -> str:
+    return text.replace("\n", "↵").replace(" ", "␣") if text.strip() != text else text.replace("\n", "↵")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}\u00a0%" if share >= 0.095 or share == 0 else f"{100 * share:.2g}\u00a0%"
+
+
+def _data(sight: Sight) -> dict[str, Any]:
+    looked = sight.looked
+    return {
+        "tokens": list(sight.tokens),
+        "relevant": [bool(mark) for mark in sight.relevant],
+        "apart": sight.apart,
+        "causal": looked.causal,
+        "place": looked.place,
+        "kind": looked.kind,
+        "guesses": [[[guess.words, round(guess.probability, 5)] for guess in row] for row in looked.guesses],
+        "layers": [
+            {"mechanism": layer.mechanism, "signed": layer.signed}
+            | (_packed(layer.weights[0], looked.causal) if layer.weights is not None else {"heads": 0})
+            for layer in looked.layers
+        ],
+        "phases": [
+            {
+                "stage": stage.stage,
+                "order": round(stage.order, 4),
+                "angles": [[round(angle, 4) for angle in row] for row in stage.angles.tolist()],
+            }
+            for stage in looked.phases
+        ],
+    }
+
+
+def _packed(weights: Tensor, causal: bool) -> dict[str, Any]:
+    """Return maps (heads, time, time) as text: 16 bits a weight, rows one after another, what a causal row cannot see left out."""
+    weights = weights.double().nan_to_num(0.0).cpu()
+    largest = max(1.0, float(weights.abs().max()))
+    steps = (weights / largest * _STEPS).round().to(torch.int16)
+    heads, time, _ = steps.shape
+    kept = steps[:, torch.ones(time, time, dtype=torch.bool).tril()] if causal else steps.flatten(1)
+    content = kept.numpy().astype("<i2").tobytes()
+    return {"heads": heads, "largest": largest, "weights": base64.b64encode(content).decode()}
+
+
+def _safe(value: Any) -> str:
+    """Return JSON that is text inside a script tag, whatever stands in it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,66 @@
+"""The page of runs trained elsewhere: what the judge says, every seed, and nothing it cannot know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headtohead.common.files import write_atomic
+from headtohead.common.version import VERSION
+from headtohead.report.figures import drawn
+from headtohead.report.page import chart_library
+from headtohead.report.panels import Figure, View
+from headtohead.report.panels.verdicts import forest, seeds
+from headtohead.report.templates import beside, templates
+from headtohead.study.judge.runs_csv import Judged
+from headtohead.study.judge.verdict import sentence
+from headtohead.study.store.manifest import metric_words
+
+
+def write_judged(path: Path, judged: Judged, source: str) -> Path:
+    """Write the page of a judged table into a directory; return where it is. `source` names the table."""
+    outline, measure = judged.outline, judged.measure
+    unit, side = metric_words(measure.name), "left" if measure.better == "lower" else "right"
+    contests = []
+    for contest in outline.contests():
+        view = View(path, outline, contest, [], [row for row in judged.verdicts if row.of(contest)])
+        rows = [
+            {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
+            for label in view.labels
+            for seed, run in sorted(outline.runs(contest, label).items())
+            if judged.results.get(run, {}).get("status") == "done"
+        ]
+        chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
+        figures = {
+            "forest": forest.figure(view),
+            "seeds": Figure("Every seed.", "One dot per run; the bar is the mean.", chart) if rows else None,
+        }
+        contests.append(
+            {
+                "contest": contest,
+                "verdicts": view.verdicts,
+                "sentences": [(row.verdict, sentence(row)) for row in view.verdicts],
+                "pictures": drawn(figures),
+            }
+        )
+    warnings = [
+        f"{row.label}: {note}" for row in judged.verdicts for note in row.notes if note != "exploratory"
+    ]
+    page = (
+        templates()
+        .get_template("judged.html.jinja")
+        .render(
+            outline=outline,
+            contests=contests,
+            measure=measure,
+            unit=unit,
+            source=source,
+            warnings=list(dict.fromkeys(warnings)),
+            bundle=chart_library(),
+            style=beside("page.css"),
+            script=beside("theme.js") + beside("page.js"),
+            version=VERSION,
+        )
+    )
+    target = path / "report.html"
+    write_atomic(target, page)
+    return target

@@ -1,0 +1,230 @@
+"""Where runs trained on a task look: attention on relevant tokens beside even attention, and whether it is the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from headtohead.interpret.faithfulness import THRESHOLDS
+from headtohead.report.charts import AXIS, NARROW, Chart, Row
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.base import Figure, Table, View
+from headtohead.study.judge.intervals import over_seeds
+from headtohead.study.probes import number_at
+
+EXPLANATIONS = {
+    "rollout": "attention, rolled out",
+    "layer_mean": "attention, layer mean",
+    "gradient": "gradient x input",
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One row of the chart: what it is, where its number stands, and what it is held against."""
+
+    words: str
+    """Lines are parted by |."""
+    path: str
+    """Behind explanations.NAME."""
+    factor: float = 100.0
+    """Makes per cent of it."""
+    against: str = ""
+    low: float = 0.0
+
+
+MEASURES = (
+    Measure("attention on|relevant tokens", "mass", against="uniform"),
+    *(Measure(f"examples with more|than {at} % there", f"confidence.{at}", factor=1.0) for at in THRESHOLDS),
+    Measure(
+        "probability lost|without top tokens",
+        "aopc_comprehensiveness",
+        against="chance.aopc_comprehensiveness",
+        low=-100.0,
+    ),
+)
+
+
+def figure(view: View) -> Figure | None:
+    """Return where the runs look on their task, where the probe was taken."""
+    rows = explained_rows(view.arms)
+    if not rows:
+        return None
+    found = [row for arm in view.arms for row in found_by_seed(arm).values()]
+    words = (
+        "Dots are seeds, ticks their mean, bars the 95 % interval over them; a diamond is what tells nothing: even attention, "
+        "or tokens deleted by chance. Right of its diamond an arm looks at what decides the answer (first row), and loses "
+        "the answer without what it looks at (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, AOPC). Measured at "
+        f"the token that the answer is read from, over {max(row['examples'] for row in found):,} test examples."
+    )
+    if bare := [f"{arm.label} in {missing}" for arm in view.arms if (missing := _without_map(arm))]:
+        words += f" No attention map, and so no rollout: {', '.join(bare)}."
+    if signed := [arm.label for arm in view.arms if _signed(arm)]:
+        words += f" Signed maps, taken by their absolute values: {', '.join(signed)}."
+    if not all(row["marked"] for row in found):
+        words += " No test example has relevant tokens marked: only what deletion shows can be told."
+    table = Table(_HEAD, _lines(view.arms), left=2, folded="The numbers")
+    return Figure("Where they look.", words, explained(rows, view), table=table)
+
+
+def found_by_seed(arm: ArmFacts) -> dict[int, Row]:
+    """Return what the probe found by seed, over the most examples where it was taken over several counts."""
+    return {
+        seed: max(rows, key=lambda row: int(row["examples"])) for seed, rows in arm.found("explain").items()
+    }
+
+
+def _without_map(arm: ArmFacts) -> str:
+    """Return how many of an arm's layers give no map, in words; nothing where all do."""
+    row = next(iter(found_by_seed(arm).values()), None)
+    if row is None or not row["without_map"]:
+        return ""
+    return f"{len(row['without_map'])} of {len(row['layers'])} layers"
+
+
+def _signed(arm: ArmFacts) -> bool:
+    return any(row["signed_layers"] for row in found_by_seed(arm).values())
+
+
+def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
+    """Return one row per explanation, measure, arm and seed, in per cent."""
+    rows: list[Row] = []
+    for name in EXPLANATIONS:
+        for arm in arms:
+            for seed, found in found_by_seed(arm).items():
+                for measure in MEASURES:
+                    value = number_at(found, f"explanations.{name}.{measure.path}")
+                    beside = number_at(found, measure.against) if measure.against else None
+                    if value is not None:
+                        rows.append(
+                            {"explanation": name, "measure": measure.words, "arm": arm.label, "seed": seed}
+                            | {"value": measure.factor * value}
+                            | {"against": None if beside is None else measure.factor * beside}
+                        )
+    return rows
+
+
+def _means(rows: Sequence[Row]) -> list[Row]:
+    """Return one row per explanation, measure and arm: mean and interval over seeds, and what it is held against."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["explanation"], row["measure"], row["arm"]), []).append(row)
+    lowest = {measure.words: measure.low for measure in MEASURES}
+    found = []
+    for (explanation, measure, arm), group in groups.items():
+        over = over_seeds([float(row["value"]) for row in group])
+        beside = [row["against"] for row in group if row["against"] is not None]
+        low, high = over["low"], over["high"]
+        found.append(
+            {"explanation": explanation, "measure": measure, "arm": arm, "mean": over["mean"]}
+            | {"low": None if low is None else max(lowest[measure], low)}
+            | {"high": None if high is None else min(100.0, high)}
+            | {"against": sum(beside) / len(beside) if beside else None}
+        )
+    return found
+
+
+def explained(rows: list[Row], view: View) -> Chart:
+    """Return every measure by arm; the parameter `axis` says by which explanation."""
+    names = [name for name in EXPLANATIONS if any(row["explanation"] == name for row in rows)]
+    labels = [label for label in view.labels if any(row["arm"] == label for row in rows)]
+    words = [measure.words for measure in MEASURES if any(row["measure"] == measure.words for row in rows)]
+    means = _means(rows)
+    shown = [value for row in means for value in (row["mean"], row["against"]) if value is not None]
+    shown += [row["value"] for row in rows]
+    axis = alt.param(name=AXIS, value=names[0])
+    y = alt.Y(
+        "measure:N",
+        sort=words,
+        title=None,
+        axis=alt.Axis(domain=False, ticks=False, labelFontSize=13, labelExpr="split(datum.label, '|')"),
+    )
+    offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
+    # An interval over two seeds may reach far beyond: it is cut off at the frame.
+    span = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
+    colour = alt.Color(
+        "arm:N",
+        scale=view.scale,
+        legend=alt.Legend(
+            title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4"), symbolOpacity=1
+        ),
+    )
+
+    def of(table: str) -> alt.Chart:
+        return alt.Chart(alt.NamedData(table)).transform_filter(f"datum.explanation == {AXIS}")
+
+    tips: list[Any] = ["arm:N", "seed:O", alt.Tooltip("value:Q", title="per cent", format=".2f")]
+    tips.append(alt.Tooltip("against:Q", title="what tells nothing", format=".2f"))
+    spread: list[Any] = ["arm:N"]
+    spread += [alt.Tooltip(f"{key}:Q", format=".2f") for key in ("mean", "low", "high")]
+
+    def x(field: str) -> alt.X:
+        return alt.X(f"{field}:Q", title="per cent", scale=span)
+
+    layers = [
+        of("means")
+        .transform_filter("isValid(datum.against)")
+        .mark_point(shape="diamond", size=70, strokeWidth=1.6, color="#888", opacity=1)
+        .encode(x=x("against"), y=y, yOffset=offset),
+        of("means")
+        .transform_filter("isValid(datum.low)")
+        .mark_rule(strokeWidth=2, opacity=0.5, clip=True)
+        .encode(x=x("low"), x2="high:Q", y=y, yOffset=offset, color=colour),
+        of("seeds")
+        .mark_circle(size=46, opacity=0.7)
+        .encode(x=x("value"), y=y, yOffset=offset, color=colour, tooltip=tips),
+        of("means")
+        .mark_tick(thickness=2.5, size=16)
+        .encode(x=x("mean"), y=y, yOffset=offset, color=colour, tooltip=spread),
+    ]
+    height = len(words) * max(44, 18 * len(labels) + 14)
+    chart = alt.layer(*layers).add_params(axis).properties(width="container", height=height)
+    if len(names) > 1:
+        chart = chart.properties(usermeta={"axes": {name: EXPLANATIONS[name] for name in names}})
+    chart.datasets = {"seeds": rows, "means": means}
+    return chart
+
+
+_HEAD = (
+    "arm",
+    "explanation",
+    "seeds",
+    "relevant mass",
+    "even attention",
+    *(f"above {at} %" for at in THRESHOLDS),
+    "right and above 33 %",
+    "comprehensiveness",
+    "sufficiency",
+    "AOPC",
+    "AOPC by chance",
+)
+_PATHS = (
+    ("explanations.{}.mass", ".3f"),
+    ("uniform", ".3f"),
+    *((f"explanations.{{}}.confidence.{at}", ".1f") for at in THRESHOLDS),
+    ("explanations.{}.confidence_correct.33", ".1f"),
+    ("explanations.{}.comprehensiveness", ".3f"),
+    ("explanations.{}.sufficiency", ".3f"),
+    ("explanations.{}.aopc_comprehensiveness", ".3f"),
+    ("chance.aopc_comprehensiveness", ".3f"),
+)
+
+
+def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
+    lines = []
+    for arm in arms:
+        found = list(found_by_seed(arm).values())
+        for name, words in EXPLANATIONS.items():
+            if any(name in row["explanations"] for row in found):
+                cells = (mean_at(found, path.format(name), form) for path, form in _PATHS)
+                lines.append((arm.label, words, str(len(found)), *cells))
+    return lines
+
+
+def mean_at(found: Sequence[Row], path: str, form: str) -> str:
+    """Return the mean over seeds of the number at a path, formatted; a dash where there is none."""
+    values = [value for row in found if (value := number_at(row, path)) is not None]
+    return format(sum(values) / len(values), form) if values else "–"

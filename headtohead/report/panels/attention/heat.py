@@ -1,0 +1,101 @@
+"""Does looking at what matters go with being right: examples by attention on relevant tokens and probability of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import altair as alt
+
+from headtohead.report.charts import Chart, Row
+from headtohead.report.gather import ArmFacts
+from headtohead.report.panels.attention.explain import EXPLANATIONS, found_by_seed
+from headtohead.report.panels.base import Figure, View
+
+_GRID = "common"
+_SIDE = 190
+
+
+def figure(view: View) -> Figure | None:
+    """Return the heat maps, where the probe found relevant tokens and attention maps."""
+    rows, name = heat_rows(view.arms)
+    if not rows:
+        return None
+    words = (
+        f"Test examples of all seeds by the share of attention on relevant tokens ({EXPLANATIONS[name]}), from left to right, and "
+        "the probability of the right answer, from bottom to top; the number is the per cent of examples in a cell. Top right: right, "
+        "and looking at what matters. Top left: right for other reasons."
+    )
+    shown = {row["arm"] for row in rows}
+    if absent := [arm.label for arm in view.arms if found_by_seed(arm) and arm.label not in shown]:
+        words += f" Without such a map: {', '.join(absent)}."
+    return Figure("Looking and being right.", words, heat_maps(rows, view.labels), "Hover for the counts.")
+
+
+def heat_rows(arms: Sequence[ArmFacts]) -> tuple[list[Row], str]:
+    """Return one row per arm and cell, seeds added up, of the first explanation that any arm has; and its name."""
+    for name in ("rollout", "layer_mean"):
+        rows = [row for arm in arms for row in _cells(arm, name)]
+        if rows:
+            return rows, name
+    return [], ""
+
+
+def _cells(arm: ArmFacts, name: str) -> list[Row]:
+    grids = [row["explanations"].get(name, {"heat_maps": {}}) for row in found_by_seed(arm).values()]
+    maps = [grid["heat_maps"][_GRID] for grid in grids if _GRID in grid["heat_maps"]]
+    # What stands in a file may not fit: only grids of one shape can be added up.
+    sides = {(tuple(one["edges"]), *(len(line) for line in one["counts"])) for one in maps}
+    if len(sides) != 1 or any(count != len(maps[0]["edges"]) - 1 for count in next(iter(sides))[1:]):
+        return []
+    edges = list(pairwise(maps[0]["edges"]))
+    total = sum(sum(map(sum, one["counts"])) for one in maps)
+    if len(maps[0]["counts"]) != len(edges) or not total:
+        return []
+    rows = []
+    for place, mass in enumerate(edges):
+        for other, right in enumerate(edges):
+            count = sum(one["counts"][place][other] for one in maps)
+            rows.append(
+                {"arm": arm.label, "mass": _between(*mass), "right": _between(*right)}
+                | {
+                    "count": count,
+                    "share": count / total,
+                    "words": f"{100 * count / total:.0f}" if count else "",
+                }
+                | {"column": place, "row": other}
+            )
+    return rows
+
+
+def _between(low: float, high: float) -> str:
+    return f"{100 * low:.0f}–{100 * high:.0f}"
+
+
+def heat_maps(rows: list[Row], labels: Sequence[str]) -> Chart:
+    """Return a map for each arm, all on one scale."""
+    columns = list(dict.fromkeys(row["mass"] for row in rows))
+    plain = alt.Axis(labelAngle=0, domain=False, ticks=False, labelFontSize=11)
+    x = alt.X("mass:N", sort=columns, title="attention on relevant tokens, %", axis=plain)
+    y = alt.Y("right:N", sort=columns[::-1], title="probability of the right answer, %", axis=plain)
+    base = alt.Chart(alt.NamedData("cells"))
+    shade = alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 1]), legend=None)
+    tips = [
+        "arm:N",
+        "mass:N",
+        "right:N",
+        alt.Tooltip("count:Q", title="examples"),
+        alt.Tooltip("share:Q", format=".1%"),
+    ]
+    cells = base.mark_rect(color="#1f8ae0", stroke="#8886", strokeWidth=0.5).encode(
+        x=x, y=y, opacity=shade, tooltip=tips
+    )
+    text = base.mark_text(fontSize=12).encode(x=x, y=y, text="words:N")
+    header = alt.Header(title=None, labelFontSize=13, labelFontWeight="normal", labelLimit=_SIDE)
+    chart = (
+        alt.layer(cells, text)
+        .properties(width=_SIDE, height=_SIDE)
+        .facet(facet=alt.Facet("arm:N", sort=list(labels), header=header), columns=3, spacing=14)
+    )
+    chart.datasets = {"cells": rows}
+    return chart

@@ -1,0 +1,1 @@
+"""Panels about who won and by how much."""

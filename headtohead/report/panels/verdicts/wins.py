@@ -1,0 +1,97 @@
+"""Arm x task: who is ahead where, of a study with several tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headtohead.report.charts import Row
+from headtohead.report.panels.base import Chip, Figure, Table, View
+from headtohead.report.panels.datasets.matrix import heat_map
+from headtohead.report.panels.verdicts.forest import VERDICTS
+from headtohead.study.judge.verdict import Verdict
+
+_FAINT = 0.2
+
+
+def figure(views: Sequence[View]) -> Figure | None:
+    """Return the matrix of wins and losses of a study of several tasks."""
+    columns = _columns(views)
+    cells = [(name, row) for name, view in columns.items() for row in view.verdicts]
+    if len(columns) < 2 or all(row.difference is None for _, row in cells):
+        return None
+    units = {view.unit for view in columns.values()}
+    judged = f", all judged by {units.pop()}" if len(units) == 1 else ", with what it is judged by"
+    words = (
+        f"Each column is a task{judged}; each cell is an arm's difference to {views[0].outline.baseline} there "
+        "(above 0 is better), below it the 95 % interval over paired seeds. The colour is the verdict, strong where a difference "
+        "is decided and large beside the others of its task; dots are single seeds, 0 in the middle of the cell."
+    )
+    chart = heat_map(win_rows(cells), "task", seed_rows(cells))
+    return Figure("Who wins which task.", words, chart, table=_table(cells, list(columns)))
+
+
+def _columns(views: Sequence[View]) -> dict[str, View]:
+    """Return the contests of tasks by what sets them apart, with the metric where it is not the same for all."""
+    tasks = [view for view in views if view.contest.corpus_label in view.outline.measures]
+    if len({view.contest.corpus_label for view in tasks}) < 2:
+        return {}
+    places = [view.contest.place for view in tasks]
+    differing = [key for key in places[0] if len({place[key] for place in places}) > 1]
+    several = len({view.measure.name for view in tasks}) > 1
+    names = [", ".join(filter(None, (place[key] for key in differing))) for place in places]
+    return {
+        f"{name} ({view.unit})" if several else name: view for name, view in zip(names, tasks, strict=True)
+    }
+
+
+def win_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
+    """Return one row per cell with a difference, for the chart; arms stand in the study's order."""
+    order = list(dict.fromkeys(row.label for _, row in cells))
+    rows = []
+    for name, row in sorted(cells, key=lambda cell: order.index(cell[1].label)):
+        if row.difference is None:
+            continue
+        decided = row.verdict != "undecided"
+        largest = max(abs(other.difference or 0.0) for column, other in cells if column == name) or 1.0
+        rows.append(
+            {
+                "arm": row.label,
+                "evaluated": name,
+                "difference": row.difference,
+                "low": row.ci_low,
+                "high": row.ci_high,
+                "verdict": row.verdict,
+                "strength": _FAINT + (0.6 * abs(row.difference) / largest if decided else 0.0),
+                "words": f"{row.difference:+.4f}",
+                "interval": "" if row.ci_low is None else f"{row.ci_low:+.3f} to {row.ci_high:+.3f}",
+            }
+        )
+    return rows
+
+
+def seed_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
+    """Return one row per arm, task and seed, placed across the cell by its difference, one scale for each task."""
+    rows: list[Row] = [
+        {"arm": row.label, "evaluated": name, "seed": seed, "difference": mine - theirs}
+        for name, row in cells
+        for seed, mine, theirs in zip(row.seeds, row.values, row.baseline_values, strict=True)
+    ]
+    for name in {row["evaluated"] for row in rows}:
+        column = [row for row in rows if row["evaluated"] == name]
+        largest = max(abs(row["difference"]) for row in column) or 1.0
+        for row in column:
+            row["place"] = row["difference"] / largest
+    return rows
+
+
+def _table(cells: Sequence[tuple[str, Verdict]], columns: list[str]) -> Table:
+    """Return how often each arm got each verdict, and which one where."""
+    rows: list[list[str | Chip]] = []
+    for label in dict.fromkeys(row.label for _, row in cells):
+        found = {name: row for name, row in cells if row.label == label}
+        chips: list[str | Chip] = [
+            Chip(found[name].verdict, found[name].verdict) if name in found else "–" for name in columns
+        ]
+        counts = [str(sum(row.verdict == verdict for row in found.values())) for verdict in VERDICTS]
+        rows.append([label, *chips, *counts])
+    return Table(("arm", *columns, *VERDICTS), rows, left=1 + len(columns))

@@ -1,0 +1,169 @@
+"""What one criterion comes to: supported, contradicted or open, from two arms compared over paired seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headtohead.study.claims.criteria import Criterion
+from headtohead.study.judge.statistics import Paired, decide
+from headtohead.study.store.manifest import METRIC, metric_words
+
+SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
+PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
+SMOKE = "smoke proves that the machinery runs and decides nothing"
+
+
+@dataclass
+class Part:
+    """What one criterion came to; size None: nothing was published or asked about it."""
+
+    direction: str
+    size: str | None
+    scale: str
+    reason: str
+    measured: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two arms in one contest over the seeds both have finished."""
+
+    label: str
+    paired: Paired
+    p: float | None
+    """Holm-adjusted; that of a change, an interaction or a trend as it is."""
+    decision: str
+    """better, worse or undecided; equivalence is judged by each criterion's own margin."""
+    trouble: str
+    """Why the numbers cannot be used, or empty."""
+    remark: str
+    unit: str = METRIC
+    better: str = "lower"
+    """Which way the unit is better: lower or higher."""
+
+
+def decided(paired: Paired, p: float | None, remark: str) -> str:
+    """Return better, worse or undecided for a number over several comparisons: runs that did not diverge cannot stand for all."""
+    return "undecided" if "diverged" in remark else decide(paired.difference, p, None, None, 0.0)
+
+
+def all_of(words: Sequence[str]) -> str:
+    """Return what several criteria come to: all must hold, and one that fails is enough."""
+    if CONTRADICTED in words:
+        return CONTRADICTED
+    return SUPPORTED if words and all(word == SUPPORTED for word in words) else OPEN
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return several parts as one: all must hold."""
+    sizes = [part.size for part in parts if part.size is not None]
+    measured = [row for part in parts for row in part.measured]
+    direction = all_of([part.direction for part in parts])
+    return Part(
+        direction,
+        all_of(sizes) if sizes else None,
+        REDUCED,
+        "; ".join(part.reason for part in parts),
+        measured,
+    )
+
+
+def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
+    paired = compared.paired
+    effect = criterion.effect
+    middle = None if effect is None else sum(effect) / 2
+    share = paired.difference / middle if middle and paired.difference is not None else None
+    return {
+        "what": compared.label,
+        "unit": compared.unit,
+        "n": paired.n,
+        "difference": paired.difference,
+        "ci_low": paired.ci_low,
+        "ci_high": paired.ci_high,
+        "p_holm": compared.p,
+        "published": None if effect is None else list(dict.fromkeys(effect)),
+        "share_of_published": share,
+    }
+
+
+def _numbers(criterion: Criterion, compared: Compared) -> str:
+    paired = compared.paired
+    words = (
+        f"{compared.label}: {paired.difference:+.4f} {metric_words(compared.unit)}"
+        if paired.difference is not None
+        else compared.label
+    )
+    if paired.ci_low is not None:
+        words += f" ({paired.ci_low:+.4f} to {paired.ci_high:+.4f}, n {paired.n})"
+    if criterion.effect is not None:
+        words += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(criterion.effect))
+    return words + (f", {compared.remark}" if compared.remark else "")
+
+
+def difference(criterion: Criterion, compared: Compared) -> Part:
+    """Judge arm - other: on the published side, and by as much."""
+    measured = [_row(criterion, compared)]
+    asked = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
+    if compared.trouble:
+        return Part(OPEN, OPEN if asked else None, REDUCED, f"{compared.label}: {compared.trouble}", measured)
+    direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
+    size = _size(criterion, compared.paired) if asked else None
+    return Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
+
+
+def signed_difference(criterion: Criterion, compared: Compared) -> Part:
+    """Judge a number of which lower or higher is expected, rather than better or worse."""
+    expect = {"lower": "better", "higher": "worse"}[criterion.expect]
+    part = difference(replace(criterion, expect=expect), compared)
+    part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
+    return part
+
+
+def equivalence(criterion: Criterion, compared: Compared) -> Part:
+    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside.
+
+    Where no better or no worse is expected, the other side of the margin is free.
+    """
+    measured = [_row(criterion, compared)]
+    if compared.trouble:
+        return Part(OPEN, OPEN, REDUCED, f"{compared.label}: {compared.trouble}", measured)
+    paired, margin = compared.paired, criterion.margin
+    low, high = paired.equivalence_low or 0.0, paired.equivalence_high or 0.0
+    free = criterion.expect
+    if compared.better == "higher":
+        free = {"no better": "no worse", "no worse": "no better"}.get(free, free)
+    inside = (free == "no worse" or -margin < low) and (free == "no better" or high < margin)
+    outside = (free != "no better" and (paired.ci_low or 0.0) > margin) or (
+        free != "no worse" and (paired.ci_high or 0.0) < -margin
+    )
+    direction = SUPPORTED if inside else CONTRADICTED if outside else OPEN
+    if "diverged" in compared.remark and direction == SUPPORTED:
+        direction = OPEN
+    size = None
+    if criterion.effect is not None:
+        held = _overlaps(paired, criterion.effect)
+        size = CONTRADICTED if not held else SUPPORTED if direction == SUPPORTED else OPEN
+    return Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}, margin {margin:.4f}", measured)
+
+
+def _size(criterion: Criterion, paired: Paired) -> str:
+    low, high = paired.ci_low, paired.ci_high
+    if low is None or high is None:
+        return OPEN
+    if criterion.effect is not None:
+        if not _overlaps(paired, criterion.effect):
+            return CONTRADICTED
+        ends = [0.0, *(2 * end for end in criterion.effect)]
+        return SUPPORTED if min(ends) < low and high < max(ends) else OPEN
+    least = float("-inf") if criterion.at_least is None else criterion.at_least
+    most = float("inf") if criterion.at_most is None else criterion.at_most
+    if low >= least and high <= most:
+        return SUPPORTED
+    return CONTRADICTED if high < least or low > most else OPEN
+
+
+def _overlaps(paired: Paired, effect: tuple[float, float]) -> bool:
+    low, high = paired.ci_low, paired.ci_high
+    return low is None or high is None or (low <= effect[1] and high >= effect[0])

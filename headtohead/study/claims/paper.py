@@ -1,0 +1,269 @@
+"""What a paper says, as data: its claims, how each is decided, and the studies of three scales that decide them.
+
+    [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
+    [study]                 the settings of a study, as in any study file
+    [scale.smoke]           what is different at that scale; small and paper likewise
+    [also.NAME]             the settings of another study, of corpora or tasks, where the paper has several
+    [also.NAME.smoke]       what is different at that scale; at a scale that is left out there is no such study;
+                            from = "also.OTHER": its models start from the one run of another study of the paper
+    [toy.smoke]             runs of the toy, seeds, and until which loss, where the paper has a toy
+    [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
+
+A claim holds when all of its criteria do. Numbers are differences, arm - baseline: of a loss, where below 0 is better, or
+of a task's metric, where above 0 is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import parse_count
+from headtohead.papers.faster_qk.work import ToyPlan
+from headtohead.study.claims.criteria import MAIN, Criterion, read_at, read_criterion
+from headtohead.study.config.spec import build_study, changed_settings, read_study
+from headtohead.study.config.validation import (
+    as_choice,
+    as_number,
+    as_table,
+    as_text,
+    as_texts,
+    refuse_unknown,
+)
+
+SCALES = ("smoke", "small", "paper")
+UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
+TOY = "toy"
+"""What the toy is called where one of several studies is named."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_SISTER = "also."
+# Folders and tables that stand beside the other studies.
+_TAKEN = (MAIN, TOY, "runs", "charts")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published statement."""
+
+    id: str
+    statement: str
+    published: str
+    criteria: tuple[Criterion, ...]
+    at: dict[str, Any] = field(default_factory=dict)
+    """Corpora, sizes and tokens of the published numbers; what is not known is left out."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's claims, and the settings of its studies at each scale."""
+
+    name: str
+    title: str
+    about: str
+    unit: str
+    bytes_per_unit: float
+    scales: dict[str, dict[str, Any]]
+    claims: tuple[Claim, ...]
+    toy: dict[str, ToyPlan] = field(default_factory=dict)
+    """What of the toy is done at each scale."""
+    also: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """The settings of its other studies, by name and scale."""
+
+    def studies(self, scale: str) -> dict[str, dict[str, Any]]:
+        """Return the settings of all its studies at a scale by name, the one of [study] first."""
+        if scale not in self.scales:
+            raise unknown("scale", scale, self.scales)
+        others = {name: scales[scale] for name, scales in self.also.items() if scale in scales}
+        return {MAIN: self.scales[scale]} | others
+
+    def settings(self, scale: str, study: str = MAIN) -> dict[str, Any]:
+        """Return a study's settings at a scale."""
+        known = self.studies(scale)
+        if study not in known:
+            raise unknown(f"study of {self.name} at scale {scale}", study, known)
+        return known[study]
+
+    def start(self, scale: str, study: str) -> str:
+        """Return the name of the study from whose run a study's models start, or nothing."""
+        return sister(self.settings(scale, study))
+
+
+def sister(settings: Mapping[str, Any]) -> str:
+    """Return the name that a study's `from` gives to another study of the paper, or nothing."""
+    given = str(settings.get("from", ""))
+    return given.removeprefix(_SISTER) if given.startswith(_SISTER) else ""
+
+
+def find_paper(name: str) -> Path:
+    """Return the file of a paper's claims: a path, or a name in `studies/` here or beside the package."""
+    if name.endswith(".toml"):
+        return Path(name)
+    folders = [Path("studies"), Path(__file__).parents[3] / "studies"]
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = {path.stem for folder in folders for path in folder.glob("*.toml") if _has_claims(path)}
+    raise unknown("paper", name, known)
+
+
+def _has_claims(path: Path) -> bool:
+    try:
+        return "claim" in read_study(path)
+    except UserError:
+        return False
+
+
+def read_paper(path: Path) -> Paper:
+    """Return the claims and scales of a TOML file; a mistake is named with its file and claim."""
+    values = read_study(path)
+    try:
+        return _paper(path.stem, values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _paper(name: str, values: Mapping[str, Any]) -> Paper:
+    if "claim" not in values:
+        raise UserError("no [[claim]] in it: h2h race runs a study without claims")
+    refuse_unknown(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
+    about = as_table(values.get("paper", {}), "paper")
+    refuse_unknown(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
+    unit = as_choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
+    length = as_number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
+    if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
+        raise UserError(
+            f"unit={unit}: bytes_per_unit, above 0, goes with nats_per_token and nats_per_word alone"
+        )
+    # nats / unit to bits / byte
+    factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
+    tables = as_table(values.get("scale"), "scale")
+    refuse_unknown(tables, set(SCALES), "scale")
+    for scale in SCALES:
+        if scale not in tables:
+            raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
+    main = _Study(f"{name}, ", "scale", as_table(values.get("study"), "study"), tables)
+    also = _also(name, as_table(values.get("also", {}), "also"))
+    _check_starts({MAIN: main} | also)
+    claims: list[Claim] = []
+    for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
+        claim = _claim(as_table(entry, "claim"), factor, {MAIN: main} | also)
+        if any(claim.id == other.id for other in claims):
+            raise UserError(f"claim {claim.id} is given twice")
+        claims.append(claim)
+    words = (as_text(about.get("title", name), "title"), as_text(about.get("about", ""), "about"))
+    others = {key: study.scales for key, study in also.items()}
+    return Paper(name, *words, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
+
+
+class _Study:
+    """The settings of one study by scale, and what criteria about it may name."""
+
+    def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+        self.scales: dict[str, dict[str, Any]] = {}
+        self.arms: set[str] = set()
+        kinds: set[bool] = set()
+        for scale in (word for word in SCALES if word in tables):
+            settings = changed_settings(common, as_table(tables[scale], f"{place}.{scale}"))
+            self.scales[scale] = {"name": f"{name}{scale}"} | settings
+            try:
+                spec = build_study(self.scales[scale])
+            except UserError as error:
+                raise UserError(f"{place}.{scale}: {error}") from None
+            self.arms |= {word for arm in spec.arms for word in (arm.text, arm.label)}
+            kinds.add(bool(spec.tasks))
+        if len(kinds) > 1:
+            raise UserError(f"{place}: some of its scales are of tasks, others of corpora; it is of one kind")
+        self.of_tasks = True in kinds
+
+
+def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
+    """Return the paper's other studies by name."""
+    studies = {}
+    for name, entry in given.items():
+        table, place = as_table(entry, f"also.{name}"), f"also.{name}"
+        if not _NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"[{place}]: a study's name is of small letters, digits and _, and none of {', '.join(_TAKEN)}"
+            )
+        common = {key: value for key, value in table.items() if key not in SCALES}
+        scales = {key: value for key, value in table.items() if key in SCALES}
+        if not scales:
+            raise UserError(f"[{place}] has no scale: [{place}.small] gives it one")
+        studies[name] = _Study(f"{paper}, {name}, ", place, common, scales)
+    return studies
+
+
+def _check_starts(studies: Mapping[str, _Study]) -> None:
+    """Refuse models that start from a study which is not there at their scale, comes later, or has several runs."""
+    for place, (name, study) in enumerate(studies.items()):
+        before = list(studies)[:place]
+        for scale, settings in study.scales.items():
+            where = f"scale.{scale}" if name == MAIN else f"also.{name}.{scale}"
+            spec = build_study(settings)
+            for arm in spec.arms:
+                if sister({"from": arm.start}):
+                    raise UserError(f"{where}: arm '{arm.label}': from = '{arm.start}' is of whole studies")
+            if not (needed := sister(settings)):
+                continue
+            where += f": from = '{_SISTER}{needed}'"
+            if needed not in before:
+                raise UserError(f"{where}: no study of that name stands before it; there are {before}")
+            if scale not in studies[needed].scales:
+                raise UserError(f"{where}: it has no scale {scale}")
+            first = build_study(studies[needed].scales[scale])
+            parts = (
+                "arms",
+                "seeds",
+                "sizes",
+                "corpora",
+                "tasks",
+                "shapes",
+                "lengths",
+                "contexts",
+                "branches",
+            )
+            if any(len(getattr(first, part)) > 1 for part in parts):
+                raise UserError(f"{where}: it has several runs; one arm, one seed and one size give one")
+
+
+def _toy(given: Any) -> dict[str, ToyPlan]:
+    tables = as_table(given, "toy")
+    refuse_unknown(tables, set(SCALES), "scale of the toy")
+    plans = {}
+    for scale, entry in tables.items():
+        try:
+            table = dict(as_table(entry, "it"))
+            refuse_unknown(table, {"runs", "seeds", "until", "stepped", "long"}, "setting")
+            table["runs"] = as_texts(table.get("runs"), "runs")
+            for key in ("until", "stepped"):
+                if key in table:
+                    table[key] = as_number(table[key], key)
+            table["seeds"] = parse_count(table.get("seeds", 1), "seeds")
+            long = as_table(table.get("long", {}), "long")
+            table["long"] = {name: parse_count(count, name) for name, count in long.items()}
+            plans[scale] = ToyPlan(**table)
+        except UserError as error:
+            raise UserError(f"toy.{scale}: {error}") from None
+    return plans
+
+
+def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Claim:
+    name = as_text(entry.get("id"), "a claim's id")
+    try:
+        refuse_unknown(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
+        places = read_at(entry.get("at", {}))
+        given = entry.get("criteria")
+        if not isinstance(given, list) or not given:
+            raise UserError(
+                "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
+            )
+        criteria = tuple(read_criterion(as_table(part, "a criterion"), factor, studies) for part in given)
+        words = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
+        return Claim(name, *words, criteria, places)
+    except UserError as error:
+        raise UserError(f"claim {name}: {error}") from None

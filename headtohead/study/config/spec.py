@@ -1,0 +1,455 @@
+"""A study as people write it: in a TOML file, as `Study(...)`, or as flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UserError, unknown
+from headtohead.common.numbers import exact_count, is_number, parse_count
+from headtohead.data.tasks.registry import refuse_unknown_task
+from headtohead.model.layout import Layout, parse_layout
+from headtohead.model.sizes import Settings, Size, find_size
+from headtohead.study.config.validation import as_table, as_text, refuse_unknown
+from headtohead.study.probes import corpora, probe_names, refuse_unserved
+from headtohead.training.settings import TrainSettings, defaults_of, train_settings
+
+SHAPES = ("as_is", "params", "cache")
+ANSWERS = ("write", "point")
+LENGTHS = ("tokens", "flops", "time", "time_plain")
+_TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
+_MODEL = {field.name for field in dataclasses.fields(Settings)}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contender: a layout with its options, shown by a short label, and settings of its own if any."""
+
+    text: str
+    label: str
+    layout: Layout
+    training: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    start: str = ""
+    """The run whose weights it starts from; the study's when empty."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The grid of learning rates that every arm is tuned on, and the tokens each try is given."""
+
+    lr: tuple[float, ...]
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if len(self.lr) < 3:
+            raise UserError("tune.lr takes three rates or more: with fewer no optimum lies inside the grid")
+        if not all(0 < rate < 1e3 for rate in self.lr):
+            raise UserError(f"tune.lr takes rates above 0, got {list(self.lr)}")
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """Arms x seeds x corpora or tasks x sizes x rules, with everything that is equal for all arms."""
+
+    arms: tuple[Arm, ...]
+    name: str = "study"
+    corpora: tuple[str, ...] = ("stdlib",)
+    sizes: tuple[str, ...] = ("nano",)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    shapes: tuple[str, ...] = ("as_is",)
+    lengths: tuple[str, ...] = ("tokens",)
+    baseline: str = ""
+    """Text or label of the arm the others are measured against; the first one when empty."""
+    primary: str = ""
+    """Text or label of the one arm whose comparison was planned; the first after the baseline when empty."""
+    given_margin: float | None = None
+    """Differences within it count as none; None: 0.005 bits per byte, or what goes with a task's metric."""
+    tokenizer: str = ""
+    """bytes, bpe:N or file:PATH; what the size's vocabulary implies when empty."""
+    contexts: tuple[int, ...] = ()
+    """Tokens in a window, a contest for each; the size's own when empty."""
+    branches: tuple[int, ...] = ()
+    """Token counts at which a decayed model is wanted, from one trunk; in rising order."""
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    tune: Tune | None = None
+    """None: every arm is trained at the study's learning rate, or at its own."""
+    bytes: int = 0
+    """Bytes of text each run is trained on, where length is given so and not in tokens."""
+    probes: tuple[str, ...] = ()
+    """What is measured on every trained run besides its loss."""
+    tasks: tuple[str, ...] = ()
+    """What models are trained to do, a contest for each, in place of corpora."""
+    causal: bool = True
+    """Whether a task's models look back alone, or both ways."""
+    answer: str = "write"
+    """How a task's answer in the text is given: written out, or pointed at."""
+    metric: str = ""
+    """What tasks are judged by; each by its own when empty."""
+    start: str = ""
+    """The run whose weights a task's models start from."""
+    log_circuits: bool = False
+    """Whether every circuit's rates, gradients and product norms are logged; no part of what a run is."""
+
+    @property
+    def margin(self) -> float:
+        """The margin that is given, or that of bits per byte."""
+        return _MARGIN if self.given_margin is None else self.given_margin
+
+    @property
+    def baseline_arm(self) -> Arm:
+        """The arm the others are measured against."""
+        return self._arm(self.baseline, "baseline") if self.baseline else self.arms[0]
+
+    @property
+    def primary_arm(self) -> Arm | None:
+        """The arm of the planned comparison."""
+        if self.primary:
+            return self._arm(self.primary, "primary")
+        return next((arm for arm in self.arms if arm is not self.baseline_arm), None)
+
+    def _arm(self, name: str, role: str) -> Arm:
+        for arm in self.arms:
+            if name in (arm.text, arm.label):
+                return arm
+        raise unknown(f"arm given as {role}", name, [arm.text for arm in self.arms])
+
+    def size(self, name: str, arm: Arm, context: int = 0) -> Size:
+        """Return a size with the study's and the arm's model settings applied; the first context when none is given."""
+        size = find_size(name).with_settings(**(self.model | arm.model))
+        size = dataclasses.replace(size, context=context or next(iter(self.contexts), size.context))
+        if self.tokenizer.startswith("bpe:"):
+            size = dataclasses.replace(size, vocabulary=parse_count(self.tokenizer[4:]))
+        elif self.tokenizer == "bytes":
+            size = dataclasses.replace(size, vocabulary=256)
+        return size
+
+    def tokenizer_for(self, size: Size) -> str:
+        """Return the tokenizer that goes with a size."""
+        return self.tokenizer or ("bytes" if size.vocabulary == 256 else f"bpe:{size.vocabulary}")
+
+    def train_settings(
+        self, arm: Arm, size: Size | None = None, bytes_per_token: float = 1.0
+    ) -> TrainSettings:
+        """Return how an arm is trained, by the defaults of a size where nothing is given.
+
+        A length in bytes becomes tokens of so many bytes.
+        """
+        defaults = {} if size is None or self.tasks else defaults_of(size)
+        settings = train_settings(defaults | self.training | arm.training)
+        if not self.bytes:
+            return settings
+        return dataclasses.replace(settings, tokens=round(self.bytes / bytes_per_token))
+
+
+def build_study(given: Mapping[str, Any]) -> StudySpec:
+    """Return the study of plain values: a TOML file's content, or keyword arguments of `Study`."""
+    values = dict(given)
+    if "from_" in values:  # `from` is a word of Python's own
+        values["from"] = values.pop("from_")
+    known = {
+        "arms",
+        "name",
+        "corpus",
+        "size",
+        "seeds",
+        "shape",
+        "length",
+        "baseline",
+        "primary",
+        "margin",
+        "tokenizer",
+    }
+    known |= {"context", "branches", "model", "tune", "bytes", "probes", "log_circuits"} | _TRAINING
+    known |= {"tasks", *_OF_TASKS}
+    for key in values:
+        if key not in known:
+            raise unknown("study setting", key, known)
+    arms = _arms(values.pop("arms", None))
+    model = _table(values.pop("model", {}), "model", _MODEL)
+    training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
+    tasks = _tasks(values, arms)
+    branches = _branches(values.get("branches"), training, arms)
+    sizes = _words(values.get("size", "nano"), "size")
+    spec = StudySpec(
+        arms=arms,
+        name=as_text(values.get("name", "study"), "name"),
+        corpora=() if tasks else _words(values.get("corpus", "stdlib"), "corpus"),
+        sizes=sizes,
+        seeds=_seeds(values.get("seeds", 5)),
+        shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
+        lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
+        baseline=as_text(values.get("baseline", ""), "baseline"),
+        primary=as_text(values.get("primary", ""), "primary"),
+        given_margin=_margin(values["margin"]) if "margin" in values else None,
+        tokenizer=as_text(values.get("tokenizer", ""), "tokenizer"),
+        contexts=_contexts(values.get("context", 0)),
+        branches=branches,
+        model=model,
+        training=training,
+        tune=_tune(
+            values.get("tune"), {} if tasks else defaults_of(find_size(sizes[0])), training, "bytes" in values
+        ),
+        bytes=parse_count(values.get("bytes", 0), "bytes"),
+        probes=_probes(values, bool(tasks)),
+        tasks=tasks,
+        causal=_causal(values.get("causal", True)),
+        answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
+        metric=as_text(values.get("metric", ""), "metric"),
+        start=as_text(values.get("from", ""), "from"),
+        log_circuits=_yes(values.get("log_circuits", False), "log_circuits"),
+    )
+    if "bytes" in values and not spec.bytes:
+        raise UserError(
+            f"bytes={values['bytes']} gives no text to train on; give a count above 0, such as '20M'"
+        )
+    own = [arm.label for arm in arms if "tokens" in arm.training]
+    if spec.bytes and (own or "tokens" in training):
+        where = f" (tokens of arm '{own[0]}')" if own else ""
+        raise UserError(f"a study's length is given in tokens or in bytes; both are given{where}")
+    for name in spec.sizes:
+        for arm in spec.arms:
+            arm.layout.layers(spec.size(name, arm).layers)
+            for context in spec.contexts or (0,):
+                size = spec.size(name, arm, context)
+                settings, window = spec.train_settings(arm, size), size.context
+                if tasks:  # a step of a task holds whole examples
+                    continue
+                settings.steps(window)
+                if spec.tune:
+                    _refuse_short_tries(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
+    if spec.primary_arm is spec.baseline_arm:
+        raise UserError(
+            f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
+        )
+    return spec
+
+
+_MARGIN = 0.005
+_OF_TASKS = ("causal", "answer", "metric", "from")
+_OF_CORPORA = ("corpus", "bytes", "branches")
+
+
+def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
+    """Return the tasks; what belongs to corpora alone, or to tasks alone, is refused with the other."""
+    tasks = _words(values["tasks"], "tasks") if "tasks" in values else ()
+    for key in values:
+        if tasks and key in _OF_CORPORA:
+            raise UserError(
+                f"{key} is of studies of corpora; a study of tasks cannot have it (tasks = {list(tasks)})"
+            )
+        if not tasks and key in _OF_TASKS:
+            raise UserError(
+                f"{key} is of studies of tasks; give tasks too, such as tasks = ['recall', 'induction']"
+            )
+    for arm in arms:
+        if arm.start and not tasks:
+            raise UserError(f"arm '{arm.label}': from is of studies of tasks; give tasks too")
+    for name in tasks:
+        refuse_unknown_task(name)
+    return tasks
+
+
+def _causal(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"causal takes true or false, got {value!r}")
+    return value
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML study file; a mistake in it is named with its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such study file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"study file {path} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"study file {path} is not TOML: {error}") from None
+
+
+def _arms(given: Any) -> tuple[Arm, ...]:
+    if isinstance(given, str | type) or given is None or isinstance(given, Mapping):
+        given = [] if given is None else [given]
+    if not isinstance(given, list | tuple) or not given:
+        raise UserError("a study needs arms, such as arms = ['standard', 'sharing:tie=kv']")
+    arms: list[Arm] = []
+    for entry in given:
+        arm = _arm(entry)
+        if any(arm.text == other.text and arm.label == other.label for other in arms):
+            raise UserError(
+                f"arm '{arm.label}' is given twice; give one of them a name and settings of its own"
+            )
+        if any(arm.label == other.label for other in arms):
+            arm = dataclasses.replace(arm, label=arm.text)
+        arms.append(arm)
+    return tuple(arms)
+
+
+def _arm(entry: Any) -> Arm:
+    if isinstance(entry, str | type):
+        layout = parse_layout(entry)
+        return Arm(layout.text, layout.label, layout)
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("arm"), str | type):
+        raise UserError(f"an arm is a text, or a table with 'arm' and settings of its own; got {entry!r}")
+    layout = parse_layout(entry["arm"])
+    own = ("arm", "name", "model", "from")
+    rest = {key: value for key, value in entry.items() if key not in own}
+    for key in rest:
+        if key not in _TRAINING:
+            raise unknown(f"setting of arm '{layout.text}'", key, {*own} | _TRAINING)
+    label = as_text(entry.get("name", layout.label), "name")
+    model = _table(entry.get("model", {}), "model", _MODEL)
+    return Arm(layout.text, label, layout, rest, model, as_text(entry.get("from", ""), "from"))
+
+
+def _contexts(value: Any) -> tuple[int, ...]:
+    given = value if isinstance(value, list | tuple) else [value]
+    contexts = tuple(dict.fromkeys(parse_count(part, "context") for part in given))
+    if isinstance(value, list | tuple) and (not contexts or 0 in contexts):
+        raise UserError(f"context takes a number of tokens or a list of them, each above 0, got {value!r}")
+    return tuple(context for context in contexts if context)
+
+
+def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tuple[int, ...]:
+    """Return the token counts of the branches; the longest becomes the study's tokens, and its schedule is wsd."""
+    if value is None:
+        return ()
+    given = value if isinstance(value, list | tuple) else [value]
+    counts = tuple(sorted({parse_count(part, "branches") for part in given}))
+    if len(counts) < 2 or not counts[0]:
+        raise UserError(
+            f"branches takes two token counts or more, such as ['1M', '4M', '16M'], got {value!r}; "
+            "tokens and schedule = 'wsd' give one"
+        )
+    if "tokens" in training and parse_count(training["tokens"], "tokens") != counts[-1]:
+        raise UserError(
+            f"tokens={training['tokens']} and branches up to {exact_count(counts[-1])} are both given; "
+            "the longest branch is the whole length, so leave tokens out"
+        )
+    for owner, settings in [("", training), *((f"arm '{arm.label}': ", arm.training) for arm in arms)]:
+        if settings.get("schedule", "wsd") != "wsd":
+            raise UserError(
+                f"{owner}schedule={settings['schedule']} has no decay to branch off: branches need wsd"
+            )
+    for arm in arms:
+        if "tokens" in arm.training:
+            raise UserError(f"arm '{arm.label}' has tokens of its own; branches give every arm its tokens")
+    training |= {"tokens": counts[-1], "schedule": "wsd"}
+    return counts
+
+
+def _yes(value: Any, name: str) -> bool:
+    if value not in (True, False, "true", "false"):
+        raise UserError(f"{name} takes true or false, got {value!r}")
+    return value in (True, "true")
+
+
+def _probes(values: Mapping[str, Any], of_tasks: bool) -> tuple[str, ...]:
+    """Return the probes in their one spelling; `corpora` alone means every corpus of the study."""
+    every = corpora.argument(_words(values.get("corpus", "stdlib"), "corpus"))
+    found = probe_names(values.get("probes", ()))
+    refuse_unserved(found, "tasks" if of_tasks else "corpora")
+    return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
+
+
+def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with others in place of some: tables are joined, and of two that exclude each other the new one stays."""
+    joined = dict(values)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
+        joined[key] = {**joined[key], **value} if both else value
+    for group in (("lr", "tune"), ("tokens", "bytes", "branches"), ("corpus", "tasks")):
+        if any(key in changes for key in group):
+            for other in group:
+                if other not in changes:
+                    joined.pop(other, None)
+    return joined
+
+
+def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_bytes: bool) -> Tune | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get("lr"), list | tuple):
+        raise UserError(
+            f"tune takes a table such as tune = {{lr = [1e-3, 2e-3, 4e-3], tokens = '10M'}}, got {value!r}"
+        )
+    for key in value:
+        if key not in ("lr", "tokens"):
+            raise unknown("tune setting", str(key), ("lr", "tokens"))
+    if "lr" in training:
+        raise UserError("a study has a learning rate or tunes it; lr and tune are both given")
+    rates = value["lr"]
+    if not all(map(is_number, rates)):
+        raise UserError(f"tune.lr takes numbers, got {rates!r}")
+    if in_bytes and "tokens" not in value:
+        raise UserError("tune needs tokens of its own where the study's length is given in bytes")
+    whole = train_settings(defaults | training).tokens
+    tokens = parse_count(value.get("tokens", whole), "tune.tokens")
+    return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
+
+
+def _refuse_short_tries(training: TrainSettings, context: int) -> None:
+    try:
+        training.steps(context)
+    except UserError as error:
+        raise UserError(f"tune: {error}") from None
+
+
+def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
+    table = as_table(value, name)
+    refuse_unknown(table, known, f"{name} setting")
+    defaults = Settings()
+    for key, item in table.items():
+        wanted = type(getattr(defaults, key))
+        good = is_number(item) if wanted is float else isinstance(item, wanted)
+        if not good:
+            raise UserError(f"{name}.{key} takes a {wanted.__name__}, got {item!r}")
+    return dict(table)
+
+
+def _words(value: Any, name: str) -> tuple[str, ...]:
+    words = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not words or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{name} takes a name or a list of names, got {value!r}")
+    return tuple(dict.fromkeys(words))
+
+
+def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    for word in _words(value, name):
+        if word not in allowed:
+            raise unknown(f"{name} rule", word, allowed)
+    return _words(value, name)
+
+
+_MOST_SEEDS = 10_000
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, list | tuple):
+        seeds = tuple(parse_count(seed, "seeds") for seed in value)
+        if len(set(seeds)) != len(seeds):
+            raise UserError(f"seeds {list(seeds)} hold one twice")
+    else:
+        count = parse_count(value, "seeds")
+        if count > _MOST_SEEDS:
+            raise UserError(f"seeds={count:,} is too many; at most {_MOST_SEEDS:,}")
+        seeds = tuple(range(1, count + 1))
+    if not seeds:
+        raise UserError("seeds=0 gives no runs; at least 1 is needed, and 2 for an interval")
+    return seeds
+
+
+def _margin(value: Any) -> float:
+    if not is_number(value) or not 0 <= value < 1e6:
+        raise UserError(
+            f"margin takes a number of bits per byte, or of a task's metric, 0 or more, got {value!r}"
+        )
+    return float(value)

@@ -1,0 +1,1 @@
+"""Statistics, verdicts, trends, forecasts: what finished runs support."""

@@ -1,0 +1,49 @@
+"""Where a study's arms look on their tasks, seeds joined: what the probe `explain` found, as means with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headtohead.common.errors import DamagedFile
+from headtohead.study.judge.intervals import over_seeds
+from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.run_store import Store, read_probe
+
+
+@dataclass(frozen=True)
+class ArmExplained:
+    """One arm in one contest."""
+
+    contest: Contest
+    label: str
+    seeds: tuple[int, ...]
+    found: dict[str, Any]
+    """What study/probes/explain.py lists, every number as {mean, low, high, n} over the seeds."""
+
+    def mean(self, path: str) -> float | None:
+        """Return the mean at a path such as `explanations.rollout.mass`, or None where there is none."""
+        value: Any = self.found
+        for word in path.split("."):
+            value = value.get(word) if isinstance(value, dict) else None
+        return float(value["mean"]) if isinstance(value, dict) and "mean" in value else value
+
+
+def study_explained(store: Store, outline: Outline, results: Mapping[str, Any]) -> list[ArmExplained]:
+    """Return the arms of every contest that the probe was taken on; a damaged file is left out."""
+    names = [name for name in outline.probes if name.partition(":")[0] == "explain"]
+    rows = []
+    for contest in outline.contests() if names else ():
+        for _, label in outline.arms:
+            found = {}
+            for seed, run in outline.runs(contest, label).items():
+                try:
+                    one = read_probe(store.run(run), names[0]) if run in results else None
+                except DamagedFile:
+                    continue
+                if one is not None and "none" not in one:
+                    found[seed] = one
+            if found:
+                rows.append(ArmExplained(contest, label, tuple(found), over_seeds(list(found.values()))))
+    return rows

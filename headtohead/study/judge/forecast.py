@@ -1,0 +1,255 @@
+"""What a study will take and what it could find, before anything of it runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UnreadableFile
+from headtohead.common.files import canonical_json
+from headtohead.study.environment import device_name
+from headtohead.study.judge.statistics import POWER, detectable_difference
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.plan.dataset import Ground
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.run_spec import Plan, Run
+from headtohead.study.plan.step_timing import same_speed, trial
+from headtohead.study.store.manifest import METRIC
+from headtohead.study.store.run_store import Store
+from headtohead.training.checkpoint import KEPT
+from headtohead.training.trainer import LOGGED_POINTS
+
+Progress = Callable[[str, float], None]
+_STEPS = 5
+"""The first step warms up, the others are measured."""
+_SECONDS = 4.0
+"""An arm is measured no longer than that, but for two steps."""
+_ROW_BYTES = 200
+_RESULT_BYTES = 40_000
+"""A run's JSON files together: spec, environment, cost, and the result with its blocks."""
+_SEEDS_SHOWN = (3, 5, 8, 12, 20)
+_MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class ArmForecast:
+    """One arm in one contest: what its runs still to do will take."""
+
+    label: str
+    contest: str
+    runs: int
+    tokens: int
+    flops: float
+    """Of training, three times the forward."""
+    tokens_per_second: float
+    seconds: float
+    """Of all its runs, one after the other; scoring counted."""
+    source: str
+    """measured (here, now) or seen (in the directory's finished runs)."""
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """What so many seeds would find with the power stated."""
+
+    seeds: int
+    alone: float | None
+    """Among two arms: two-sided 5 %."""
+    holm: float | None
+    """Among all arms of the study, at the first and hardest step of Holm's rule."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study will take and what it could find."""
+
+    runs: int
+    done: int
+    tokens: int
+    flops: float
+    seconds: float
+    workers: int
+    device: str
+    disk_bytes: int
+    """What stays when all is done: weights, curves, results."""
+    working_bytes: int
+    """Checkpoints of the runs at work, on top."""
+    arms: list[ArmForecast]
+    spread: float | None
+    """Standard deviation over seeds of the paired difference, in the metric; None: not known."""
+    spread_source: str
+    seeds: int
+    """Planned for every arm."""
+    power: float
+    margin: float
+    compared: int
+    """Arms compared with the baseline."""
+    detectable: list[Detectable]
+    """In the metric; in spreads where the spread is not known."""
+    seeds_for_margin: int | None
+    """Seeds that would find a difference as large as the margin; None where that is not known or over a thousand."""
+    metric: str = METRIC
+    """What spread, margin and differences are of: that of the first contest."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forecast, JSON-ready."""
+        return asdict(self)
+
+
+def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
+    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs.
+
+    Tasks that are judged by another metric than the first are left out.
+    """
+    weights, total = 0, 0.0
+    for row in [row for row in verdicts if row.metric == verdicts[0].metric]:
+        differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
+        # Arms that share the baseline's runs differ by nothing, and say nothing of the spread.
+        if len(differences) > 1 and any(differences):
+            weights += len(differences) - 1
+            total += (len(differences) - 1) * statistics.variance(differences)
+    return math.sqrt(total / weights) if weights else None
+
+
+def forecast_plan(
+    plan: Plan,
+    *,
+    store: Store | None = None,
+    device: torch.device,
+    workers: int = 1,
+    spread: float | None = None,
+    spread_source: str = "",
+    keep_weights: bool = True,
+    progress: Progress = lambda words, share: None,
+) -> Forecast:
+    """Return what the runs of a plan that have no result yet will take, and what the study could find."""
+    runs = plan.distinct()
+    left = [run for run in runs if store is None or not store.run(run.id).finished()]
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in left:
+        groups.setdefault((run.contest.title, run.arm.label), []).append(run)
+    seen = _seen_rates(store, device) if store is not None else {}
+    measured: dict[str, float] = {}
+    arms = []
+    for place, ((contest, label), members) in enumerate(groups.items()):
+        first = members[0]
+        key = _kind(first.identity)
+        if key not in seen and key not in measured:
+            progress(f"measuring {label}", place / len(groups))
+            measured[key] = _measure(first, plan, device)
+        rate = seen.get(key) or measured[key]
+        tokens = first.tokens * len(members)
+        arms.append(
+            ArmForecast(
+                label=label,
+                contest=contest,
+                runs=len(members),
+                tokens=tokens,
+                flops=3 * first.flops * tokens,
+                tokens_per_second=rate,
+                # A forward pass is a third of a training step.
+                seconds=(tokens + len(members) * _scored_tokens(first, plan) / 3) / rate,
+                source="seen" if key in seen else "measured",
+            )
+        )
+    longest = max((arm.seconds / arm.runs for arm in arms), default=0.0)
+    total = sum(arm.seconds for arm in arms)
+    weights = [4 * run.parameters for run in runs]
+    compared = len(plan.spec.arms) - 1
+    counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
+    measure = plan.measure(runs[0].contest)
+    margin = plan.spec.margin if measure.margin is None else measure.margin
+    unit = spread if spread is not None else 1.0
+    return Forecast(
+        runs=len(runs),
+        done=len(runs) - len(left),
+        tokens=sum(arm.tokens for arm in arms),
+        flops=sum(arm.flops for arm in arms),
+        seconds=max(longest, total / workers),
+        workers=workers,
+        device=str(device),
+        disk_bytes=(sum(weights) if keep_weights else 0)
+        + len(runs) * (LOGGED_POINTS * _ROW_BYTES + _RESULT_BYTES),
+        # A checkpoint holds the weights and AdamW's two momenta; a trunk keeps one for each of its branches.
+        working_bytes=min(workers, len(left))
+        * (KEPT + 1 + max((len(run.branches) for run in left), default=0))
+        * 3
+        * max(weights, default=0),
+        arms=arms,
+        spread=spread,
+        spread_source=spread_source,
+        seeds=len(plan.spec.seeds),
+        power=POWER,
+        margin=margin,
+        compared=compared,
+        detectable=[
+            Detectable(
+                count,
+                detectable_difference(unit, count),
+                detectable_difference(unit, count, arms=max(1, compared)),
+            )
+            for count in counts
+        ],
+        seeds_for_margin=_seeds_for(margin, spread),
+        metric=measure.name,
+    )
+
+
+def _seeds_for(margin: float, spread: float | None) -> int | None:
+    """Return the fewest seeds that find a difference of `margin`, by halving: more seeds never find less."""
+    if spread is None or margin <= 0:
+        return None
+    low, high = 2, _MOST_SEEDS
+    if (detectable_difference(spread, high) or 0.0) > margin:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if (detectable_difference(spread, middle) or 0.0) <= margin:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    return canonical_json(same_speed(identity))
+
+
+def _scored_tokens(run: Run, plan: Plan) -> int:
+    """Return the tokens of valid and test, on which a run is scored at its end."""
+    return _ground(run, plan).scored_tokens()
+
+
+def _ground(run: Run, plan: Plan) -> Ground:
+    return run.ground or next(g for g in plan.grounds.values() if g.content == run.corpus["content"])
+
+
+def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
+    """Return tokens per second by kind of run, from a directory's finished runs on a device like this one."""
+    found: dict[str, list[float]] = {}
+    for run in store.runs():
+        rate = run.costs().get("tokens_per_second")
+        here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
+        if not here or not run.finished() or not isinstance(rate, int | float) or rate <= 0:
+            continue
+        try:
+            found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))
+        except UnreadableFile:  # a damaged run says nothing of speed
+            continue
+    return {key: statistics.median(rates) for key, rates in found.items()}
+
+
+def _measure(run: Run, plan: Plan, device: torch.device) -> float:
+    """Return tokens per second of a few training steps of a run, on this device, in this process."""
+    trainer = trial(run, _ground(run, plan), Conditions(device=str(device)))
+    times: list[float] = []
+    while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
+        times.append(trainer.timed_step())
+    # The first step pays for what is set up once.
+    tokens = trainer.feed.tokens(len(times)) - trainer.feed.tokens(1)
+    return tokens / max(1e-9, sum(times[1:]))

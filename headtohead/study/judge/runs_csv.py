@@ -1,0 +1,351 @@
+"""Runs as a table: the runs.csv of a study, and tables of runs trained elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UnreadableFile, UserError, unknown
+from headtohead.common.files import digest
+from headtohead.common.numbers import is_number
+from headtohead.evaluate.tasks import MARGINS
+from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
+from headtohead.study.store.history import Marks
+from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.run_store import Store
+from headtohead.study.store.validation import STATUSES
+
+_SCORES = ("nats", "perplexity", "bits_per_byte")
+_BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
+_AFTER = ("train_seconds", "tokens_per_second", "untrained")
+"""The last: what an untrained model scores, by the bigram line or the best of a task's trivial answers."""
+
+
+def _split_columns(scores: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{split}_{name}" for split in ("valid", "test") for name in scores)
+
+
+COLUMNS = (
+    *("run", "arm", "label", "seed", "added_later", "corpus", "size", "shape", "length", "numerics"),
+    *(*_BEFORE, *_split_columns(_SCORES), *_AFTER),
+)
+_SOME_COLUMNS = ("context", "branch")
+"""Behind the length, in studies that have several."""
+CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch", "numerics")
+MARGIN = 0.005
+"""In bits per byte; another metric has no margin until one is given."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_MOST_BYTES = 64 * 2**20
+
+
+def runs_csv(
+    store: Store, outline: Outline, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
+) -> str:
+    """Return a study's runs as CSV, one row per arm, seed and contest; what is not known is empty."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in outline.contests())]
+    behind = COLUMNS.index("length") + 1
+    scores = _scores(outline, results)
+    columns = (*COLUMNS[:behind], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
+    writer.writerow(columns)
+    texts = {label: text for text, label in outline.arms}
+    for contest in outline.contests():
+        for label, text in texts.items():
+            facts: dict[str, Any] = {}
+            for seed, run_id in outline.runs(contest, label).items():
+                run = store.run(run_id)
+                # Seeds differ in nothing that a record says of an arm: one record serves them all.
+                facts = facts or _facts(store, run_id)
+                result, cost = results.get(run_id, {}), run.costs()
+                row: dict[str, Any] = {
+                    "run": run_id,
+                    "arm": text,
+                    "label": label,
+                    "seed": seed,
+                    "added_later": int(seed in added_seeds),
+                    **contest.place,
+                    "status": result.get("status", "not finished"),
+                    "tokens": result.get("tokens"),
+                    "train_seconds": cost.get("train_seconds"),
+                    "tokens_per_second": cost.get("tokens_per_second"),
+                    "untrained": untrained_line(outline, contest),
+                } | facts
+                for split in ("valid", "test"):
+                    score = result.get(split) or {}
+                    row |= {f"{split}_{name}": score.get(name) for name in scores}
+                writer.writerow([_cell(row.get(column)) for column in columns])
+    return stream.getvalue()
+
+
+def _scores(outline: Outline, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Return the scores that a study's runs have: of tasks every metric that one of them is scored by."""
+    if not outline.measures:
+        return _SCORES
+    tests = [result["test"] for result in results.values() if result.get("status") == "done"]
+    return ("nats", *(name for name in MARGINS if any(name in test for test in tests)))
+
+
+def _facts(store: Store, run_id: str) -> dict[str, Any]:
+    try:
+        record = store.run(run_id).spec()
+    except UnreadableFile:
+        return {}
+    return {name: record[name] for name in ("parameters", "flops_per_token", "cache_bytes_per_token")}
+
+
+def _cell(value: Any) -> str:
+    """Return a cell; a text that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith((*_FORMULA, "'")) else value
+    known = isinstance(value, bool) or (is_number(value) and math.isfinite(value))
+    return repr(value) if known else ""
+
+
+def _text(cell: str) -> str:
+    """Return what `_cell` was given."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith((*_FORMULA, "'")) else cell
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table say what."""
+
+    arm: str
+    seed: str
+    metric: str
+    by: tuple[str, ...] | None = None
+    """What sets contests apart; those of corpus, size, shape, length, context and branch that the table has, when None.
+
+    A column `numerics` always does: runs of two numerics are never compared."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A table of runs, judged."""
+
+    outline: Outline
+    results: dict[str, dict[str, Any]]
+    verdicts: list[Verdict]
+    measure: Measure
+
+
+def judge_table(
+    path: Path,
+    columns: Columns,
+    *,
+    baseline: str = "",
+    primary: str = "",
+    margin: float | None = None,
+    better: str = "lower",
+) -> Judged:
+    """Return the verdicts of a table of runs; the first arm is the baseline unless one is named.
+
+    No comparison is taken to have been planned unless `primary` names its arm.
+    """
+    header, rows = _read(path)
+    # A study's own column holds the study's own metric: read back, it gives the study's own verdicts.
+    measure = Measure(METRIC if columns.metric == f"test_{METRIC}" else columns.metric, better)
+    outline, results, added = _outline(path, header, rows, columns, measure)
+    labels = [label for _, label in outline.arms]
+    for role, name in (("baseline", baseline), ("primary", primary)):
+        if name and name not in labels:
+            raise unknown(f"arm given as {role}", name, labels)
+    chosen = baseline or labels[0]
+    if len(labels) < 2:
+        raise UserError(
+            f"{path}: column '{columns.arm}' holds one arm, '{labels[0]}'; two or more are needed"
+        )
+    if primary == chosen:
+        raise UserError(f"the primary arm '{primary}' is the baseline; it cannot be compared with itself")
+    known = columns.metric.endswith(METRIC)
+    outline = dataclasses.replace(
+        outline,
+        baseline=chosen,
+        primary=primary or None,
+        margin=margin if margin is not None else MARGIN if known else 0.0,
+    )
+    verdicts = study_verdicts(outline, results, Marks(added_seeds=added), measure)
+    for row, contest in zip(
+        verdicts, [c for c in outline.contests() for _ in range(len(labels) - 1)], strict=True
+    ):
+        row.notes += _unpaired(outline, contest, row, results)
+        if not row.margin:
+            row.notes.append("no margin was given, so nothing can be equivalent")
+    return Judged(outline, results, verdicts, measure)
+
+
+def _unpaired(
+    outline: Outline, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Say which seeds stand on one side alone, and which the baseline has no number for."""
+    ours, theirs = (set(outline.runs(contest, label)) for label in (row.label, row.baseline_label))
+    base = outline.runs(contest, row.baseline_label)
+    empty = {seed for seed in ours & theirs if results.get(base[seed], {}).get("status") != "done"}
+    found = (
+        (ours - theirs, f"of {row.label} without a partner: left out"),
+        (theirs - ours, f"of {row.baseline_label} without a partner: left out"),
+        (empty, f"of {row.baseline_label} without a number: left out"),
+    )
+    return [f"{_seeds(seeds)} {words}" for seeds, words in found if seeds]
+
+
+def _seeds(seeds: set[int]) -> str:
+    shown = ", ".join(map(str, sorted(seeds)[:10])) + (", ..." if len(seeds) > 10 else "")
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}"
+
+
+def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return a table's header, and its rows with their numbers as a spreadsheet counts them."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UserError(f"{path} holds {path.stat().st_size:,} bytes; a table of runs has at most 64 MiB")
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"no such table: {path}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"table {path} is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"table {path} cannot be read: {error.strerror}") from None
+    first = text.partition("\n")[0]
+    delimiter = max((",", ";", "\t"), key=first.count)
+    try:
+        found = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise UserError(f"table {path} is not CSV: {error}") from None
+    if not found or not any(found[0]):
+        raise UserError(f"table {path} has no header: its first row names the columns")
+    header = [cell.strip() for cell in found[0]]
+    rows = [(number, row) for number, row in enumerate(found[1:], 2) if any(cell.strip() for cell in row)]
+    if not rows:
+        raise UserError(f"table {path} has no rows below its header")
+    for number, row in rows:
+        if len(row) != len(header):
+            raise UserError(f"{path}, row {number}: {len(row)} cells under {len(header)} columns")
+    return header, rows
+
+
+def _outline(
+    path: Path,
+    header: Sequence[str],
+    rows: Sequence[tuple[int, list[str]]],
+    columns: Columns,
+    measure: Measure,
+) -> tuple[Outline, dict[str, dict[str, Any]], frozenset[int]]:
+    def place(name: str) -> int:
+        if name not in header:
+            raise unknown(f"column of {path}", name, header)
+        if header.count(name) > 1:
+            raise UserError(f"{path} has {header.count(name)} columns named '{name}'; rename all but one")
+        return header.index(name)
+
+    chosen = (columns.arm, columns.seed, columns.metric)
+    if columns.by is None:
+        by = tuple(name for name in CONTEST_COLUMNS if name in header and name not in chosen)
+    else:
+        apart = "numerics" in header and "numerics" not in (*chosen, *columns.by)
+        by = (*columns.by, *(("numerics",) if apart else ()))
+    names = (*chosen, *by)
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UserError(f"column '{twice}' is given twice; arm, seed, metric and by take one column each")
+    at = {name: place(name) for name in names}
+    status_at = header.index("status") if "status" in header else None
+    added_at = header.index("added_later") if "added_later" in header else None
+    line_at = header.index("untrained") if "untrained" in header else None
+    line_name = "bigram" if measure.better == "lower" else "majority class"
+    references: dict[str, dict[str, float]] = {}
+    entries: list[Entry] = []
+    results: dict[str, dict[str, Any]] = {}
+    seen: dict[tuple[Contest, str, int], int] = {}
+    added = set()
+    for number, row in rows:
+        label = _text(row[at[columns.arm]].strip())
+        if not label:
+            raise UserError(f"{path}, row {number}, column '{columns.arm}': no arm")
+        seed = _seed(path, number, columns.seed, row[at[columns.seed]])
+        contest = _contest({name: _text(row[at[name]].strip()) for name in by})
+        if (first := seen.setdefault((contest, label, seed), number)) != number:
+            where = f" in {contest.title}" if contest.title else ""
+            raise UserError(
+                f"{path}, row {number}: arm '{label}', seed {seed}{where} stands in row {first} already; "
+                "keep one of them, or name in --by the columns that set them apart"
+            )
+        run_id = digest(f"{path.name}:{number}")[:16]
+        entries.append(Entry(run_id, label, seed, contest))
+        if added_at is not None and row[added_at].strip() == "1":
+            added.add(seed)
+        if line_at is not None and (cell := row[line_at].strip()):
+            references[contest.corpus_label] = {line_name: _line(path, number, cell)}
+        status = row[status_at].strip() if status_at is not None else ""
+        result = _result(path, number, columns.metric, row[at[columns.metric]], status, measure.name)
+        if result is not None:
+            results[run_id] = result
+    labels = dict.fromkeys(entry.label for entry in entries)
+    outline = Outline(
+        name=path.stem,
+        arms=tuple((label, label) for label in labels),
+        baseline=next(iter(labels)),
+        primary=None,
+        margin=0.0,
+        seeds=tuple(sorted({entry.seed for entry in entries})),
+        entries=tuple(entries),
+        references=references,
+    )
+    return outline, results, frozenset(added)
+
+
+def _line(path: Path, number: int, cell: str) -> float:
+    """Return what an untrained model scores, by the column of runs.csv."""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{path}, row {number}, column 'untrained': expected a number, got {cell!r}")
+    return value
+
+
+def _contest(values: dict[str, str]) -> Contest:
+    known = {name: values.get(name, "") for name in CONTEST_COLUMNS}
+    others = [f"{name} {value}" for name, value in values.items() if name not in CONTEST_COLUMNS]
+    corpus = ", ".join(filter(None, (known["corpus"], *others)))
+    return Contest(corpus, corpus, **{name: known[name] for name in CONTEST_COLUMNS[1:]})
+
+
+def _seed(path: Path, number: int, column: str, cell: str) -> int:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value != int(value) or abs(value) > 2**53:
+        raise UserError(
+            f"{path}, row {number}, column '{column}': expected a whole number as seed, got '{cell[:40]}'"
+        )
+    return int(value)
+
+
+def _result(
+    path: Path, number: int, column: str, cell: str, status: str, metric: str
+) -> dict[str, Any] | None:
+    """Return the result a row gives, or None where it has none; NaN and infinity are what a diverged run leaves."""
+    if status in STATUSES and status != "done":
+        return {"status": status}
+    if not cell.strip():
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        raise UserError(
+            f"{path}, row {number}, column '{column}': expected a number, got '{cell[:40]}'"
+        ) from None
+    if not math.isfinite(value):
+        return {"status": "diverged"}
+    return {"status": "done", "test": {metric: value, "blocks": []}}

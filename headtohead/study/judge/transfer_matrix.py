@@ -1,0 +1,124 @@
+"""The matrix: arm x training corpus x evaluation corpus, judged by the rules of a contest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headtohead.common.errors import DamagedFile
+from headtohead.study.judge.verdict import Verdict, study_verdicts
+from headtohead.study.probes.corpora import NAME
+from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.run_store import Store
+from headtohead.study.store.validation import wrong_with_score
+
+Probes = Mapping[str, Mapping[str, Any]]
+"""What the probes found, by run and the probe's name."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An arm trained on one corpus and evaluated on another (or on its own), against the baseline trained on the same."""
+
+    contest: Contest
+    """Of the training corpus."""
+    trained: str
+    evaluated: str
+    """Labels of the corpora."""
+    verdict: Verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the cell, JSON-ready."""
+        return {"trained": self.trained, "evaluated": self.evaluated, **self.verdict.as_dict()}
+
+
+def places(cells: Iterable[Cell]) -> dict[Contest, str]:
+    """Return what sets cells of the same corpora apart, in words, by contest: nothing where there is one of each."""
+    bare = {cell.contest: dataclasses.replace(cell.contest, corpus="", corpus_label="") for cell in cells}
+    several = len(set(bare.values())) > 1
+    return {contest: one.title_among(list(bare.values())) if several else "" for contest, one in bare.items()}
+
+
+def read_probes(store: Store, outline: Outline, results: Mapping[str, Any]) -> Probes:
+    """Return what the runs of a study scored on other corpora; a damaged file is left out, and its run with it."""
+    names = [name for name in outline.probes if name.startswith(f"{NAME}:")]
+    found: dict[str, dict[str, Any]] = {}
+    for run_id in results if names else ():
+        for name in names:
+            try:
+                if (probe := store.run(run_id).probe(name)) is not None:
+                    found.setdefault(run_id, {})[name] = probe
+            except DamagedFile:
+                continue
+    return found
+
+
+def corpus_matrix(outline: Outline, results: dict[str, dict[str, Any]], probes: Probes) -> list[Cell]:
+    """Return every cell that has a score, by contest, evaluation corpus and arm; Holm's rule goes over the arms of a cell.
+
+    A study without another corpus to be evaluated on has none.
+    """
+    scores = {run: _scores(found) for run, found in probes.items()}
+    labels = dict.fromkeys(contest.corpus_label for contest in outline.contests())
+    labels |= dict.fromkeys(label for found in scores.values() for label in found)
+    if len(labels) < 2 or not any(scores.values()):
+        return []
+    cells = []
+    for contest in outline.contests():
+        entries = tuple(entry for entry in outline.entries if entry.contest == contest)
+        for label in labels:
+            own = label == contest.corpus_label
+            moved = results if own else _moved(results, scores, label, {entry.run for entry in entries})
+            if not any(entry.run in moved for entry in entries):
+                continue
+            # What has learnt nothing is told by the frequencies of the text it is evaluated on.
+            lines = {contest.corpus_label: outline.references[label]} if label in outline.references else {}
+            part = dataclasses.replace(outline, entries=entries, references=lines, primary=None)
+            cells += [Cell(contest, contest.corpus_label, label, row) for row in study_verdicts(part, moved)]
+    return cells
+
+
+def short_labels(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return the corpora of a matrix by label, without what stands in parentheses where that still tells them apart."""
+    labels = dict.fromkeys(label for cell in cells for label in (cell.trained, cell.evaluated))
+    short = {label: label.partition("(")[0] or label for label in labels}
+    return short if len(set(short.values())) == len(labels) else {label: label for label in labels}
+
+
+def _scores(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sound scores of a run by the label of the corpus."""
+    return {
+        str(row["label"]): row
+        for probe, corpora in found.items()
+        if probe.startswith(f"{NAME}:")
+        for name, row in corpora.items()
+        if isinstance(row, dict) and {"label", "content", "score"} <= row.keys()
+        if not wrong_with_score(row["score"], str(name))
+    }
+
+
+def _moved(
+    results: Mapping[str, dict[str, Any]],
+    scores: Mapping[str, dict[str, dict[str, Any]]],
+    corpus: str,
+    runs: set[str],
+) -> dict[str, dict[str, Any]]:
+    """Return the results of runs as they would stand on another corpus' test split.
+
+    Runs that were scored on another text of the same name than most are left out: an edited file, another Python.
+    """
+    known = {run: scores[run][corpus] for run in sorted(runs) if corpus in scores.get(run, {})}
+    contents = [str(row["content"]) for row in known.values()]
+    usual = max(sorted(set(contents)), key=contents.count, default="")
+    moved = {}
+    for run in runs:
+        result = results.get(run)
+        if result is None:
+            continue
+        if result.get("status") != "done":
+            moved[run] = result
+        elif run in known and known[run]["content"] == usual:
+            moved[run] = {**result, "test": known[run]["score"]}
+    return moved

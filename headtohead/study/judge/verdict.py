@@ -1,0 +1,476 @@
+"""Verdicts: what the statistics say of each arm against the baseline, and no more than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headtohead.study.judge.statistics import (
+    ALPHA,
+    compare_paired,
+    decide,
+    document_interval,
+    holm,
+    two_groups,
+)
+from headtohead.study.judge.trust import failed_words, weaken
+from headtohead.study.store.history import NO_MARKS, Marks
+from headtohead.study.store.manifest import METRIC, Contest, Measure, Outline, metric_words
+
+__all__ = [
+    "METRIC",
+    "Measure",
+    "Result",
+    "Verdict",
+    "headlines",
+    "metric_words",
+    "sentence",
+    "study_verdicts",
+]
+_VERDICTS = ("better", "worse", "equivalent", "undecided")
+MOST_TOLD = 4
+"""Contests that a headline tells one by one; of more it gives the first and counts."""
+Result = dict[str, Any]
+
+
+@dataclass
+class Verdict:
+    """One arm against the baseline in one contest."""
+
+    arm: str
+    baseline: str
+    corpus: str
+    size: str
+    shape: str
+    length: str
+    metric: str
+    n: int
+    mean: float | None
+    baseline_mean: float | None
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+    p_holm: float | None
+    margin: float
+    detectable: float | None
+    primary: bool
+    verdict: str
+    equivalence_low: float | None = None
+    equivalence_high: float | None = None
+    label: str = ""
+    baseline_label: str = ""
+    seeds: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    baseline_values: list[float] = field(default_factory=list)
+    correlation: float | None = None
+    documents_low: float | None = None
+    documents_high: float | None = None
+    scope: str = "seeds and documents"
+    """What the verdict reaches: over new seeds and new documents, or `this test set` where documents disagree."""
+    diverged: int = 0
+    failed: int = 0
+    missing: int = 0
+    added_seeds: list[int] = field(default_factory=list)
+    unlearnt: int = 0
+    """Runs of the arm that are not better than the bigram line, or do a task no better than one answer."""
+    baseline_unlearnt: int = 0
+    baseline_diverged: int = 0
+    falling: int = 0
+    """Runs, the baseline's counted, whose loss still fell steeply at the end."""
+    moved: int = 0
+    """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
+    notes: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    """Those of the notes that every sentence about the verdict carries."""
+    better: str = "lower"
+    """Which way the metric is better: lower or higher."""
+    context: str = ""
+    """Where the study has several; so with the branch."""
+    branch: str = ""
+    numerics: str = ""
+    """The number of the arithmetic that both sides were computed with; empty in a table that does not say."""
+    failed_check: list[str] = field(default_factory=list)
+    """What the causality gate found in the arm, before training or after it."""
+    baseline_failed_check: list[str] = field(default_factory=list)
+    flops_source: str = ""
+    """How the arm's FLOPs were obtained: declared or counted."""
+    baseline_flops_source: str = ""
+
+    def mark(self, words: str) -> None:
+        """Add a note that every sentence about the verdict carries."""
+        self.notes.append(words)
+        self.marks.append(words)
+
+    def of(self, contest: Contest) -> bool:
+        """Return whether the verdict is given for that contest."""
+        return all(getattr(self, name) == value for name, value in contest.place.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict, JSON-ready."""
+        return asdict(self)
+
+
+def study_verdicts(
+    outline: Outline,
+    results: dict[str, Result],
+    marks: Marks = NO_MARKS,
+    measure: Measure | None = None,
+) -> list[Verdict]:
+    """Return one verdict per contest and arm but the baseline, from results by run id.
+
+    `marks` is what was changed after results existed, from the study's history. A contest is judged by its own measure where
+    none is given. Holm's correction counts every comparison that was ever reported in a contest.
+    """
+    verdicts = []
+    for contest in outline.contests():
+        rows = [
+            _compare(outline, contest, text, label, results, marks, measure or outline.measure(contest))
+            for text, label in outline.arms
+            if label != outline.baseline
+        ]
+        dropped = marks.dropped.get(contest.title, ())
+        for row, p in zip(rows, holm([*(row.p for row in rows), *dropped]), strict=False):
+            row.p_holm = p
+            _judge(row)
+            weaken(row, outline, contest, results)
+            if row.added_seeds:
+                row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
+            if (contest.title, row.label) in marks.added_arms:
+                row.mark("this arm was added after looking")
+            if dropped:
+                row.mark(
+                    f"Holm's correction counts {len(dropped)} comparisons that were reported and dropped since"
+                )
+            if contest.outdated:
+                row.mark(f"computed with numerics {contest.numerics}")
+        verdicts += rows
+    planned = marks.primary in ("", outline.primary)
+    primary = next((row for row in verdicts if row.label == outline.primary and planned), None)
+    for row in verdicts:
+        row.primary = row is primary
+        if not row.primary:
+            row.notes.append("exploratory")
+        if row.label == outline.primary and not planned:
+            row.mark("named the primary comparison after looking")
+        for words in (*marks.notes, *_edges(row, outline)):
+            row.mark(words)
+    return verdicts
+
+
+def _value(result: Result | None, metric: str) -> float | None:
+    if not result or result.get("status") != "done":
+        return None
+    value = result["test"][metric]
+    return None if value is None else float(value)
+
+
+def _compare(
+    outline: Outline,
+    contest: Contest,
+    text: str,
+    label: str,
+    results: dict[str, Result],
+    marks: Marks,
+    measure: Measure,
+) -> Verdict:
+    ours = {seed: results.get(run) for seed, run in outline.runs(contest, label).items()}
+    theirs = {seed: results.get(run) for seed, run in outline.runs(contest, outline.baseline).items()}
+    pairs = [
+        (seed, a, b)
+        for seed in outline.seeds
+        if (a := _value(ours.get(seed), measure.name)) is not None
+        and (b := _value(theirs.get(seed), measure.name)) is not None
+    ]
+    seeds = [seed for seed, _, _ in pairs]
+    mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
+    paired = compare_paired(mine, base_values)
+    mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
+    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
+    status = [str((result or {}).get("status", "missing")) for result in ours.values()]
+    base_status = [str((result or {}).get("status", "missing")) for result in theirs.values()]
+    return Verdict(
+        arm=text,
+        baseline=next(other for other, name in outline.arms if name == outline.baseline),
+        corpus=contest.corpus_label,
+        size=contest.size,
+        shape=contest.shape,
+        length=contest.length,
+        context=contest.context,
+        branch=contest.branch,
+        numerics=contest.numerics,
+        metric=measure.name,
+        n=paired.n,
+        mean=sum(mine) / len(mine) if mine else None,
+        baseline_mean=sum(base_values) / len(base_values) if base_values else None,
+        difference=paired.difference,
+        ci_low=paired.ci_low,
+        ci_high=paired.ci_high,
+        p=paired.p,
+        p_holm=None,
+        margin=outline.margin if measure.margin is None else measure.margin,
+        detectable=paired.detectable,
+        primary=False,
+        verdict="undecided",
+        equivalence_low=paired.equivalence_low,
+        equivalence_high=paired.equivalence_high,
+        label=label,
+        baseline_label=outline.baseline,
+        seeds=seeds,
+        values=mine,
+        baseline_values=base_values,
+        correlation=paired.correlation,
+        documents_low=documents[0] if documents else None,
+        documents_high=documents[1] if documents else None,
+        diverged=status.count("diverged"),
+        failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
+        missing=status.count("missing"),
+        added_seeds=sorted(marks.added_seeds.intersection(seeds)),
+        unlearnt=sum(is_untrained(value, outline, contest) for value in mine),
+        baseline_unlearnt=sum(is_untrained(value, outline, contest) for value in base_values),
+        baseline_diverged=base_status.count("diverged"),
+        falling=_falling(ours, seeds) + _falling(theirs, seeds),
+        moved=_moved(ours) + _moved(theirs),
+        better=measure.better,
+    )
+
+
+def is_untrained(value: float, outline: Outline, contest: Contest) -> bool:
+    """Return whether counting pairs of tokens, or always the same answer, scores as well on the test split.
+
+    On a task as well means within the margin: less than that above counts as no difference anywhere else too.
+    """
+    line = untrained_line(outline, contest)
+    if line is None:
+        return False
+    if _is_task(outline, contest):
+        return value <= line + (outline.measure(contest).margin or 0.0)
+    return value >= line
+
+
+def untrained_line(outline: Outline, contest: Contest) -> float | None:
+    """Return what a model has to pass to count as trained: the bigram line, or the best of a task's trivial answers."""
+    lines = outline.references.get(contest.corpus_label, {})
+    if _is_task(outline, contest):
+        return max(lines.values())
+    return lines.get("bigram", lines.get("unigram"))
+
+
+def _is_task(outline: Outline, contest: Contest) -> bool:
+    return "majority class" in outline.references.get(contest.corpus_label, {})
+
+
+STEEP = 0.1
+"""A loss that the second half of training lowered by more than this share of itself still falls steeply."""
+
+
+def _falling(results: dict[int, Result | None], seeds: list[int]) -> int:
+    """Return how many of these runs ended while their loss still fell steeply."""
+    falls = [(results.get(seed) or {}).get("late_fall") for seed in seeds]
+    return sum(fall is not None and fall > STEEP for fall in falls)
+
+
+def _moved(results: dict[int, Result | None]) -> int:
+    """Return how many of these runs went on under another torch, device or number of threads."""
+    return sum(bool(result and result.get("environment_changed")) for result in results.values())
+
+
+_UNITS = {METRIC: math.log(2)}
+"""What the sums of blocks are divided by to be in the metric: those of a loss are in nats."""
+
+
+def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) -> list[list[list[float]]]:
+    """Return the blocks of each seed; a task has some for each metric that is a mean over examples."""
+    found = [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
+    return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
+
+
+NOTHING = {
+    True: "predict no better than pairs of tokens (the bigram line)",
+    False: "do no better than chance or one answer",
+}
+
+
+def _judge(row: Verdict) -> None:
+    """Decide after Holm, then take back what the data do not bear."""
+    row.verdict = decide(
+        row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin, row.better
+    )
+    if row.n < 2:
+        row.notes.append(f"{row.n} paired seeds give no interval")
+    elif row.n == 2:
+        row.notes.append("an interval from two seeds leans wholly on the normal law")
+    if row.p is not None and row.p_holm is not None and row.p < ALPHA <= row.p_holm:
+        row.notes.append(f"p is {row.p:.2g} alone, {row.p_holm:.2g} after Holm's correction for several arms")
+    if row.n >= 2 and row.p is None:
+        row.notes.append("the difference is the same for every seed: zero spread decides nothing")
+    if row.diverged:
+        row.notes.append(f"{row.diverged} of its runs diverged")
+    if row.baseline_diverged:
+        row.notes.append(f"{row.baseline_diverged} runs of the baseline diverged")
+    if row.diverged or row.baseline_diverged:
+        _withhold(row, _VERDICTS[:3], "the runs that did not diverge cannot represent all")
+    if (groups := two_groups(row.values)) is not None:
+        row.notes.append(
+            f"its seeds may fall into two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}"
+        )
+    if row.failed:
+        row.notes.append(f"{row.failed} of its runs failed")
+    if row.missing:
+        row.notes.append(f"{row.missing} of its runs are not finished")
+    if row.unlearnt:
+        row.notes.append(f"{row.unlearnt} of its runs are untrained: they {NOTHING[row.metric == METRIC]}")
+        _withhold(row, ("better", "equivalent"), "an untrained arm can be neither better nor equivalent")
+    if row.baseline_unlearnt:
+        row.notes.append(
+            f"{row.baseline_unlearnt} runs of the baseline are untrained: they {NOTHING[row.metric == METRIC]}"
+        )
+        _withhold(
+            row,
+            ("worse", "equivalent"),
+            "against an untrained baseline an arm is neither worse nor equivalent",
+        )
+    if row.falling:
+        row.notes.append(
+            f"the loss of {row.falling} of the runs compared still fell steeply at the end: train longer"
+        )
+    if row.moved:
+        row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
+    low, high = row.documents_low, row.documents_high
+    if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
+        row.scope = "this test set"
+        parts = "documents" if row.metric == METRIC else "examples"
+        row.notes.append(f"on this test set: over its {parts} the difference could be none")
+    if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
+        row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
+
+
+def _edges(row: Verdict, outline: Outline) -> list[str]:
+    """Say of the arm and the baseline whether the best learning rate lies at the edge of the grid that was tried."""
+    place = (row.corpus, row.size, row.shape, row.context)
+    edges = {
+        rate.label
+        for rate in outline.tuning
+        if rate.chosen
+        and rate.edge
+        and place == (_label(outline, rate.corpus), rate.size, rate.shape, rate.context)
+    }
+    return [
+        f"the best learning rate of {label} lies at the edge of the grid"
+        for label in (row.label, row.baseline_label)
+        if label in edges
+    ]
+
+
+def _label(outline: Outline, corpus: str) -> str:
+    """Return the label of a corpus that tuning rows name."""
+    labels = {contest.corpus: contest.corpus_label for contest in outline.contests()}
+    return labels.get(corpus, corpus)
+
+
+def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
+    """Turn these verdicts into `undecided`, and say why."""
+    if row.verdict in verdicts:
+        row.notes.append(f"{row.verdict} is withheld: {reason}")
+        row.verdict = "undecided"
+
+
+def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
+    """Return the verdict in one plain sentence; corpus, size, context and branch are named where they differ `among` them."""
+    where = _where(row, among)
+    if row.verdict in ("better", "worse") and row.difference is not None:
+        return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}{_marked(row)}."
+    if row.verdict == "equivalent" and row.difference is not None:
+        within = f"within {row.margin:g} {metric_words(row.metric)}"
+        return f"{row.label} is equivalent to {row.baseline_label} {within}{where}{_marked(row)}."
+    if row.difference is None:
+        return f"{row.label}: no finished pair of runs yet{where}."
+    return f"{row.label} against {row.baseline_label} is undecided{where}{_span(row)}{_marked(row)}."
+
+
+def _marked(row: Verdict) -> str:
+    """Return the marks of a verdict as a sentence carries them."""
+    return f" [{'; '.join(row.marks)}]" if row.marks else ""
+
+
+def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`.
+
+    Of more contests than a sentence can hold, the first is told and the verdicts of all are counted.
+    """
+    lines = []
+    for label in dict.fromkeys(row.label for row in verdicts):
+        rows = [row for row in verdicts if row.label == label]
+        first = sentence(rows[0], verdicts).removesuffix(".")
+        rest = [_clause(row, verdicts) for row in rows[1:]]
+        if len(rows) > MOST_TOLD:
+            rest = [_counted(rows)]
+        found = {row.verdict for row in rows}
+        lines.append((found.pop() if len(found) == 1 else "mixed", f"{'; '.join([first, *rest])}."))
+    return lines
+
+
+def _counted(rows: Sequence[Verdict]) -> str:
+    """Return how many contests of an arm got each verdict."""
+    judged = [row for row in rows if row.difference is not None]
+    counts = {word: sum(row.verdict == word for row in judged) for word in _VERDICTS}
+    words = [f"{word} in {number}" for word, number in counts.items() if number]
+    if len(judged) < len(rows):
+        words.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")
+    return f"of all {len(rows)} contests, {', '.join(words)}"
+
+
+def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what a sentence about the same arm goes on with."""
+    where = _where(row, among)
+    if row.difference is None:
+        return f"no finished pair of runs yet{where}"
+    if row.verdict in ("better", "worse"):
+        return f"{row.verdict}{_by(row)}{where}{_marked(row)}"
+    if row.verdict == "equivalent":
+        return f"equivalent within {row.margin:g}{where}{_marked(row)}"
+    return f"undecided{where}{_span(row)}{_marked(row)}"
+
+
+def _by(row: Verdict) -> str:
+    if row.ci_low is None or row.ci_high is None:
+        return ""
+    low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
+    form = _form(row)
+    return f" by {low:{form}} to {high:{form}} {metric_words(row.metric)}"
+
+
+def _span(row: Verdict) -> str:
+    if row.ci_low is None:
+        return ""
+    form = _form(row)
+    return f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {metric_words(row.metric)})"
+
+
+def _form(row: Verdict) -> str:
+    # Another metric than bits per byte may be of any magnitude.
+    return ".3f" if row.metric == METRIC else ".3g"
+
+
+def _where(row: Verdict, among: Sequence[Verdict]) -> str:
+    """Return what was held equal, and in which of several corpora, sizes, contexts and branches."""
+    length = {"time_plain": "plain-path time"}.get(row.length, row.length)
+    shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
+    scope = " on this test set" if row.scope == "this test set" else ""
+    words = {
+        "corpus": "{}",
+        "size": "{}",
+        "context": "context {}",
+        "branch": "{} tokens",
+        "numerics": "numerics {}",
+    }
+    names = [
+        form.format(getattr(row, key))
+        for key, form in words.items()
+        if len({getattr(other, key) for other in among}) > 1
+    ]
+    place = f" ({', '.join(names)})" if names else ""
+    # A table of runs trained elsewhere need not say what was held equal.
+    return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_words(row)

@@ -1,0 +1,1 @@
+"""From a study to its runs: datasets, budgets, tuning, branches, populations, step timing."""

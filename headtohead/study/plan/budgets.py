@@ -1,0 +1,161 @@
+"""Budgets that are solved: what is held equal between an arm and the baseline.
+
+shape = as_is    every arm has the size's own dimensions
+        params   the arm's feed-forward width is solved so that its parameters equal the baseline's
+        cache    the arm's kv heads, where it left them open, else its width are solved so that the cache bytes of
+                 one token (bf16, all layers) equal the baseline's
+length = tokens      every arm sees the same tokens
+         flops       the arm's tokens are solved so that its training FLOPs equal the baseline's
+         time        the arm's tokens are solved so that its training seconds equal the baseline's (study/plan/step_timing.py)
+         time_plain  the same, every fused operation timed by its plain twin
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.training.settings import TrainSettings
+
+# Farther apart than this is not a match.
+TOLERANCE = 0.005
+
+
+def match_params(
+    size: Size,
+    layers: Sequence[Composed],
+    target: int,
+    outline: Callable[[Size, Sequence[Composed]], Decoder] = Decoder.outline,
+) -> Size:
+    """Return the size with the feed-forward width at which the arm's parameters are nearest to `target`.
+
+    `outline` gives the model without values: a task's has a head of its own.
+    """
+    here = outline(size, layers).parameter_count()
+    if here == target:
+        return size
+    step = outline(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
+    if step == 0:
+        raise UserError(
+            "shape=params cannot be met: the arm has no feed-forward part whose width could be solved"
+        )
+    width = size.ffn + round((target - here) / step)
+    if width < 1:
+        raise UserError(
+            f"shape=params cannot be met: without any feed-forward part the arm has {here - size.ffn * step:,} "
+            f"parameters, the baseline {target:,}"
+        )
+    solved = dataclasses.replace(size, ffn=width)
+    count = outline(solved, layers).parameter_count()
+    if abs(count - target) > TOLERANCE * target:
+        raise UserError(f"shape=params cannot be met within 0.5 %: {count:,} parameters against {target:,}")
+    return solved
+
+
+def match_cache(
+    size: Size, layers: tuple[Composed, ...], target: int | None
+) -> tuple[Size, tuple[Composed, ...]]:
+    """Return size and layers whose cache bytes per token equal `target`: by kv heads left open, else by width.
+
+    A number of kv heads that the arm was given is what the arm is, and stays. The heads stay too, and so does the
+    feed-forward width: one number is solved.
+    """
+    here = _cache_bytes(size, layers)
+    for owner, amount in (("the baseline", target), ("the arm", here)):
+        if amount is None:
+            raise UserError(f"shape=cache cannot be met: {owner} keeps no cache, decoding recomputes")
+        if amount == 0:
+            raise UserError(f"shape=cache cannot be met: what {owner} keeps does not grow with the text")
+    assert target is not None
+    assert here is not None
+    if here == target:
+        return size, layers
+    divisors = [count for count in range(1, size.heads) if size.heads % count == 0]
+    grouped = ((size, _with_kv_heads(layers, count)) for count in divisors)
+    found = _nearest(grouped, target) if _open_kv_heads(layers) else None
+    if found is not None and abs(found[0] - target) <= TOLERANCE * target:
+        return found[1]
+    head = size.width // size.heads
+    wider = _cache_bytes(dataclasses.replace(size, width=2 * size.width), layers) or 0
+    if wider <= here:
+        raise UserError(
+            f"shape=cache cannot be met: the arm keeps {here:,} bytes per token at any width, the baseline {target:,}"
+        )
+    guess = head + (target - here) * head / (wider - here)
+    heads = sorted(
+        range(max(1, round(guess) - _NEAR), round(guess) + _NEAR + 1), key=lambda dim: abs(dim - guess)
+    )
+    widened = ((dataclasses.replace(size, width=dim * size.heads), layers) for dim in heads)
+    found = _nearest(widened, target)
+    if found is None or abs(found[0] - target) > TOLERANCE * target:
+        nearest = f"{found[0]:,} bytes per token at width {found[1][0].width}" if found else "no width"
+        raise UserError(
+            f"shape=cache cannot be met within 0.5 %: nearest is {nearest}, the baseline keeps {target:,}"
+        )
+    return found[1]
+
+
+_NEAR = 8
+"""Head widths tried on either side of the solution, since a mechanism may refuse some of them."""
+_Shaped = tuple[Size, tuple[Composed, ...]]
+
+
+def _nearest(candidates: Iterable[_Shaped], target: int) -> tuple[int, _Shaped] | None:
+    """Return the cache bytes and shape nearest to `target`, of those that can be built."""
+    found: tuple[int, _Shaped] | None = None
+    for size, layers in candidates:
+        try:
+            amount = _cache_bytes(size, layers)
+        except UserError:
+            continue
+        if amount is not None and (found is None or abs(amount - target) < abs(found[0] - target)):
+            found = amount, (size, layers)
+        if amount == target:
+            break
+    return found
+
+
+def _cache_bytes(size: Size, layers: Sequence[Composed]) -> int | None:
+    return Decoder.outline(size, layers).cache_bytes_per_token(torch.bfloat16)
+
+
+def _open_kv_heads(layers: Sequence[Composed]) -> bool:
+    return any(getattr(composed.base.options, "kv_heads", None) == 0 for composed in layers)
+
+
+def _with_kv_heads(layers: Sequence[Composed], count: int) -> tuple[Composed, ...]:
+    """Return the layers with so many kv heads wherever they were left open; a mechanism that cannot have them keeps its own."""
+    changed = []
+    for composed in layers:
+        base = composed.base
+        if getattr(base.options, "kv_heads", None) == 0:
+            try:
+                options = dataclasses.replace(base.options, kv_heads=count)
+                composed = Composed((dataclasses.replace(base, options=options), *composed.stages))
+            except UserError:
+                pass
+        changed.append(composed)
+    return tuple(changed)
+
+
+def match_flops(settings: TrainSettings, arm: float, baseline: float) -> TrainSettings:
+    """Return settings whose tokens give the arm the baseline's training FLOPs, in whole steps."""
+    return _match_tokens("flops", settings, arm, baseline)
+
+
+def match_time(rule: str, settings: TrainSettings, arm: float, baseline: float) -> TrainSettings:
+    """Return settings whose tokens give the arm the baseline's training time, from seconds per token, in whole steps."""
+    return _match_tokens(rule, settings, arm, baseline)
+
+
+def _match_tokens(rule: str, settings: TrainSettings, arm: float, baseline: float) -> TrainSettings:
+    tokens = round(settings.tokens // settings.batch * baseline / arm) * settings.batch
+    if tokens < settings.batch:
+        raise UserError(f"length={rule} cannot be met: the arm costs so much that no whole step is left")
+    return dataclasses.replace(settings, tokens=tokens)

@@ -1,0 +1,346 @@
+"""What a run is trained and scored on: a corpus or a task, behind one face for plans, runs and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.coherence import refuse_long_pieces
+from headtohead.data.corpora import lasting_name
+from headtohead.data.shards import Prepared, prepare
+from headtohead.data.tasks.base import Task
+from headtohead.data.tasks.registry import prepare_task
+from headtohead.data.tokenizers import Tokenizer
+from headtohead.data.windows import Windows
+from headtohead.evaluate.loss import score_split
+from headtohead.evaluate.references import reference_lines
+from headtohead.evaluate.tasks import (
+    MARGINS,
+    chosen_metric,
+    in_words,
+    refuse_unpointed,
+    score_task,
+    task_references,
+)
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.classifier import Classifier, Pointer, Reader
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.study.store.manifest import Measure
+from headtohead.study.store.run_store import RunDirectory
+from headtohead.study.store.validation import size_of
+from headtohead.training.batches import Division, Feed, TaskFeed, WindowFeed, divide, example_length
+from headtohead.training.settings import TrainSettings
+
+Layers = Sequence[Composed]
+Progress = Callable[[float], None]
+
+
+class Ground(Protocol):
+    """A corpus or a task."""
+
+    label: str
+    content: str
+    """The digest of everything that decides what a run sees of it."""
+    vocabulary: int
+    tokenizer: Tokenizer | None
+    task: dict[str, Any] | None
+    """What a model for the task is like, for the run's identity; None for a corpus."""
+    notes: Mapping[str, int]
+    """What a task left out, and why; nothing for a corpus."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the train split."""
+        ...
+
+    def name(self, given: str) -> str:
+        """Return the name under which it is found again from anywhere."""
+        ...
+
+    def measure(self, margin: float | None) -> Measure | None:
+        """Return what runs are compared by; None: bits per byte, and the study's margin."""
+        ...
+
+    def references(self) -> dict[str, float]:
+        """Return what one gets without a model, by name."""
+        ...
+
+    def outline(self, size: Size, layers: Layers) -> Decoder:
+        """Return the model without memory or values."""
+        ...
+
+    def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
+        """Return the model with its start values."""
+        ...
+
+    def refuse(self, size: Size, model: Decoder) -> None:
+        """Refuse a model that it cannot train."""
+        ...
+
+    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+        """Return the steps of a run."""
+        ...
+
+    def steps(self, size: Size, training: TrainSettings) -> int:
+        """Return how many steps a run has."""
+        ...
+
+    def trained(self, training: TrainSettings, steps: int) -> int:
+        """Return the real tokens of so many steps; for a task on average over orders."""
+        ...
+
+    def flops(self, model: Decoder, training: TrainSettings) -> float:
+        """Return forward FLOPs per token of a training step, keys seen counted."""
+        ...
+
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
+        """Return the scores of a split, JSON-ready."""
+        ...
+
+    def scored_tokens(self) -> int:
+        """Return the tokens of valid and test, on which a run is scored at its end."""
+        ...
+
+
+class CorpusGround:
+    """A corpus: windows of text, judged in bits per byte."""
+
+    task: dict[str, Any] | None = None
+    notes: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, corpus: Prepared) -> None:
+        self.corpus, self.label, self.content = corpus, corpus.label, corpus.content
+        self.tokenizer: Tokenizer | None = corpus.tokenizer
+        self.vocabulary = corpus.tokenizer.vocabulary
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the train split."""
+        train = self.corpus.splits["train"]
+        return train.bytes / max(1, len(train.tokens))
+
+    def name(self, given: str) -> str:
+        """Return the name under which it is found again from anywhere."""
+        return lasting_name(given)
+
+    def measure(self, margin: float | None) -> Measure | None:
+        """Return nothing: bits per byte, and the study's margin."""
+        return None
+
+    def references(self) -> dict[str, float]:
+        """Return the reference lines in bits per byte."""
+        return reference_lines(self.corpus)
+
+    def outline(self, size: Size, layers: Layers) -> Decoder:
+        """Return the decoder without memory or values."""
+        return Decoder.outline(size, layers)
+
+    def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
+        """Return the decoder; a companion is cut from the train split."""
+        return Decoder(size, layers, seed, companion=self.corpus.splits["train"].tokens)
+
+    def refuse(self, size: Size, model: Decoder) -> None:
+        """Refuse a context longer than a split, and a companion longer than the train split."""
+        for split in ("train", "test", "valid"):
+            tokens = len(self.corpus.splits[split].tokens)
+            if tokens <= size.context:
+                raise UserError(
+                    f"corpus {self.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
+                )
+        refuse_long_pieces(self.label, self.corpus.notes, size.context * self.bytes_per_token)
+        _refuse_short_companion(f"corpus {self.label}", len(self.corpus.splits["train"].tokens), model)
+
+    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+        """Return windows in the seed's order."""
+        windows = Windows(self.corpus.splits["train"], size.context, seed)
+        return WindowFeed(windows, training, size.vocabulary)
+
+    def steps(self, size: Size, training: TrainSettings) -> int:
+        """Return how many steps a run has."""
+        return training.steps(size.context)
+
+    def trained(self, training: TrainSettings, steps: int) -> int:
+        """Return the tokens of so many steps."""
+        return steps * training.batch
+
+    def flops(self, model: Decoder, training: TrainSettings) -> float:
+        """Return forward FLOPs per token at the whole context."""
+        context = model.size.context
+        return model.flops(context, max(1, training.batch // context)).causal
+
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
+        """Return the loss on a split."""
+        lengths = self.corpus.tokenizer.token_bytes()
+        found = score_split(model, self.corpus.splits[split], lengths, precision=precision, progress=progress)
+        return found.as_dict()
+
+    def scored_tokens(self) -> int:
+        """Return the tokens of valid and test."""
+        return sum(len(self.corpus.splits[split].tokens) for split in ("valid", "test"))
+
+
+class TaskGround:
+    """A task: a classifier, a reader, or one that points, judged by the task's metric."""
+
+    def __init__(self, task: Task, *, causal: bool = True, answer: str = "write", metric: str = "") -> None:
+        self.examples, self.label, self.content = task, task.name, task.content
+        self.tokenizer, self.vocabulary = task.tokenizer, task.vocabulary
+        self.notes: Mapping[str, int] = task.notes
+        self.metric = chosen_metric(task, metric)
+        self.pointing = answer == "point"
+        if self.pointing:
+            refuse_unpointed(task)
+        elif task.written and not causal:
+            places = "" if task.tokenizer else "; form=place reads the answer at the list's own places"
+            raise UserError(
+                f"task '{task.name}' writes its answer out, and a model that looks both ways would see it{places}"
+            )
+        kind = "classifier" if task.classes else "pointer" if self.pointing else "reader"
+        self.task: dict[str, Any] | None = {
+            "model": kind,
+            "classes": len(task.classes),
+            "causal": causal,
+            # Runs whose answers were drawn by chance, before this was said, are not compared with these.
+            **({"answers": "likeliest"} if kind == "reader" and in_words(task) else {}),
+        }
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Real tokens of each example of the train split."""
+        return [example_length(example, not self.pointing) for example in self.examples.splits["train"]]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """A task's length is given in tokens alone."""
+        return 1.0
+
+    def name(self, given: str) -> str:
+        """Return the task's name."""
+        return given
+
+    def measure(self, margin: float | None) -> Measure | None:
+        """Return the task's metric with its margin, or the one that is given."""
+        return Measure(self.metric, "higher", MARGINS[self.metric] if margin is None else margin)
+
+    def references(self) -> dict[str, float]:
+        """Return chance and the majority class, in the task's metric."""
+        return task_references(self.examples, self.metric)
+
+    def outline(self, size: Size, layers: Layers) -> Decoder:
+        """Return the model without memory or values."""
+        assert self.task is not None
+        with torch.device("meta"):
+            return task_model(self.task, size, layers, None)
+
+    def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
+        """Return the model; a companion is cut from the train split, its examples one behind the other."""
+        assert self.task is not None
+        text = np.concatenate([example.tokens for example in self.examples.splits["train"]])
+        return task_model(self.task, size, layers, seed, text)
+
+    def refuse(self, size: Size, model: Decoder) -> None:
+        """Refuse mechanisms that cannot take padding or look both ways where the task needs it."""
+        assert self.task is not None
+        model._refuse_unsupported(len(set(self.lengths)) > 1, bool(self.task["causal"]))
+        _refuse_short_companion(f"task {self.label}", sum(self.lengths), model)
+
+    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+        """Return batches in the seed's order."""
+        train, outputs = self.examples.splits["train"], len(self.examples.classes) or self.vocabulary
+        return TaskFeed(train, training, seed, outputs, pointing=self.pointing)
+
+    def _division(self, training: TrainSettings) -> Division:
+        return divide(self.lengths, training.batch)
+
+    def steps(self, size: Size, training: TrainSettings) -> int:
+        """Return how many steps a run has."""
+        return self._division(training).steps(training)
+
+    def trained(self, training: TrainSettings, steps: int) -> int:
+        """Return the real tokens of so many steps, on average over orders."""
+        return self._division(training).trained(steps)
+
+    def flops(self, model: Decoder, training: TrainSettings) -> float:
+        """Return forward FLOPs per token at the mean length of an example; looking both ways all keys are seen."""
+        assert self.task is not None
+        mean = max(1, round(sum(self.lengths) / len(self.lengths)))
+        found = model.flops(mean, self._division(training).examples)
+        return found.causal if self.task["causal"] else found.full
+
+    def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
+        """Return every metric of the task on a split."""
+        assert isinstance(model, Reader)
+        return score_task(model, self.examples, split, precision=precision, progress=progress)
+
+    def scored_tokens(self) -> int:
+        """Return the tokens of valid and test."""
+        return sum(
+            example_length(example, not self.pointing)
+            for split in ("valid", "test")
+            for example in self.examples.splits[split]
+        )
+
+
+def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
+    """Return what a run is trained and scored on; one that has changed since is refused."""
+    facts, task = record["corpus"], record.get("task")
+    tokenizer: str = facts["tokenizer"]
+    if (
+        tokenizer.startswith("file:") and not Path(tokenizer[5:]).is_file()
+    ):  # it may have moved; the run has its own
+        tokenizer = f"file:{run.path / 'tokenizer.json'}"
+    ground: Ground
+    if task is None:
+        ground = CorpusGround(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
+    else:
+        place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
+        answer = "point" if task["model"] == "pointer" else "write"
+        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
+    if ground.content != facts["content"]:
+        raise UserError(
+            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
+            "back, or start the study again to plan new runs"
+        )
+    return ground
+
+
+@lru_cache(maxsize=2)
+def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
+    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
+    return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
+
+
+def data_of(ground: Ground) -> Prepared | Task:
+    """Return the corpus or the task itself."""
+    if isinstance(ground, TaskGround):
+        return ground.examples
+    assert isinstance(ground, CorpusGround)
+    return ground.corpus
+
+
+def task_model(
+    facts: dict[str, Any], size: Size, layers: Layers, seed: int | None, companion: Any = None
+) -> Reader:
+    """Return the model that a run's facts describe."""
+    causal = bool(facts["causal"])
+    if facts["model"] == "classifier":
+        return Classifier(size, layers, int(facts["classes"]), seed, companion, causal=causal)
+    kind = Pointer if facts["model"] == "pointer" else Reader
+    return kind(size, layers, seed, companion, causal=causal)
+
+
+def _refuse_short_companion(where: str, tokens: int, model: Decoder) -> None:
+    needed = model.companion_spec
+    if needed and needed.start == "tokens" and tokens < needed.offset + needed.length:
+        raise UserError(
+            f"{where}: the train split holds {tokens:,} tokens; the companion takes {needed.length:,} "
+            f"from token {needed.offset:,} on"
+        )

@@ -1,0 +1,68 @@
+"""Freezes a plan in study.lock.json before its first run; tells seeds added later from planned ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import write_document
+from headtohead.study.plan.run_spec import Plan
+from headtohead.study.store.frozen import NAME, read_lock
+
+
+def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
+    """Return the seeds of this plan that were added after results could be looked at; write the lock.
+
+    `started` says whether a run of this plan has a result already.
+    """
+    path = folder / NAME
+    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    key = digest(canonical_json(_comparison(plan)))[:16]
+    known = lock.get("recovered", plan.spec.seeds)
+    planned = [seed for seed in plan.spec.seeds if seed in known]
+    entry = lock["plans"].setdefault(key, {"seeds": planned, "added": [], "solved": _solved(plan)})
+    new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
+    if new and started:
+        entry["added"] += new
+    else:
+        entry["seeds"] += new
+    if "stacked" in lock or any(run.stacked for run in plan.runs):
+        lock["stacked"] = any(run.stacked for run in plan.runs)
+    write_document(path, lock)
+    return frozenset(entry["added"])
+
+
+def _comparison(plan: Plan) -> list[Any]:
+    """What the study compares, seeds aside."""
+    distinct = {
+        (run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs
+    }
+    # The name of a branch's parent depends on the seed; its step does not.
+    return sorted(
+        {
+            canonical_json(
+                {**run.identity, "seed": None} | ({"parent": run.parent.step} if run.parent else {})
+            )
+            for run in distinct.values()
+        }
+    )
+
+
+def _solved(plan: Plan) -> list[dict[str, Any]]:
+    """The numbers that the shape and length rules gave each arm."""
+    return [
+        {
+            "arm": run.arm.text,
+            "contest": run.contest.title,
+            "layers": [composed.text for composed in run.layers],
+            "width": run.size.width,
+            "ffn": run.size.ffn,
+            "parameters": run.parameters,
+            "cache_bytes_per_token": run.cache,
+            "tokens": run.training.tokens,
+            "steps": run.steps,
+        }
+        for run in plan.runs
+        if run.seed == plan.spec.seeds[0]
+    ]

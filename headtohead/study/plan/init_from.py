@@ -1,0 +1,104 @@
+"""Where a task's models start: the weights of a trained run, if they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import OWN_TOKENS
+from headtohead.data.tokenizers import Tokenizer
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.classifier import Classifier, Pointer, Reader
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.study.plan.dataset import Ground
+from headtohead.study.store.run_store import RunDirectory, find_run, refuse_untrained
+from headtohead.study.store.validation import size_of
+from headtohead.training.checkpoint import read_tensors, tensor_shapes
+
+_FREE = ("dropout", "init_std")
+"""Model settings that say nothing of what trained weights mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A trained run that others start from."""
+
+    folder: RunDirectory
+    record: dict[str, Any] = field(repr=False)
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+        return self.folder.id
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """What it was trained with; None where its task drew tokens of its own."""
+        own = self.record["corpus"]["tokenizer"] == OWN_TOKENS
+        return None if own else self.folder.tokenizer()
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The same tokenizer, as a study's setting."""
+        if self.record["corpus"]["tokenizer"] in ("bytes", OWN_TOKENS):
+            return "bytes"
+        return f"file:{(self.folder.path / 'tokenizer.json').resolve()}"
+
+
+def find_start(given: str) -> Start:
+    """Return the run that is meant, with its weights at hand."""
+    folder = find_run(given)
+    refuse_untrained(folder)
+    return Start(folder, folder.spec())
+
+
+def refuse_unfit(
+    start: Start, ground: Ground, size: Size, layers: Sequence[Composed], model: Decoder
+) -> None:
+    """Refuse weights of another tokenizer, other model settings or another shape, in one line."""
+    where = f"run {start.run} does not fit task '{ground.label}'"
+    if ground.tokenizer is None:
+        same = start.record["corpus"]["label"].partition(":")[0] == ground.label.partition(":")[0]
+        if start.tokenizer is not None or not same:
+            raise UserError(f"{where}: the task draws tokens of its own, which that run has never seen")
+    elif start.tokenizer is None or start.tokenizer.digest != ground.tokenizer.digest:
+        raise UserError(
+            f"{where}: it was trained with another tokenizer ({start.record['corpus']['tokenizer']}); "
+            "leave tokenizer out to use the run's own"
+        )
+    then = size_of(start.record)
+    for name in ("width", "layers", "heads"):
+        if getattr(then, name) != getattr(size, name):
+            raise UserError(f"{where}: its {name} is {getattr(then, name)}, and here {getattr(size, name)}")
+    for name, value in vars(then.settings).items():
+        if name not in _FREE and value != getattr(size.settings, name):
+            raise UserError(f"{where}: model.{name} is {value}, and here {getattr(size.settings, name)}")
+    assert isinstance(model, Reader)
+    shapes = tensor_shapes(start.folder.weights)
+    try:
+        model.start_from({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).partition(': ')[2]}") from None
+
+
+def take_weights(model: Decoder, path: str, run: str) -> None:
+    """Give a model the weights of the run it starts from; one that is gone or changed is named."""
+    folder = RunDirectory(Path(path))
+    if folder.id != run or not folder.weights.is_file():
+        raise UserError(f"run {run}, whose weights this one starts from, is not at {path} any more")
+    folder.refuse_changed_weights()
+    assert isinstance(model, Reader)
+    kind = folder.spec().get("task", {}).get("model", "reader")
+    heads = {"classifier": Classifier, "pointer": Pointer}
+    weights = read_tensors(folder.weights)
+    # Shapes alone do not tell a pointer's head from that of two classes.
+    if type(model) is not heads.get(kind, Reader):
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
+    model.start_from(weights)

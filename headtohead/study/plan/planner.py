@@ -1,0 +1,371 @@
+"""From a study to its runs: corpora prepared, sizes and lengths matched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import exact_count
+from headtohead.data.shards import prepare
+from headtohead.data.tasks.base import OWN_TOKENS
+from headtohead.data.tasks.registry import prepare_task
+from headtohead.evaluate.corpus_stats import Statistics, corpus_statistics
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.study.config.spec import Arm, StudySpec
+from headtohead.study.numerics import NUMERICS
+from headtohead.study.plan.branches import Parent, grow
+from headtohead.study.plan.budgets import match_cache, match_flops, match_params, match_time
+from headtohead.study.plan.dataset import CorpusGround, Ground, TaskGround
+from headtohead.study.plan.init_from import Start, find_start, refuse_unfit
+from headtohead.study.plan.run_spec import Pace, Plan, Rates, Run, Speed
+from headtohead.study.probes import refuse_unready
+from headtohead.study.store.manifest import Contest, Solved, flops_words
+from headtohead.training.circuit_rates import assign
+from headtohead.training.settings import TrainSettings
+
+
+def plan_study(
+    spec: StudySpec,
+    *,
+    data_dir: str | Path | None = None,
+    rates: Rates | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+    pace: Pace | None = None,
+    stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
+) -> Plan:
+    """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
+
+    `pace` gives seconds per step where a length rule holds time equal; `stack` says whether seeds are stacked, which
+    holds for all runs of a study or for none.
+    """
+    refuse_unready(spec.probes, data_dir)
+    grounds: dict[str, Ground] = {}
+    starts = _starts(spec)
+    runs: list[Run] = []
+    trunks: list[Run] = []
+    solved: list[Solved] = []
+    labels: dict[str, str] = {}
+    for name in spec.corpora or spec.tasks:
+        for size in spec.sizes:
+            for context in spec.contexts or (0,):
+                shown = spec.size(size, spec.baseline_arm, context)
+                tokenizer = _tokenizer(spec, shown, starts)
+                key = f"{name}/{tokenizer}" + (f"/{shown.context}" if spec.tasks else "")
+                if key not in grounds:
+                    grounds[key] = _ground(spec, name, tokenizer, shown.context, data_dir, progress)
+                    label = grounds[key].label
+                    _refuse_second(labels.setdefault(label, name), name, label)
+                words = str(context) if len(spec.contexts) > 1 else ""
+                for shape, length in product(spec.shapes, spec.lengths):
+                    contest = Contest(
+                        name, grounds[key].label, size, shape, length, words, numerics=str(NUMERICS)
+                    )
+                    found = _contest_runs(
+                        spec, name, grounds[key], tokenizer, contest, context, pace, rates or {}, starts
+                    )
+                    runs += found[0]
+                    trunks += found[1]
+                    solved += found[2]
+    if stack(runs):
+        runs = [dataclasses.replace(run, stacked=True) for run in runs]
+    statistics = _statistics(spec, runs, grounds, progress)
+    return Plan(spec, tuple(runs), grounds, tuple(solved), tuple(trunks), statistics)
+
+
+def _starts(spec: StudySpec) -> dict[str, Start]:
+    """Return the runs that arms start from, by the arm's label."""
+    found = {arm.label: arm.start or spec.start for arm in spec.arms}
+    known = {given: find_start(given) for given in set(found.values()) if given}
+    return {label: known[given] for label, given in found.items() if given}
+
+
+def _tokenizer(spec: StudySpec, size: Size, starts: dict[str, Start]) -> str:
+    """Return the tokenizer of a contest: the study's, that of the runs it starts from, or the size's."""
+    if starts and not spec.tokenizer:
+        return next(iter(starts.values())).tokenizer_name
+    return spec.tokenizer_for(size)
+
+
+def _ground(
+    spec: StudySpec,
+    name: str,
+    tokenizer: str,
+    context: int,
+    data_dir: str | Path | None,
+    progress: Callable[[str, float], None],
+) -> Ground:
+    if not spec.tasks:
+        return CorpusGround(prepare(name, tokenizer, data_dir=data_dir, progress=progress))
+    task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
+    return TaskGround(task, causal=spec.causal, answer=spec.answer, metric=spec.metric)
+
+
+def _refuse_second(first: str, corpus: str, label: str) -> None:
+    """Refuse another corpus under a label that is taken: verdicts could not be told apart."""
+    if first != corpus:
+        raise UserError(
+            f"corpora '{first}' and '{corpus}' would both be called '{label}'; "
+            "leave one out, or give its file another name"
+        )
+
+
+def _statistics(
+    spec: StudySpec, runs: list[Run], grounds: dict[str, Ground], progress: Callable[[str, float], None]
+) -> dict[str, Statistics]:
+    """Return the statistics of several corpora, for windows as long as the first run's."""
+    if len(spec.corpora) < 2:
+        return {}
+    found = {}
+    for ground in grounds.values():
+        assert isinstance(ground, CorpusGround)
+        window = round(runs[0].size.context * ground.bytes_per_token)
+        found[ground.label] = corpus_statistics(ground.corpus, max(16, window), progress)
+    return found
+
+
+def _contest_runs(
+    spec: StudySpec,
+    name: str,
+    ground: Ground,
+    tokenizer: str,
+    contest: Contest,
+    context: int,
+    pace: Pace | None,
+    rates: Rates,
+    starts: dict[str, Start],
+) -> tuple[list[Run], list[Run], list[Solved]]:
+    """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
+    facts = {
+        "name": ground.name(name),
+        "label": ground.label,
+        "tokenizer": OWN_TOKENS if ground.tokenizer is None else tokenizer,
+        "content": ground.content,
+    }
+    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), ground)
+    with _naming(spec.baseline_arm if ground.task else None):
+        base = ground.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
+    found = [
+        _shaped(spec, arm, base, ground, contest, context, facts, rates, starts.get(arm.label))
+        for arm in spec.arms
+    ]
+    shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
+    solved: list[Solved] = []
+    lengths: list[list[Run]] = []
+    # The longest first: it is the study's whole length, and the primary comparison.
+    for tokens in spec.branches[::-1] or (None,):
+        here, firsts = contest, shaped
+        if tokens is not None:
+            here = dataclasses.replace(contest, branch=exact_count(tokens))
+            firsts = [_of_length(run, here, tokens) for run in shaped]
+        solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
+        if contest.length != "tokens":
+            firsts, rows = _lengthened(spec, firsts, ground, here, pace)
+            solved += rows
+        lengths.append(firsts)
+    if not spec.branches:
+        return [dataclasses.replace(run, seed=seed) for run in lengths[0] for seed in spec.seeds], [], solved
+    runs, trunks = _grown(lengths, contest, spec.seeds)
+    return runs, trunks, solved
+
+
+def _of_length(run: Run, contest: Contest, tokens: int) -> Run:
+    return dataclasses.replace(
+        run, contest=contest, training=dataclasses.replace(run.training, tokens=tokens)
+    )
+
+
+def _grown(lengths: list[list[Run]], contest: Contest, seeds: tuple[int, ...]) -> tuple[list[Run], list[Run]]:
+    """Return the branches, and a trunk for each arm and seed; `lengths` holds the arms' runs at each token count."""
+    runs: list[list[Run]] = [[] for _ in lengths]
+    trunks = []
+    for same_arm in zip(*lengths, strict=True):
+        first = same_arm[0]
+        with _naming(first.arm):
+            training, branches, starts = grow([run.training for run in same_arm], first.size.context)
+        arm = dataclasses.replace(first.arm, label=f"{first.arm.label}, trunk")
+        marks = tuple(sorted(set(starts)))
+        for seed in seeds:
+            trunk = dataclasses.replace(
+                first, arm=arm, contest=contest, training=training, seed=seed, branches=marks
+            )
+            trunks.append(trunk)
+            for place, run in enumerate(same_arm):
+                parent = Parent(trunk.id, starts[place])
+                runs[place].append(
+                    dataclasses.replace(run, training=branches[place], seed=seed, parent=parent)
+                )
+    return [run for branch in runs for run in branch], trunks
+
+
+def _shaped(
+    spec: StudySpec,
+    arm: Arm,
+    base: Decoder,
+    ground: Ground,
+    contest: Contest,
+    context: int,
+    facts: dict[str, str],
+    rates: Rates,
+    start: Start | None,
+) -> tuple[Run, list[Solved]]:
+    """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
+    given = _with_vocabulary(spec.size(contest.size, arm, context), ground)
+    layers = tuple(arm.layout.layers(given.layers))
+    size, solved = given, []
+    if contest.shape != "as_is":
+        with _naming(arm):
+            if contest.shape == "params":
+                size = match_params(given, layers, base.parameter_count(), ground.outline)
+            else:
+                size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
+    with _naming(arm if ground.task else None):
+        model = ground.outline(size, layers)
+        ground.refuse(size, model)
+        if start is not None:
+            refuse_unfit(start, ground, size, layers, model)
+    training = spec.train_settings(arm, size, ground.bytes_per_token)
+    circuits = model.circuits()  # refuses a parameter that no optimiser would move
+    with _naming(arm):
+        assign(training.circuit_lr, circuits, size.layers)
+    if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
+        solved.append(_solved_bytes(spec, arm, contest, training, ground))
+    place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
+    if (tuned := rates.get(place)) is not None:
+        training = dataclasses.replace(training, lr=tuned)
+    ground.steps(size, training)
+    costs = (
+        model.parameter_count(),
+        ground.flops(model, training),
+        model.cache_bytes_per_token(torch.bfloat16),
+    )
+    if contest.shape != "as_is" and arm is not spec.baseline_arm:
+        held = (
+            ("parameters", model.parameter_count(), base.parameter_count())
+            if contest.shape == "params"
+            else ("cache bytes per token", costs[2] or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
+        )
+        what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
+        solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
+    run = Run(
+        arm,
+        layers,
+        contest,
+        size,
+        training,
+        spec.seeds[0],
+        facts,
+        *costs,
+        ground=ground,
+        start=start,
+        flops_source=model.flops_source(size.context),
+    )
+    return run, solved
+
+
+def _solved_shape(
+    given: Size, written: tuple[Composed, ...], size: Size, layers: tuple[Composed, ...], shape: str
+) -> tuple[str, int, int]:
+    """Return which number the shape rule solved, and from what to what."""
+    if shape == "params":
+        return "feed-forward width", given.ffn, size.ffn
+    for before, after in zip(written, layers, strict=True):
+        if before != after:
+            return "kv heads", given.heads, int(after.base.options.kv_heads)
+    return "width", given.width, size.width
+
+
+def _lengthened(
+    spec: StudySpec, firsts: list[Run], ground: Ground, contest: Contest, pace: Pace | None
+) -> tuple[list[Run], list[Solved]]:
+    """Return the runs with the tokens that the contest's length rule gives them."""
+    base = next(run for run in firsts if run.arm is spec.baseline_arm)
+    timed = contest.length != "flops"
+    speeds: list[Speed] = []
+    if timed:
+        if pace is None:
+            raise UserError(
+                f"length={contest.length} needs seconds per step, which are measured when the study runs"
+            )
+        speeds = pace(firsts, ground, "plain" if contest.length == "time_plain" else "fused")
+        amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
+    else:
+        # Forward and backward: three times the forward.
+        amounts = [3 * run.flops for run in firsts]
+    whole = amounts[firsts.index(base)]
+    held = _trained(base.training) * whole
+    runs, solved = [], []
+    for place, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
+        training = run.training
+        with _naming(run.arm):
+            if not timed:
+                training = match_flops(training, run.flops, base.flops)
+            elif run is not base:
+                share = dataclasses.replace(training, tokens=max(base.training.tokens, training.batch))
+                training = match_time(contest.length, share, amount, whole)
+        runs.append(dataclasses.replace(run, training=training))
+        if run is base:
+            continue
+        words = (
+            ("training seconds", speeds[place].words(speeds[firsts.index(base)]))
+            if timed
+            else ("training FLOPs", _sources(run, base))
+        )
+        solved.append(
+            Solved(
+                run.arm.label,
+                contest,
+                f"length {contest.length}",
+                "tokens",
+                run.training.tokens,
+                training.tokens,
+                words[0],
+                _trained(training) * amount,
+                held,
+                words[1],
+            )
+        )
+    return runs, solved
+
+
+def _sources(run: Run, base: Run) -> str:
+    """Return how the FLOPs of an arm and of the baseline were obtained, where either was counted."""
+    rows = ((run.arm.label, run.flops_source), (base.arm.label, base.flops_source))
+    return flops_words(dict(rows)) if any(source == "counted" for _, source in rows) else ""
+
+
+def _trained(training: TrainSettings) -> int:
+    """Return the tokens of the whole steps."""
+    return training.tokens // training.batch * training.batch
+
+
+@contextmanager
+def _naming(arm: Arm | None) -> Iterator[None]:
+    """Let a refusal name the arm, where it is the arm's."""
+    try:
+        yield
+    except UserError as error:
+        if arm is None:
+            raise
+        raise UserError(f"arm '{arm.text}': {error}") from None
+
+
+def _solved_bytes(
+    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, ground: Ground
+) -> Solved:
+    """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
+    each = ground.bytes_per_token
+    note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
+    numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
+    return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
+
+
+def _with_vocabulary(size: Size, ground: Ground) -> Size:
+    return dataclasses.replace(size, vocabulary=ground.vocabulary)

@@ -1,0 +1,226 @@
+"""What a plan holds: runs with every number resolved, each named after the hash of what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from headtohead.common.files import canonical_json, digest
+from headtohead.evaluate.corpus_stats import Statistics
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.sizes import Size
+from headtohead.study.config.spec import Arm, StudySpec
+from headtohead.study.numerics import NUMERICS
+from headtohead.study.plan.branches import Parent
+from headtohead.study.plan.dataset import Ground
+from headtohead.study.plan.init_from import Start
+from headtohead.study.store.manifest import Check, Contest, Entry, Measure, Outline, Solved
+from headtohead.training.settings import TrainSettings
+
+# Hundreds of runs share a size, a layout and their training: each is written out once.
+
+
+@cache
+def _plain_size(size: Size) -> dict[str, Any]:
+    return size.as_dict()
+
+
+@cache
+def _plain_training(training: TrainSettings) -> dict[str, Any]:
+    return training.as_dict()
+
+
+@cache
+def _plain_layers(layers: tuple[Composed, ...]) -> list[Any]:
+    return [composed.as_dict() for composed in layers]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm, seed, corpus or task, size, shape rule and length rule, every number resolved."""
+
+    arm: Arm
+    layers: tuple[Composed, ...]
+    contest: Contest
+    size: Size
+    training: TrainSettings
+    seed: int
+    corpus: dict[str, str]
+    parameters: int
+    flops: float
+    """Forward FLOPs per token, keys seen counted; what a batch shares is divided by its sequences."""
+    cache: int | None
+    """Cache bytes per token in bf16, or None where a layer keeps no cache."""
+    parent: Parent | None = None
+    """What a branch starts from."""
+    branches: tuple[int, ...] = ()
+    """The steps at which a trunk's branches start."""
+    ground: Ground | None = field(default=None, repr=False, compare=False)
+    """What it is trained on; None where only its name matters."""
+    start: Start | None = field(default=None, repr=False, compare=False)
+    """The run whose weights it starts from."""
+    stacked: bool = False
+    """Whether it is trained in one pass with other seeds."""
+    flops_source: str = "declared"
+    """How `flops` were obtained: declared, or counted in at least one layer."""
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that can change the result, and nothing that cannot.
+
+        A companion is covered: its tokens by corpus, size and options, its noise by the seed.
+        """
+        return {
+            "numerics": NUMERICS,
+            "layers": _plain_layers(self.layers),
+            "size": _plain_size(self.size),
+            "corpus": self.corpus["content"],
+            "training": _plain_training(self.training),
+            "seed": self.seed,
+            "stacked": self.stacked,
+            **self._further,
+        }
+
+    @property
+    def _further(self) -> dict[str, Any]:
+        """What only some runs have; the others look as they did before there was any of it."""
+        task = self.ground.task if self.ground else None
+        return {
+            **({"parent": vars(self.parent)} if self.parent else {}),
+            **({"task": task} if task else {}),
+            **({"start": self.start.run} if self.start else {}),
+        }
+
+    @cached_property
+    def id(self) -> str:
+        """The run's name: the hash of its identity."""
+        return digest(canonical_json(self.identity))[:16]
+
+    def record(self) -> dict[str, Any]:
+        """Return what spec.json holds: the identity, and what is needed to build the run and to show it."""
+        return {
+            "id": self.id,
+            "arm": self.arm.text,
+            "label": self.arm.label,
+            "layers": [composed.text for composed in self.layers],
+            "corpus": self.corpus,
+            "size": {"name": self.size.name} | _plain_size(self.size),
+            "training": _plain_training(self.training),
+            "seed": self.seed,
+            "shape": self.contest.shape,
+            "length": self.contest.length,
+            "parameters": self.parameters,
+            "flops_per_token": self.flops,
+            "flops_source": self.flops_source,
+            "cache_bytes_per_token": self.cache,
+            "identity": self.identity,
+            **self._further,
+            **({"branches": list(self.branches)} if self.branches else {}),
+            **({"steps": self.steps} if self.ground and self.ground.task else {}),
+            **({"start_path": str(self.start.folder.path.resolve())} if self.start else {}),
+        }
+
+    @property
+    def steps(self) -> int:
+        """All steps, a trunk's before a branch counted."""
+        return (
+            self.ground.steps(self.size, self.training)
+            if self.ground
+            else self.training.steps(self.size.context)
+        )
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the steps it does itself: a branch's are those of its decay."""
+        own = self.steps - (self.parent.step if self.parent else 0)
+        return self.ground.trained(self.training, own) if self.ground else own * self.training.batch
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that an arm's training step takes."""
+
+    seconds: float
+    spread: float
+    """Half the range of the middle half of the steps timed, beside the first arm's, as a share."""
+    where: str
+    """Device, threads and path, in words."""
+
+    def words(self, baseline: Speed) -> str:
+        """Return the measurement in words."""
+        both = f"{1000 * self.seconds:.4g} ms per step, the baseline {1000 * baseline.seconds:.4g}"
+        return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
+
+
+Pace = Callable[[list[Run], Ground, str], list[Speed]]
+"""From runs, what they are trained on and the path (fused or plain) to the speed of each."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a study, by contest."""
+
+    spec: StudySpec
+    runs: tuple[Run, ...]
+    grounds: dict[str, Ground]
+    """Corpora or tasks, by name, tokenizer and, for tasks, context."""
+    solved: tuple[Solved, ...] = ()
+    """What the rules gave each arm but the baseline."""
+    trunks: tuple[Run, ...] = ()
+    """What branches start from; none of them stands in a contest."""
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """What each corpus is like, by its label, where there are several."""
+    checks: tuple[Check, ...] = ()
+    """What the causality gate found in arms with user code."""
+
+    def outline(self) -> Outline:
+        """Return the plan without models and data: what verdicts and reports need."""
+        primary = self.spec.primary_arm
+        grounds = list(self.grounds.values())
+        found = {ground.label: ground.measure(self.spec.given_margin) for ground in grounds}
+        measures = {label: measure for label, measure in found.items() if measure is not None}
+        margin = next((row.margin for row in measures.values() if row.margin is not None), self.spec.margin)
+        return Outline(
+            name=self.spec.name,
+            arms=tuple((arm.text, arm.label) for arm in self.spec.arms),
+            baseline=self.spec.baseline_arm.label,
+            primary=primary.label if primary else None,
+            margin=margin,
+            seeds=self.spec.seeds,
+            entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
+            references={ground.label: ground.references() for ground in grounds},
+            solved=self.solved,
+            probes=self.spec.probes,
+            trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
+            statistics=self.statistics,
+            measures=measures,
+            flops={run.arm.label: run.flops_source for run in self.runs},
+            checks=self.checks,
+            notes=tuple(
+                f"task {ground.label}: {words}: {count:,}"
+                for ground in grounds
+                for words, count in ground.notes.items()
+            ),
+        )
+
+    def measure(self, contest: Contest) -> Measure:
+        """Return what a contest is judged by."""
+        labels = (ground for ground in self.grounds.values() if ground.label == contest.corpus_label)
+        return next(labels).measure(self.spec.given_margin) or Measure()
+
+    def distinct(self) -> list[Run]:
+        """Return each run once, seed by seed, so that a study stopped early is balanced; trunks before branches."""
+        place = {seed: index for index, seed in enumerate(self.spec.seeds)}
+        steps: dict[str, set[int]] = {}
+        for run in self.trunks:
+            steps.setdefault(run.id, set()).update(run.branches)
+        trunks = [dataclasses.replace(run, branches=tuple(sorted(steps[run.id]))) for run in self.trunks]
+        ordered = sorted([*trunks, *self.runs], key=lambda run: place[run.seed])
+        return list({run.id: run for run in ordered}.values())
+
+
+Rates = dict[tuple[str, str, str, str, str], float]
+"""Tuned learning rates by corpus, size, context, shape rule and arm's label."""

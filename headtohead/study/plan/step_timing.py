@@ -1,0 +1,187 @@
+"""Seconds per step, for length = time: measured once, then frozen in study.lock.json.
+
+All arms of a contest stand in one process on one device and take turns, step by step, so that a machine that slows
+down slows all of them. The first steps, in which compilers and allocators settle, are not counted. Of the rest the
+median counts: for the first arm of its seconds, for the others of their ratio to the first arm in the same round. A
+measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes later is
+timed beside one that is known, and scaled by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import write_document
+from headtohead.kernels import plain
+from headtohead.model.sizes import Size
+from headtohead.study.environment import device_name
+from headtohead.study.plan.dataset import Ground
+from headtohead.study.plan.execution import Conditions, micro_batch
+from headtohead.study.plan.run_spec import Run, Speed
+from headtohead.study.store.frozen import NAME, frozen_seconds, read_lock
+from headtohead.study.store.lease import Holds
+from headtohead.training.acceleration import compiles
+from headtohead.training.trainer import Trainer
+
+_WARM = 2
+"""Steps of each arm that are not counted."""
+_FEWEST, _MOST = 8, 40
+"""Steps of each arm that are: a twentieth of one run, within these."""
+_LOOK_AGAIN_SECONDS = 0.5
+
+
+class LockedPace:
+    """Gives the seconds per step that study.lock.json holds, and measures those it does not hold yet."""
+
+    def __init__(
+        self,
+        folder: Path,
+        conditions: Conditions,
+        *,
+        progress: Callable[[str, float], None] = lambda words, share: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.folder, self.conditions, self.progress, self.clock = folder, conditions, progress, clock
+
+    def __call__(self, runs: list[Run], ground: Ground, path: str) -> list[Speed]:
+        """Return the speed of each run; what is measured is in the lock before it is used."""
+        keys = [_key(run, path) for run in runs]
+        if any(key not in frozen_seconds(self.folder) for key in keys):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            holds = Holds()
+            # Two executors that start at once would disturb each other's clocks and plan different runs.
+            while not self._measured_alone(holds, keys, runs, ground, path):
+                self.progress("waiting for another process that times the arms", 0.0)
+                time.sleep(_LOOK_AGAIN_SECONDS)
+        known = frozen_seconds(self.folder)
+        return [Speed(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
+
+    def _measured_alone(
+        self, holds: Holds, keys: list[str], runs: list[Run], ground: Ground, path: str
+    ) -> bool:
+        with holds.hold(self.folder) as hold:
+            if hold is None:
+                return False
+            known = frozen_seconds(self.folder)
+            by_key = dict(zip(keys, runs, strict=True))
+            missing = [key for key in by_key if key not in known]
+            if missing:
+                self._freeze(known, by_key, missing, ground, path)
+        return True
+
+    def _freeze(
+        self,
+        known: dict[str, dict[str, Any]],
+        runs: dict[str, Run],
+        missing: list[str],
+        ground: Ground,
+        path: str,
+    ) -> None:
+        where = self._where(path, next(iter(runs.values())).size)
+        beside = [key for key in runs if key in known][:1]
+        for key in beside:
+            if known[key]["where"] != where:
+                raise UserError(
+                    f"the seconds per step of this study were measured on {known[key]['where']}; {where} cannot add to "
+                    f"them: go on there, or remove {self.folder / NAME} to measure and plan anew"
+                )
+        names = [*beside, *missing]
+        samples = self._measure([runs[key] for key in names], ground, path)
+        # What was measured before keeps its number; the others are measured by it.
+        whole = known[beside[0]]["seconds"] if beside else float(np.median(samples[0]))
+        lock_path = self.folder / NAME
+        lock = read_lock(lock_path) if lock_path.is_file() else {"plans": {}}
+        for place, key in enumerate(names):
+            if key not in missing:
+                continue
+            first = samples[0] if place else np.median(samples[0])
+            low, ratio, high = (float(share) for share in np.percentile(samples[place] / first, (25, 50, 75)))
+            lock.setdefault("seconds", {})[key] = {
+                "arm": runs[key].arm.text,
+                "size": runs[key].size.dims,
+                "seconds": whole * ratio,
+                "spread": (high - low) / 2 / ratio,
+                "steps": samples.shape[1],
+                "where": where,
+            }
+        write_document(lock_path, lock)
+
+    def _where(self, path: str, size: Size) -> str:
+        device = torch.device(self.conditions.device)
+        count = self.conditions.threads
+        threads = f", {count} thread{'s' if count > 1 else ''}" if device.type == "cpu" else ""
+        compiled = ", compiled" if compiles(self.conditions.compile, size, device) else ""
+        return f"{device_name(device)}{threads}, {path} path{compiled}"
+
+    def _measure(self, runs: list[Run], ground: Ground, path: str) -> np.ndarray[Any, Any]:
+        """Return the seconds of each run's counted steps (runs, steps)."""
+        device = torch.device(self.conditions.device)
+        steps = max(run.steps for run in runs)
+        rounds = _WARM + min(_MOST, max(_FEWEST, steps // 20))
+        threads = torch.get_num_threads()
+        if device.type == "cpu":
+            torch.set_num_threads(self.conditions.threads)
+        samples: list[list[float]] = [[] for _ in runs]
+        arm = runs[0].arm.text
+        try:
+            with plain() if path == "plain" else nullcontext():
+                trainers = []
+                for run in runs:
+                    arm = run.arm.text
+                    trainers.append(trial(run, ground, self.conditions))
+                for turn in range(rounds):
+                    self.progress(f"timing {len(runs)} arms, step {turn + 1} of {rounds}", turn / rounds)
+                    for place, trainer in enumerate(trainers):
+                        arm = runs[place].arm.text
+                        seconds = trainer.timed_step(self.clock)
+                        if turn >= _WARM:
+                            samples[place].append(seconds)
+        except (OSError, UserError):
+            raise
+        except Exception as error:
+            words = str(error).strip().splitlines()
+            cause = f"{type(error).__name__}: {words[0] if words else 'no message'}"
+            raise UserError(
+                f"length=time cannot be met: timing a step of arm '{arm}' failed: {cause}"
+            ) from error
+        finally:
+            torch.set_num_threads(threads)
+        taken = np.array(samples)
+        if taken.min() <= 0:
+            raise UserError("length=time cannot be met: the clock shows no time between two steps")
+        return taken
+
+
+def trial(run: Run, ground: Ground, conditions: Conditions) -> Trainer:
+    """Return the trainer of a run, for a few steps by the clock: nothing it does is kept."""
+    device = torch.device(conditions.device)
+    torch.manual_seed(run.seed)
+    feed = ground.feed(run.size, run.training, run.seed)
+    return Trainer(
+        ground.model(run.size, list(run.layers), run.seed).to(device),
+        feed,
+        run.training,
+        micro=conditions.micro or micro_batch(run.size, feed.sequences, device),
+        compile=not ground.task and compiles(conditions.compile, run.size, device),
+    )
+
+
+def same_speed(identity: Mapping[str, Any]) -> list[Any]:
+    """Return what runs of the same speed have in common: the model and its step, and neither seed nor length."""
+    step = {key: identity["training"][key] for key in ("batch", "precision")}
+    # Examples of one task are shorter than those of another; windows of corpora are all as long as the context.
+    task = [[identity["task"], identity["corpus"]]] if "task" in identity else []
+    return [identity["layers"], identity["size"], step, *task]
+
+
+def _key(run: Run, path: str) -> str:
+    return digest(canonical_json([*same_speed(run.identity), path]))[:16]

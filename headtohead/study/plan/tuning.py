@@ -1,0 +1,177 @@
+"""Learning rates that are tuned, equally for every arm: one grid, one budget, chosen on valid, judged on test.
+
+Where an arm's best rate lies at the edge of the grid, the grid is extended for all arms until no optimum does: an arm
+that was stopped at an edge proves nothing. What was chosen is kept in study.lock.json, so that a study resumed means the
+same thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import write_document
+from headtohead.study.config.spec import StudySpec
+from headtohead.study.plan.run_spec import Plan, Rates
+from headtohead.study.store.frozen import NAME, read_lock
+from headtohead.study.store.manifest import Rate
+from headtohead.study.store.run_store import Store
+
+MOST_EXTENSIONS = 6
+"""A grid that has grown so often has no end in sight: what was found is used, and said to lie at the edge."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning found: the rate of every arm in every corpus, size and shape, and all that was tried."""
+
+    rows: tuple[Rate, ...] = ()
+
+    def rates(self) -> Rates:
+        """Return the chosen rate by (corpus, size, context, shape, arm's label)."""
+        return {
+            (row.corpus, row.size, row.context, row.shape, row.label): row.lr
+            for row in self.rows
+            if row.chosen
+        }
+
+    def warnings(self) -> list[str]:
+        """Say which arms were left at the edge of the grid."""
+        return [
+            f"{row.label}: its best learning rate {row.lr:g} lies at the edge of the grid"
+            for row in self.rows
+            if row.chosen and row.edge
+        ]
+
+
+def tune_study(
+    spec: StudySpec,
+    store: Store,
+    plan: Callable[[StudySpec], Plan],
+    run: Callable[[Plan], bool],
+    say: Callable[[str], None],
+) -> Tuning | None:
+    """Return the tuned rates, running what is missing; None when `run` was stopped before it was done."""
+    assert spec.tune is not None
+    key = digest(
+        canonical_json(
+            _identity(plan(grid_spec(spec, spec.tune.lr[:1]))) + [spec.metric][: bool(spec.metric)]
+        )
+    )[:16]
+    path = store.path / NAME
+    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    if known := lock.get("tuning", {}).get(key):
+        return Tuning(tuple(_row(row, path) for row in known))
+    grid, extensions = list(spec.tune.lr), 0
+    while True:
+        planned = plan(grid_spec(spec, tuple(grid)))
+        if not run(planned):
+            return None
+        rows = _rows(spec, planned, store, grid)
+        low, high = (any(row.chosen and row.lr == edge for row in rows) for edge in (grid[0], grid[-1]))
+        if not (low or high) or extensions == MOST_EXTENSIONS:
+            break
+        extensions += 1
+        if low:
+            grid.insert(0, _beyond(grid[1], grid[0]))
+        if high:
+            grid.append(_beyond(grid[-2], grid[-1]))
+        say(
+            f"a best learning rate lies at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
+        )
+    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    lock.setdefault("tuning", {})[key] = [dataclasses.asdict(row) for row in rows]
+    write_document(path, lock)
+    return Tuning(tuple(rows))
+
+
+def _beyond(inner: float, edge: float) -> float:
+    """Return the next rate outwards, in the grid's own ratio, without the dust of floating point."""
+    return float(f"{edge * edge / inner:.6g}")
+
+
+def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
+    """Return the study in which every arm stands once for each rate, on the tuning budget and one seed."""
+    assert spec.tune is not None
+    arms = []
+    for lr in grid:
+        for arm in spec.arms:
+            if "lr" in arm.training:
+                raise UserError(
+                    f"arm '{arm.label}' has a learning rate of its own; tune chooses it for all arms"
+                )
+            training = {**arm.training, "lr": lr, "tokens": spec.tune.tokens}
+            arms.append(dataclasses.replace(arm, label=_label(arm.label, lr), training=training))
+    return dataclasses.replace(
+        spec,
+        arms=tuple(arms),
+        baseline=_label(spec.baseline_arm.label, grid[0]),
+        primary="",
+        lengths=("tokens",),
+        branches=(),
+        seeds=spec.seeds[:1],
+        tune=None,
+        bytes=0,
+        probes=(),
+    )
+
+
+def _label(label: str, lr: float) -> str:
+    return f"{label}, lr {lr:g}"
+
+
+def _identity(plan: Plan) -> list[Any]:
+    """What is tuned, rates aside."""
+    return sorted(
+        canonical_json({**run.identity, "training": {**run.identity["training"], "lr": None}})
+        for run in plan.runs
+    )
+
+
+def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[Rate]:
+    results = store.results(sorted({run.id for run in plan.runs}))
+    scores: dict[tuple[str, str, str, str, str], dict[float, float | None]] = {}
+    signs: dict[str, int] = {}
+    names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
+    for run in plan.runs:
+        label, lr = names[run.arm.label]
+        result = results.get(run.id, {})
+        measure = plan.measure(run.contest)
+        value = result["valid"][measure.name] if result.get("status") == "done" else None
+        signs[run.contest.corpus] = 1 if measure.better == "lower" else -1
+        contest = run.contest
+        place = (contest.corpus, contest.size, contest.context, contest.shape, label)
+        scores.setdefault(place, {})[lr] = value
+    rows = []
+    for place, values in scores.items():
+        corpus, size, context, shape, label = place
+        sign = signs[corpus]
+        # Of rates that score alike, as where a task is done without a fault, the middle one is taken.
+        ranked = sorted((math.inf if score is None else sign * score, lr) for lr, score in values.items())
+        ties = [lr for value, lr in ranked if value == ranked[0][0]]
+        best = ties[len(ties) // 2]
+        if values[best] is None:
+            raise UserError(f"{place[4]}: no learning rate of {', '.join(f'{lr:g}' for lr in grid)} trained")
+        rows += [
+            Rate(
+                *(corpus, size, shape, label, lr, value),
+                chosen=lr == best,
+                edge=best in (grid[0], grid[-1]),
+                context=context,
+            )
+            for lr, value in sorted(values.items())
+        ]
+    return rows
+
+
+def _row(row: Any, path: Any) -> Rate:
+    try:
+        # Locks of before call it by its one unit.
+        return Rate(**{"score" if key == "bits_per_byte" else key: value for key, value in row.items()})
+    except TypeError as error:
+        raise DamagedFile(f"damaged file {path}: tuning: {error}") from None

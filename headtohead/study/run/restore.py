@@ -1,0 +1,38 @@
+"""A trained run's model, from its directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
+from headtohead.study.plan.dataset import task_model
+from headtohead.study.store.run_store import RunDirectory
+from headtohead.study.store.validation import size_of
+from headtohead.training.checkpoint import read_tensors, tensor_shapes
+
+
+def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
+    """Return the model with the weights that a finished run left; weights that do not fit are refused by name."""
+    folder.refuse_changed_weights()
+    size = size_of(record)
+    shapes = tensor_shapes(folder.weights)
+    if size.layers > len(shapes):
+        raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
+    task = record.get("task")
+    # The outline takes no memory: only a model that the file can fill is built.
+    with torch.device("meta"):
+        outline = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
+    wanted = {name: tuple(tensor.shape) for name, tensor in outline.state_dict().items()}
+    for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
+        if wanted.get(name) != shapes.get(name):
+            found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))
+            raise UserError(
+                f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
+            )
+    model = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
+    model.load_state_dict(read_tensors(folder.weights))
+    return model

@@ -1,0 +1,177 @@
+"""Finished runs from one machine to another: one file, without checkpoints, and nothing in it is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import os
+import re
+import secrets
+import tarfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.files import sync_directory, write_atomic
+from headtohead.common.schema import check_schema
+from headtohead.study.probes import PROBES, sound
+from headtohead.study.store.history import MOST_BYTES, History, parse_rows
+from headtohead.study.store.history import NAME as HISTORY
+from headtohead.study.store.run_store import RUN_ID, RunDirectory, Store
+from headtohead.study.store.validation import unsealed, wrong_with_result, wrong_with_spec
+
+FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
+_PROBE_FILE = re.compile(rf"probes/(?:{'|'.join(PROBES)})(?:-[0-9a-f]{{8}})?\.json")
+_MOST_BYTES = 256 * 2**20
+_MOST_PROBE_BYTES = 8 * 2**20
+
+
+def export_runs(store: Store, target: Path) -> int:
+    """Write every finished run of a study and its history into one file, .tar.gz or the smaller .tar.xz; return how many runs.
+
+    Damaged ones are left out.
+    """
+    finished = [run for run in store.runs() if run.finished() and _whole(run)]
+    if not finished:
+        raise UserError(f"{store.path} has no finished runs to export")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
+            for run in finished:
+                _add(archive, f"{run.id}/spec.json", json.dumps(_portable(run.spec()), indent=1).encode())
+                for name in (*_probe_files(run), *FILES[1:]):
+                    if (run.path / name).is_file() and not (run.path / name).is_symlink():
+                        archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
+            if rows := History.read(store.path).rows:
+                _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot write {target}: {error.strerror}") from None
+    sync_directory(target.parent.resolve())
+    return len(finished)
+
+
+def _portable(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a finished run's record without places of the machine it was made on; it has its own tokenizer."""
+    record = {name: value for name, value in record.items() if name != "start_path"}
+    kind, _, place = record["corpus"]["tokenizer"].partition(":")
+    if kind == "file":
+        record["corpus"] = record["corpus"] | {"tokenizer": f"file:{Path(place).name}"}
+    return record
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime = len(content), int(time.time())
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _probe_files(run: RunDirectory) -> list[str]:
+    """Return what was measured on a run besides its loss, damaged files left out."""
+    names = [f"probes/{path.name}" for path in sorted((run.path / "probes").glob("*.json"))]
+    return [
+        name
+        for name in names
+        if _PROBE_FILE.fullmatch(name) and not wrong_with_probe(run, name, (run.path / name).read_bytes())
+    ]
+
+
+def wrong_with_probe(run: RunDirectory, name: str, content: bytes) -> str:
+    """Return what is wrong with a probe's file, or nothing: its seal, its name, the form of what was found."""
+    try:
+        value = unsealed(content)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    check_schema(value, run.path / name)
+    if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
+        return "it does not say which probe it is of"
+    if run.probe_path(value["probe"]) != run.path / name or not sound(value["probe"], value.get("found")):
+        return f"it is not what probe {value['probe'][:80]} finds"
+    return ""
+
+
+def _whole(run: RunDirectory) -> bool:
+    try:
+        return bool(run.spec() and run.result())
+    except UnreadableFile:
+        return False
+
+
+def import_runs(store: Store, source: Path) -> tuple[int, int]:
+    """Add the runs of an exported file that are not here yet; return how many were new and how many known.
+
+    Names become paths only when they are a run's name and one of the known files, and a run is taken only when its
+    name is the hash of what it says it is.
+    """
+    if not source.is_file():
+        raise UserError(f"no such file: {source}")
+    runs: dict[str, dict[str, bytes]] = {}
+    rows: list[dict[str, Any]] = []
+    try:
+        with tarfile.open(source, "r:*") as archive:
+            for member in archive:
+                if member.name == HISTORY and member.isfile() and member.size <= MOST_BYTES:
+                    rows, damaged = parse_rows((archive.extractfile(member) or io.BytesIO()).read(MOST_BYTES))
+                    if damaged:
+                        raise UserError(f"{source}: {HISTORY} is damaged")
+                    continue
+                run_id, _, name = member.name.partition("/")
+                if (
+                    not member.isfile()
+                    or not RUN_ID.fullmatch(run_id)
+                    or not (name in FILES or _PROBE_FILE.fullmatch(name))
+                ):
+                    raise UserError(f"{source} is not an export of runs: it holds '{member.name}'")
+                if member.size > (_MOST_BYTES if name in FILES else _MOST_PROBE_BYTES):
+                    raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
+                stream = archive.extractfile(member)
+                runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{source} cannot be read as an export of runs: {cause}") from None
+    store.make()
+    known = 0
+    for run_id, files in runs.items():
+        run = store.run(run_id)
+        _check_newer(source, run_id, files)
+        _refuse_false(source, run, files)
+        known += run.finished()
+        probes = [name for name in files if name not in FILES]
+        if probes:
+            (run.path / "probes").mkdir(parents=True, exist_ok=True)
+        # A run that is here already takes the probes it lacks; result.json comes last.
+        for name in [*probes, *(() if run.finished() else FILES)]:
+            if name in files and not (name in probes and (run.path / name).exists()):
+                run.path.mkdir(parents=True, exist_ok=True)
+                write_atomic(run.path / name, files[name])
+    History.read(store.path).imported(source.name, len(runs) - known, rows)
+    return len(runs) - known, known
+
+
+def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
+    """Refuse a run of which a file is of a newer schema; what is damaged is left to others to name."""
+    for name, content in files.items():
+        if not name.endswith(".json") or name == "tokenizer.json":
+            continue
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+        check_schema(value, f"{source}: {run_id}/{name}")
+
+
+def _refuse_false(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
+    try:
+        spec, result = json.loads(files["spec.json"]), unsealed(files["result.json"])
+        words = wrong_with_spec(spec, run.id) or wrong_with_result(result)
+    except (KeyError, ValueError, RecursionError) as error:
+        words = f"{type(error).__name__}: {error}"
+    if words:
+        raise UserError(f"{source}: run {run.id} is damaged or is not what it says it is: {words}")
+    for name in (name for name in files if name not in FILES):
+        if words := wrong_with_probe(run, name, files[name]):
+            raise UserError(f"{source}: {run.id}/{name} is damaged or is not what it says it is: {words}")

@@ -1,0 +1,258 @@
+"""Looks through a study's directory for damage and mends what is safe to mend.
+
+Safe means: nothing that could still be wanted is deleted. A damaged file is renamed (`result.json.damaged`), and the
+study's own command then does that run again; what a dead process left behind (locks, temporary files) is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
+from headtohead.common.files import digest_file, write_atomic
+from headtohead.common.schema import read_document, write_document
+from headtohead.study.store.archive import wrong_with_probe
+from headtohead.study.store.frozen import NAME as LOCK_NAME
+from headtohead.study.store.frozen import read_lock, sound_seconds
+from headtohead.study.store.lease import Holds, owner_of
+from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
+from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
+
+_OLD_SECONDS = 3600.0
+"""A temporary file that nobody touched for so long has no owner any more."""
+_ROOM_BYTES = 2**30
+_TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
+
+Step = Callable[[], None]
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class Finding:
+    """One thing that is not as it should be."""
+
+    path: Path
+    words: str
+    """What is wrong."""
+    remedy: str
+    """What mending does, or what a person has to do."""
+    mend: Step | None = None
+    """Mends it, where that is safe."""
+    mended: bool = False
+
+    def __str__(self) -> str:
+        done = "mended" if self.mended else "can be mended" if self.mend else "needs you"
+        return f"{done}: {self.path}: {self.words}; {self.remedy}"
+
+
+def examine(folder: Path, progress: Progress = lambda words, share: None) -> list[Finding]:
+    """Return everything that is wrong in a study's directory; nothing is changed."""
+    if not folder.is_dir():
+        raise UserError(f"no study in {folder}: there is no such directory")
+    store = Store(folder)
+    runs = store.runs()
+    findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
+    for place, run in enumerate(runs):
+        progress("examining runs", place / len(runs))
+        findings += [*_run(run), *_kept(run)]
+    return findings
+
+
+def mend(findings: list[Finding]) -> None:
+    """Mend what is safe to mend."""
+    for finding in findings:
+        if finding.mend is not None:
+            finding.mend()
+            finding.mended = True
+
+
+def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
+    study, lock = folder / "study.json", folder / LOCK_NAME
+    again = "the study's own command writes it again"
+    if not study.is_file() and has_runs:
+        yield Finding(study, "it is missing", again)
+    elif study.is_file():
+        try:
+            read_outline(study)
+        except UnreadableFile as error:
+            yield _aside(study, error, again)
+    if lock.is_file():
+        try:
+            read_lock(lock)
+        except UnreadableFile as error:
+            words = (
+                "it is made again from study.json; seeds that are not in there count as added after looking"
+            )
+            yield Finding(lock, _cause(error), words, lambda: _renew_lock(lock, study))
+    free = shutil.disk_usage(folder).free
+    if free < _ROOM_BYTES:
+        yield Finding(folder, f"{free / 2**20:,.0f} MiB of disk are left", "make room before going on")
+
+
+def _renew_lock(lock: Path, study: Path) -> None:
+    """Put the damaged lock aside and keep what study.json knows of the seeds and the seconds per step."""
+    try:
+        outline, added = read_outline(study)
+        planned = [seed for seed in outline.seeds if seed not in added]
+        seconds = sound_seconds(read_document(study).get("seconds"))
+    except UnreadableFile:
+        planned, seconds = [], {}
+    set_aside(lock)
+    write_document(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
+
+
+def _strays(folder: Path) -> Iterator[Finding]:
+    for place in (folder, folder / "runs"):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            yield from _temporary(path)
+            known = RUN_ID.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)
+            if place != folder and not known:
+                yield Finding(path, "it is not a run", "it is left alone; remove it if it is not wanted")
+
+
+def _run(run: RunDirectory) -> Iterator[Finding]:
+    for path in sorted(run.path.iterdir()):
+        yield from _temporary(path)
+    for path in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
+        yield from _temporary(path)
+    yield from _probes(run)
+    yield from _lock(run)
+    again = "the study's own command writes it again"
+    try:
+        run.spec()
+    except DamagedFile as error:
+        yield _aside(run.path / "spec.json", error, again)
+    except UnreadableFile as error:
+        yield Finding(run.path / "spec.json", _cause(error), again)
+    finished = None
+    try:
+        finished = run.result()
+    except DamagedFile as error:
+        words = "it is set aside, and the study's own command does the run again"
+        yield _aside(run.path / "result.json", error, words)
+    yield from _metrics(run, finished is not None)
+    for name in ("cost.json", "environment.json"):
+        path = run.path / name
+        if path.is_file() and not (run.costs() if name == "cost.json" else run.stretches()):
+            yield _aside(path, "it cannot be read", "it is set aside; the result does not depend on it")
+    if run.weights.is_file():
+        try:
+            run.refuse_changed_weights()
+        except DamagedFile as error:
+            yield _aside(run.weights, error, "it is set aside; the result stands, the trained model is lost")
+    for path in checkpoint_paths(run.checkpoints):
+        if finished is not None:
+            yield Finding(path, "the run is done", "it is removed", partial(shutil.rmtree, path))
+            continue
+        try:
+            read_checkpoint(path)
+        except UnreadableFile as error:
+            yield _aside(path, error, "it is set aside, and the one before is used")
+
+
+def _kept(trunk: RunDirectory) -> Iterator[Finding]:
+    """What a trunk keeps for its branches: wanted until each of them has a result."""
+    if not trunk.branches.is_dir():
+        return
+    for path in sorted(trunk.branches.iterdir()):
+        yield from _temporary(path)
+    done = set()
+    for run in Store(trunk.path.parents[1]).runs():
+        try:
+            parent = run.spec().get("parent", {}) if run.finished() else {}
+        except UnreadableFile:
+            continue
+        if parent.get("run") == trunk.id:
+            done.add(parent["step"])
+    try:
+        steps = set(trunk.spec().get("branches", ()))
+    except UnreadableFile:
+        steps = set()
+    if steps and steps <= done:
+        remove = partial(shutil.rmtree, trunk.branches)
+        yield Finding(trunk.branches, "the branches of this trunk are done", "it is removed", remove)
+        return
+    for path in checkpoint_paths(trunk.branches):
+        try:
+            read_checkpoint(path)
+        except UnreadableFile as error:
+            yield _aside(path, error, "it is set aside, and its branch does the trunk's steps again")
+
+
+def _probes(run: RunDirectory) -> Iterator[Finding]:
+    folder = run.path / PROBES
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        yield from _temporary(path)
+        if path.suffix == ".json" and (
+            words := wrong_with_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
+        ):
+            yield _aside(path, words, "it is set aside, and the study's own command takes the probe again")
+
+
+def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
+    path = run.path / "metrics.jsonl"
+    if not path.is_file():
+        return
+    wanted = run.costs().get("metrics_sha256")
+    if finished and wanted and digest_file(path) != wanted:
+        yield Finding(path, "it has changed since the run ended", "its curve may be wrong; the result is not")
+    whole, lines = run.metrics(), path.read_text(encoding="utf-8", errors="replace").splitlines()
+    if len(whole) < len(lines) and (finished or run.owner() is None):
+        text = "".join(json.dumps(row) + "\n" for row in whole)
+        words = f"{len(lines) - len(whole)} of {len(lines)} lines are cut short or no rows"
+        yield Finding(path, words, "those lines are dropped", lambda: write_atomic(path, text))
+
+
+def _lock(run: RunDirectory) -> Iterator[Finding]:
+    lock = run.path / "lock"
+    if not lock.exists():
+        return
+    owner = owner_of(lock)
+    if owner is not None and owner.dead:
+        yield Finding(lock, f"{owner} is dead", "it is removed", lambda: _release(run))
+    elif owner is not None and not owner.here:
+        idle = time.time() - lock.stat().st_mtime
+        if idle > _OLD_SECONDS:
+            words = f"{owner} has not touched it for {idle / 3600:.0f} hours"
+            yield Finding(lock, words, "h2h race takes it over after watching it for a minute")
+    elif owner is None and time.time() - lock.stat().st_mtime > _OLD_SECONDS:
+        yield Finding(lock, "it names no owner", "it is removed", lambda: _release(run))
+
+
+def _release(run: RunDirectory) -> None:
+    """Take the lock over the way an executor would, and let go of it."""
+    with Holds().hold(run.path):
+        pass
+
+
+def _temporary(path: Path) -> Iterator[Finding]:
+    """What a process that died in the middle of a write left behind."""
+    if not _TEMPORARY.fullmatch(path.name) or time.time() - path.lstat().st_mtime < _OLD_SECONDS:
+        return
+
+    def remove() -> None:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    yield Finding(path, "a write that was never finished", "it is removed", remove)
+
+
+def _aside(path: Path, error: UserError | str, remedy: str) -> Finding:
+    words = error if isinstance(error, str) else _cause(error)
+    return Finding(path, words, f"{remedy} (kept as {path.name}{DAMAGED})", lambda: _put_aside(path))
+
+
+def _put_aside(path: Path) -> None:
+    set_aside(path)
+
+
+def _cause(error: UserError) -> str:
+    """Return what an error says behind the path it names."""
+    return str(error).partition(": ")[2] or str(error)

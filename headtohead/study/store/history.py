@@ -1,0 +1,252 @@
+"""history.jsonl: what a study was planned to compare and what was reported of it; rows are added, never changed.
+
+A verdict depends on more than its runs: seeds, arms and settings that were changed after results could be seen make it
+weaker. Each start of a study whose plan differs from the last one adds a row `plan`, with the contests that had results by
+then. Each report whose comparisons differ from the last one adds a row `report`. Each import adds a row `import`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UnreadableFile
+from headtohead.common.files import sync_directory
+from headtohead.common.schema import read_document
+from headtohead.study.store.manifest import Entry, Outline, read_outline
+
+NAME = "history.jsonl"
+MOST_BYTES = 16 * 2**20
+_EVENTS = ("plan", "report", "import")
+_FREE = (
+    *("name", "arms", "seeds", "baseline", "primary", "probes"),
+    *("corpus", "tasks", "size", "shape", "length", "context", "branches"),
+)
+"""Settings that change no run, or that a plan row records by itself: as arms, seeds and contests."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What qualifies the verdicts of a study: everything that was changed after results existed."""
+
+    added_seeds: frozenset[int] = frozenset()
+    added_arms: frozenset[tuple[str, str]] = frozenset()
+    """(contest, label) of arms that joined a contest which had results."""
+    primary: str | None = ""
+    """The comparison that was planned as the primary one; the empty text: whatever the study says."""
+    dropped: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By contest: p values of comparisons that were reported there and are in the study no more."""
+    notes: tuple[str, ...] = ()
+    """What holds for every verdict."""
+
+
+NO_MARKS = Marks()
+
+
+class History:
+    """The rows of one study's history."""
+
+    def __init__(self, path: Path, rows: list[dict[str, Any]], damaged: int = 0) -> None:
+        self.path, self.rows, self.damaged = path, rows, damaged
+
+    @classmethod
+    def read(cls, folder: Path) -> History:
+        """Return the history in a study's directory, empty where there is none; damaged rows are counted and left out."""
+        path = folder / NAME
+        try:
+            content = path.read_bytes()[:MOST_BYTES]
+        except OSError:
+            return cls(path, [])
+        rows, damaged = parse_rows(content)
+        return cls(path, rows, damaged)
+
+    def plan(self, outline: Outline, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
+        """Record a plan unless the last one was the same; `done` says of a run's id whether it has a result."""
+        before = self._recovered()
+        finished = {entry.contest.title for entry in (*before, *outline.entries) if done(entry.run)}
+        row = _plan_row(outline, settings)
+        plans = self._events("plan")
+        if not plans or {key: plans[-1].get(key) for key in row} != row:
+            self._append({"event": "plan", **row, "finished": sorted(finished)})
+
+    def report(self, comparisons: list[dict[str, Any]]) -> None:
+        """Record which comparisons a report shows, unless the last report showed the same."""
+        reports = self._events("report")
+        if comparisons and not (reports and reports[-1].get("comparisons") == comparisons):
+            self._append({"event": "report", "comparisons": comparisons})
+
+    def imported(self, file: str, runs: int, rows: list[dict[str, Any]]) -> None:
+        """Record an import, with the rows of the history that came along."""
+        for row in rows:
+            if row not in self.rows:
+                self._append(row)
+        if runs:
+            self._append({"event": "import", "file": file, "runs": runs, "history": bool(rows)})
+
+    def marks(self, outline: Outline) -> Marks:
+        """Return what qualifies the verdicts of a study as it is planned now."""
+        plans = self._events("plan")
+        notes = []
+        if any(not row.get("history") for row in self._events("import")):
+            notes.append("plan unknown: runs were imported without the history of their study")
+        if self.damaged:
+            notes.append(f"the study's history is damaged: {self.damaged} rows cannot be read")
+        if not plans:
+            return Marks(notes=tuple(notes))
+        contests = [contest.title for contest in outline.contests()]
+        added_seeds: set[int] = set()
+        added_arms: set[tuple[str, str]] = set()
+        for contest in contests:
+            own = [row for row in plans if contest in row["contests"]]
+            for place, row in enumerate(own):
+                late = place > 0 and contest in row["finished"]
+                earlier = own[:place]
+                if late:
+                    added_seeds |= set(row["seeds"]) - {seed for other in earlier for seed in other["seeds"]}
+                    known = {label for other in earlier for label in other["arms"]}
+                    added_arms |= {(contest, label) for label in row["arms"] if label not in known}
+        planned = [row for row in plans if not row["finished"]] or plans[:1]
+        first, last = planned[-1], plans[-1]
+        changed = sorted(
+            key
+            for key in {*first["settings"], *last["settings"]}
+            if first["settings"].get(key) != last["settings"].get(key)
+        )
+        if changed:
+            notes.append(f"settings were changed after results existed: {', '.join(changed)}")
+        if first["baseline"] != outline.baseline:
+            notes.append(f"the baseline was changed after results existed (it was {first['baseline']})")
+        return Marks(
+            frozenset(added_seeds & set(outline.seeds)),
+            frozenset(added_arms),
+            first["primary"],
+            self._dropped(outline),
+            tuple(notes),
+        )
+
+    def _dropped(self, outline: Outline) -> dict[str, tuple[float, ...]]:
+        latest: dict[str, dict[frozenset[str], float]] = {}
+        for row in self._events("report"):
+            for found in row["comparisons"]:
+                pair = frozenset((found["arm"], found["baseline"]))
+                latest.setdefault(found["contest"], {})[pair] = float(found["p"])
+        current = {frozenset((label, outline.baseline)) for _, label in outline.arms}
+        return {
+            contest: tuple(p for pair, p in pairs.items() if pair not in current)
+            for contest, pairs in latest.items()
+        }
+
+    def _events(self, event: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["event"] == event]
+
+    def _recovered(self) -> tuple[Entry, ...]:
+        """Return the entries of the plan before; of a study older than its history, first record what it was."""
+        try:
+            study = self.path.with_name("study.json")
+            outline, added = read_outline(study)
+            settings = read_document(study).get("settings", {})
+        except UnreadableFile:  # there is none yet, or it is written anew
+            return ()
+        if not self._events("plan"):
+            contests = sorted({contest.title for contest in outline.contests()})
+            row = _plan_row(outline, settings)
+            planned = [seed for seed in outline.seeds if seed not in added]
+            self._append({"event": "plan", **row, "seeds": planned, "finished": [], "recovered": True})
+            if added:
+                self._append({"event": "plan", **row, "finished": contests, "recovered": True})
+        return outline.entries
+
+    def _append(self, row: dict[str, Any]) -> None:
+        """Add a row to the file: in one write, made durable."""
+        row = row if "date" in row else {**row, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        new = not self.path.exists()
+        line = json.dumps(row, sort_keys=True).encode() + b"\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self.path, flags, 0o644)
+        try:
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            sync_directory(self.path.parent)
+        self.rows.append(json.loads(line))
+
+
+def study_marks(folder: Path, outline: Outline, added_seeds: frozenset[int]) -> Marks:
+    """Return what qualifies the verdicts of a study in `folder`, the seeds that its study.json marks included."""
+    marks = History.read(folder).marks(outline)
+    return dataclasses.replace(marks, added_seeds=marks.added_seeds | added_seeds)
+
+
+def parse_rows(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a history and how many lines are damaged; a last line without its end is one that was never written."""
+    lines = content.split(b"\n")[:-1]
+    rows: list[dict[str, Any]] = []
+    damaged = 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+            if not _sound(row):
+                raise ValueError
+            rows.append(row)
+        except (ValueError, RecursionError):
+            damaged += 1
+    return rows, damaged
+
+
+def _plan_row(outline: Outline, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "arms": [label for _, label in outline.arms],
+        "baseline": outline.baseline,
+        "primary": outline.primary,
+        "seeds": list(outline.seeds),
+        "contests": [contest.title for contest in outline.contests()],
+        "settings": _portable({key: value for key, value in settings.items() if key not in _FREE}),
+    }
+
+
+def _portable(value: Any) -> Any:
+    """Return settings JSON-ready, paths by their last part: a history travels with exports."""
+    if isinstance(value, dict):
+        return {str(key): _portable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(item) for item in value]
+    if isinstance(value, bool | int | float | None):
+        return value
+    return str(value).rpartition("/")[2]
+
+
+def _sound(row: Any) -> bool:
+    """Whether a row has the form of its event."""
+
+    def texts(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+    if not isinstance(row, dict) or row.get("event") not in _EVENTS:
+        return False
+    if row["event"] == "plan":
+        return (
+            all(texts(row.get(key)) for key in ("arms", "contests", "finished"))
+            and isinstance(row.get("baseline"), str)
+            and isinstance(row.get("primary"), str | None)
+            and isinstance(row.get("settings"), dict)
+            and isinstance(row.get("seeds"), list)
+            and all(isinstance(seed, int) for seed in row["seeds"])
+        )
+    if row["event"] == "report":
+        found = row.get("comparisons")
+        return isinstance(found, list) and all(
+            isinstance(item, dict)
+            and all(isinstance(item.get(key), str) for key in ("contest", "arm", "baseline"))
+            and isinstance(item.get("p"), float | int)
+            and 0 <= item["p"] <= 1
+            for item in found
+        )
+    return isinstance(row.get("file"), str)

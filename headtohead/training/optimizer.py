@@ -1,0 +1,111 @@
+"""AdamW with one group per circuit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtohead.model.decoder import Decoder
+from headtohead.training.circuit_rates import Rule, assign
+from headtohead.training.schedule import learning_rate
+from headtohead.training.settings import TrainSettings
+
+
+def make_optimiser(model: Decoder, settings: TrainSettings, recordable: bool = False) -> torch.optim.AdamW:
+    """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed.
+
+    One that is `recordable` can stand in a CUDA graph: its rates are numbers on the device.
+    """
+    parameters = dict(model.named_parameters())
+    circuits = model.circuits()
+    rules = assign(settings.circuit_lr, circuits, model.size.layers)
+    groups: dict[tuple[str, str | None, bool, Rule | None], list[Tensor]] = {}
+    for circuit in circuits:
+        for name in circuit.parameters:
+            key = (circuit.tag, circuit.follows, circuit.decay, rules.get(name))
+            groups.setdefault(key, []).append(parameters[name])
+    rows = [
+        {
+            "params": members,
+            "tag": tag,
+            "follows": follows,
+            "rule": rule,
+            "weight_decay": settings.weight_decay if decay else 0.0,
+            "decays": decay,
+        }
+        for (tag, follows, decay, rule), members in groups.items()
+    ]
+    return adamw(rows, settings, recordable)
+
+
+class Recordable(torch.optim.AdamW):
+    """AdamW whose decay may move on the way: a CUDA graph has the library's own as a fixed number."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Shrink the weights of groups that have `shrink`, a number on the device, then do the library's step."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                if "shrink" in group:
+                    torch._foreach_mul_(group["params"], group["shrink"])
+        return super().step(closure)
+
+
+def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool) -> torch.optim.AdamW:
+    """Return the library's fused AdamW over groups of parameters."""
+    if recordable:
+        for row in rows:
+            row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
+            if row["decays"] and moves_decay(row["rule"], settings):
+                row["shrink"] = torch.ones((), device=row["params"][0].device)
+                row["weight_decay"] = 0.0
+    optimiser = (Recordable if recordable else torch.optim.AdamW)(
+        rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=recordable
+    )
+    # The first steps of a graph run outside it, and no one needs to hear of that.
+    optimiser._warned_capturable_if_run_uncaptured = True
+    return optimiser
+
+
+def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
+    """Return whether a rule moves its group's decay on the way."""
+    return rule is not None and rule.kind != "constant" and settings.circuit_decay == "equal"
+
+
+def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
+    """Set every group's learning rate for step 0..steps-1, and its decay where a rule moves the rate."""
+    rate = learning_rate(settings, step, steps)
+    for group in optimiser.param_groups:
+        rule: Rule | None = group["rule"]
+        ratio = 1.0 if rule is None else rule.ratio(step, steps)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * ratio)
+        else:
+            group["lr"] = rate * ratio
+        # A step shrinks weights by lr x decay. At ratio 0 nothing moves, and there is nothing to make equal.
+        if "shrink" in group:
+            group["shrink"].fill_(1 - rate * settings.weight_decay if ratio else 1.0)
+        elif rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
+            group["weight_decay"] = settings.weight_decay / ratio
+
+
+def optimiser_tensors(model: Decoder, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+    """Return the optimiser's state by parameter name, for a checkpoint."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"{name}/{key}"] = value
+    return tensors
+
+
+def restore_optimiser(model: Decoder, optimiser: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+    """Put back the state that `optimiser_tensors` gave."""
+    for name, parameter in model.named_parameters():
+        state = {
+            key: tensors[f"{name}/{key}"].to(parameter.device)
+            for key in ("step", "exp_avg", "exp_avg_sq")
+            if f"{name}/{key}" in tensors
+        }
+        if state:
+            optimiser.state[parameter] = state

@@ -1,0 +1,429 @@
+"""Several seeds of one arm in one pass: what separate runs would do, with fewer and larger kernels.
+
+Weights are stacked in a leading dimension, `torch.vmap` takes the model over it, and attention sees the seeds as a larger
+batch. Every seed keeps its own `Trainer`: windows, logging, checkpoints and end are its own, and nothing of one seed
+enters the arithmetic of another, so that one that diverges harms none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from headtohead.common.errors import UserError, first_line
+from headtohead.kernels import stacking
+from headtohead.model.classifier import Pointer, Reader
+from headtohead.model.decoder import Decoder
+from headtohead.model.sizes import Size
+from headtohead.training.batches import StackedPart, WindowFeed, stacked_parts
+from headtohead.training.compiled_step import Traced
+from headtohead.training.cuda_graph import Recorded
+from headtohead.training.optimizer import adamw, set_rates
+from headtohead.training.trainer import Outcome, Trainer, moved
+
+COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto"})
+"""Mechanisms whose stacked seeds were compared with separate runs on a GPU: others are stacked where that is asked for."""
+# Parameters begin at whole cache lines of a group's tensor, as kernels want them.
+_LINE = 32
+_STATE = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter stands in the tensor of its group."""
+
+    name: str
+    start: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+    @property
+    def next(self) -> int:
+        return -(-self.stop // _LINE) * _LINE
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return its part (..., *shape) of (..., numbers)."""
+        return flat[..., self.start : self.stop].view(*flat.shape[:-1], *self.shape)
+
+
+class StackedTrainer:
+    """Trains the models of several trainers, alike in all but their seeds, in one pass."""
+
+    def __init__(
+        self,
+        members: Sequence[Trainer],
+        *,
+        record: bool = False,
+        compile: bool = False,
+        save_every: float = 60.0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        first = members[0]
+        if words := unstackable(first.model.size):
+            raise UserError(words)
+        self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
+        self.settings, self.device = first.settings, first.device
+        self.places, self.flats, rows = self._layout()
+        # A task's batches are of many lengths: each would be compiled, or recorded, anew.
+        alike = isinstance(first.feed, WindowFeed)
+        record = record and alike and self.device.type == "cuda"
+        self.optimiser = adamw(rows, self.settings, record)
+        self.buffers: dict[str, Tensor] = {}
+        self._gradients_kept: list[Tensor] = []
+        moving = {place.name for places in self.places for place in places}
+        self._idle = {
+            name: torch.stack([member.model.get_parameter(name).detach() for member in members])
+            for name, _ in first.model.named_parameters()
+            if name not in moving
+        }
+        self._traced = Traced(self._on_windows, first.hooks.warn) if compile and alike else None
+        self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
+
+    def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
+        """Train all to the end, or until asked to stop; `ended` is told at once of a seed that diverged."""
+        self.resume()
+        outcomes: dict[int, Outcome] = {}
+        for member in self.members:
+            member.begin()
+        if self._traced is not None:
+            self.first.hooks.compiling()
+        saved = time.monotonic()
+        while self.first.step < self.first.steps and len(outcomes) < len(self.members):
+            for place, member in enumerate(self.members):
+                if place not in outcomes:
+                    member.evaluate()
+            nats, norms = self.one_step()
+            if self.first.circuits and self.first.logs_next:
+                self._note_gradients(norms)
+            for place, member in enumerate(self.members):
+                # One that diverged is still computed, and what comes of it is left where it is.
+                if place in outcomes:
+                    member.step += 1
+                elif (found := member.after_step(nats[place], norms[place])) is not None:
+                    outcomes[place] = found
+                    ended(place, found)
+            if self.first.step == self.first.steps:
+                break
+            stopped = self.stop()
+            if stopped or time.monotonic() - saved >= self.save_every:
+                self.save(outcomes)
+                saved = time.monotonic()
+            if stopped:
+                return self._outcomes("stopped", outcomes)
+        return self._outcomes("done", outcomes)
+
+    def _outcomes(self, status: str, known: dict[int, Outcome]) -> list[Outcome]:
+        return [
+            known[place] if place in known else member.outcome(status)
+            for place, member in enumerate(self.members)
+        ]
+
+    def resume(self) -> None:
+        """Go on from the newest step of which every seed has a checkpoint, or start."""
+        found = [member.checkpoint() for member in self.members]
+        while len(steps := {0 if checkpoint is None else checkpoint.step for checkpoint in found}) > 1:
+            newest = min(steps) + 1
+            found = [
+                member.checkpoint(newest)
+                if checkpoint is not None and checkpoint.step >= newest
+                else checkpoint
+                for member, checkpoint in zip(self.members, found, strict=True)
+            ]
+        for member, checkpoint in zip(self.members, found, strict=True):
+            member.resume(checkpoint)
+        self._gather()
+
+    def one_step(self) -> tuple[Tensor, Tensor]:
+        """Do one step; return the mean nats and gradient norm of each seed (seeds,), still on the device."""
+        if not self.buffers:
+            self._stack_buffers()
+        step = self.first.step
+        set_rates(self.optimiser, self.settings, step, self.first.steps)
+        if not isinstance(self.first.feed, WindowFeed):
+            return self._update(lambda given: self._descent(self._parts(step), given))
+        count = self.first.sequences
+        batches = [part for member in self.members for part in member.feed.parts(step, count)]
+        tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
+        targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
+        return (self._recorded or self._whole_step)(tokens, targets)
+
+    def _parts(self, step: int) -> Iterator[StackedPart]:
+        """Yield a step of a task on the device: batches are of many lengths, and each seed has its own."""
+        for part in stacked_parts(
+            [list(member.feed.parts(step, self.first.micro)) for member in self.members]
+        ):
+            given = (part.tokens, part.targets, part.padding, part.share)
+            yield StackedPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
+
+    def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
+        descent = self._traced or self._on_windows
+        return self._update(lambda given: descent(tokens, targets, *given))
+
+    def _update(self, descent: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+        """Do one step down what `descent` finds, with half as much at once where memory runs out."""
+        while True:
+            try:
+                flats = [flat.detach() for flat in self.flats]
+                nats, norms, *grads = descent([*flats, *self._idle.values(), *self.buffers.values()])
+                break
+            except torch.OutOfMemoryError:
+                self.first.halve()
+                if self._traced is not None:
+                    self._traced.forget()
+        for flat, grad in zip(self.flats, grads, strict=True):
+            flat.grad = grad
+        if self.first.circuits:
+            self._gradients_kept = grads
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return nats, norms
+
+    def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """Return the descent on windows (seeds, sequences, context), in as many parts as memory asks for."""
+        micro = self.first.micro
+        pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
+        whole = tokens.shape[1]
+        parts = (StackedPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
+        return self._descent(parts, list(given))
+
+    def _descent(self, parts: Iterable[StackedPart], given: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
+
+        Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
+        """
+        flats, rest = given[: len(self.places)], given[len(self.places) :]
+        leaves = {
+            place.name: place.of(flat.detach()).requires_grad_()
+            for places, flat in zip(self.places, flats, strict=True)
+            for place in places
+        }
+        idle = dict(zip(self._idle, rest, strict=False))
+        buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
+        with torch.enable_grad():
+            nats, grads = self._gradients(leaves, idle, buffers, parts)
+        joined = [self._joined([grads[place.name] for place in places], places) for places in self.places]
+        return nats, self._clip(joined), *joined
+
+    def _gradients(
+        self,
+        leaves: dict[str, Tensor],
+        idle: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        parts: Iterable[StackedPart],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
+        total: list[Tensor] = []
+        nats: Tensor | float = 0.0
+        for part in parts:
+            objective, found = self._forward(leaves | idle, buffers, part.tokens, part.targets, part.padding)
+            scaled = objective * part.share
+            grads = torch.autograd.grad(scaled.sum(), list(leaves.values()))
+            total = list(torch._foreach_add(total, grads)) if total else list(grads)
+            nats = nats + found.detach() * part.share
+        assert isinstance(nats, Tensor)
+        return nats, dict(zip(leaves, total, strict=True))
+
+    def _forward(
+        self,
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tokens: Tensor,
+        targets: Tensor,
+        padding: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        model, smoothing = self.first.model, self.settings.smoothing
+        padded = () if padding is None else (padding,)
+
+        def one(
+            weights: dict[str, Tensor],
+            buffers: dict[str, Tensor],
+            tokens: Tensor,
+            targets: Tensor,
+            *padded: Tensor,
+        ) -> tuple[Tensor, Tensor]:
+            given = (tokens, targets, smoothing, *padded)
+            objective, nats, _ = functional_call(model, (weights, buffers), given)
+            return objective, nats
+
+        narrow = self.settings.precision == "bf16"
+        # The cache of casts knows nothing of what vmap wraps.
+        with (
+            stacking(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
+        ):
+            found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets, *padded)
+        return found
+
+    def _clip(self, grads: list[Tensor]) -> Tensor:
+        """Return each seed's gradient norm, after scaling its gradients down to the clip where it is above."""
+        parts = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+        norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        if self.settings.clip:
+            shares = self._shares(norms).unsqueeze(1)
+            for grad in grads:
+                grad.mul_(shares)
+        return norms
+
+    def _shares(self, norms: Tensor) -> Tensor:
+        """Return what clipping leaves of each seed's gradients."""
+        clip = self.settings.clip
+        return (clip / (norms + 1e-6)).clamp_max(1.0) if clip else torch.ones_like(norms)
+
+    def _note_gradients(self, norms: Tensor) -> None:
+        """Show each member's log of circuits its own gradients of the step just done, as they were before clipping."""
+        shares = self._shares(norms)
+        for row, member in enumerate(self.members):
+            for places, grads in zip(self.places, self._gradients_kept, strict=True):
+                for place in places:
+                    member.model.get_parameter(place.name).grad = place.of(grads[row]) / shares[row]
+            assert member.circuits is not None
+            member.circuits.note_gradients()
+            member.model.zero_grad(set_to_none=True)
+
+    def _layout(self) -> tuple[list[list[_Place]], list[Tensor], list[dict[str, Any]]]:
+        """Return one tensor (seeds, numbers) per rule and decay, where parameters stand in it, and the optimiser's groups.
+
+        The models' own parameters become views of it: each of them scores and is saved as if it were alone.
+        """
+        names = {parameter: name for name, parameter in self.first.model.named_parameters()}
+        unused = self._unused()
+        groups: dict[tuple[Any, bool], tuple[dict[str, Any], list[str]]] = {}
+        for group in self.first.optimiser.param_groups:
+            members = [names[parameter] for parameter in group["params"] if names[parameter] not in unused]
+            facts = {key: group[key] for key in ("rule", "decays", "weight_decay")}
+            groups.setdefault((group["rule"], group["decays"]), (facts, []))[1].extend(members)
+        all_places, flats, rows = [], [], []
+        for facts, members in groups.values():
+            if not members:
+                continue
+            places: list[_Place] = []
+            for name in members:
+                shape = self.first.model.get_parameter(name).shape
+                places.append(_Place(name, places[-1].next if places else 0, shape))
+            models = [member.model for member in self.members]
+            parts = [
+                torch.stack([model.get_parameter(place.name).detach() for model in models])
+                for place in places
+            ]
+            flat = self._joined(parts, places).requires_grad_()
+            for row, model in zip(flat.detach(), models, strict=True):
+                for place in places:
+                    model.get_parameter(place.name).data = place.of(row)
+            all_places.append(places)
+            flats.append(flat)
+            rows.append({"params": [flat], **facts})
+        return all_places, flats, rows
+
+    def _unused(self) -> set[str]:
+        """Return the parameters that no gradient reaches: an optimiser leaves them as they are."""
+        self._stack_buffers()
+        models = [member.model.train() for member in self.members]
+        weights = {
+            name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_()
+            for name, _ in models[0].named_parameters()
+        }
+        shortest = min(8, models[0].size.context)
+        rows = torch.zeros(len(models), 1, shortest, dtype=torch.long, device=self.device)
+        objective, _ = self._forward(weights, self.buffers, rows, rows)
+        grads = torch.autograd.grad(objective.sum(), list(weights.values()), allow_unused=True)
+        return {name for name, grad in zip(weights, grads, strict=True) if grad is None}
+
+    def _stack_buffers(self) -> None:
+        models = [member.model for member in self.members]
+        self.buffers = {
+            name: torch.stack([model.get_buffer(name) for model in models])
+            for name, _ in models[0].named_buffers()
+        }
+
+    def _joined(self, parts: list[Tensor], places: list[_Place]) -> Tensor:
+        """Return (seeds, numbers) from parts (seeds, *shape), filled up with zeros to whole cache lines."""
+        row: list[Tensor] = []
+        for part, place in zip(parts, places, strict=True):
+            row.append(part.flatten(1))
+            if place.next > place.stop:
+                row.append(part.new_zeros(len(part), place.next - place.stop))
+        return torch.cat(row, 1)
+
+    def save(self, ended: Collection[int]) -> None:
+        """Write a checkpoint of every seed but those that have ended, just as a run of its own would."""
+        self._spread()
+        for place, member in enumerate(self.members):
+            if place not in ended:
+                member.micro = self.first.micro
+                member.save()
+
+    def _spread(self) -> None:
+        """Show each member its own part of the optimiser's state."""
+        for flat, places in zip(self.flats, self.places, strict=True):
+            state = self.optimiser.state.get(flat, {})
+            for row, member in enumerate(self.members):
+                for place in places if state else ():
+                    parameter = member.model.get_parameter(place.name)
+                    own = {key: place.of(state[key][row]) for key in _STATE}
+                    member.optimiser.state[parameter] = {"step": state["step"].clone(), **own}
+
+    def _gather(self) -> None:
+        """Take over what the members' checkpoints held: weights stand in place already, the optimiser's state is joined."""
+        self._stack_buffers()
+        for flat, places in zip(self.flats, self.places, strict=True):
+            states = [
+                [
+                    dict(member.optimiser.state.get(member.model.get_parameter(place.name), {}))
+                    for place in places
+                ]
+                for member in self.members
+            ]
+            if not all(state for row in states for state in row):
+                continue  # they start
+            self.optimiser.state[flat] = {"step": states[0][0]["step"].clone()} | {
+                key: self._joined(
+                    [torch.stack([row[index][key] for row in states]) for index in range(len(places))], places
+                )
+                for key in _STATE
+            }
+
+
+def unstackable(size: Size) -> str:
+    """Say why seeds of this size cannot be stacked, or nothing."""
+    if size.settings.dropout:
+        return "seeds are not stacked under dropout: what is dropped could not be that of separate runs"
+    return ""
+
+
+def stacks(model: Decoder) -> str:
+    """Say why a model cannot be trained by `torch.vmap`, or nothing: it is tried on a few tokens."""
+    if words := unstackable(model.size):
+        return words
+    if isinstance(model, Pointer):
+        return "models that point at an answer are not stacked"
+    shortest = min(8, model.size.context)
+    tokens = torch.zeros(2, 1, shortest, dtype=torch.long, device=model.readout.device)
+    weights = {name: torch.stack((part, part)).detach() for name, part in model.state_dict().items()}
+    terms: dict[str, Tensor] = {}
+
+    def one(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        padded = (0.0, tokens == 0) if isinstance(model, Reader) else ()
+        objective, _, own = functional_call(model, weights, (tokens, tokens, *padded))
+        terms.update(own)
+        found: Tensor = objective
+        return found
+
+    leaves = {name: part.requires_grad_(part.is_floating_point()) for name, part in weights.items()}
+    try:
+        with stacking():
+            vmap(one)(leaves, tokens).sum().backward()
+    except Exception as error:
+        return f"torch.vmap cannot stack it: {first_line(error)}"
+    if terms and isinstance(model, Reader):
+        return f"its own loss term '{next(iter(terms))}' would see what fills up a task's batches"
+    return ""

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.options import (
+    Options,
+    build_options,
+    changed_options,
+    describe_options,
+    option,
+    options_as_dict,
+    value_text,
+)
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+
+
+@dataclass(frozen=True)
+class Sample(Options):
+    steps: int = option(1, "how many", low=1, high=7)
+    rate: float = option(0.5, "how fast")
+    kind: str = option("soft", "which", choices=("soft", "hard"))
+    flag: bool = option(False, "whether")
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A user's own dataclass, without the base."""
+
+    needed: int
+    extra: float = 2.0
+
+
+def test_texts_become_values() -> None:
+    options = build_options("x", Sample, {"steps": "3", "rate": "1e-2", "kind": "hard", "flag": "true"})
+    assert options == Sample(3, 0.01, "hard", True)
+    assert changed_options(options) == {"steps": 3, "rate": 0.01, "kind": "hard", "flag": True}
+    assert options_as_dict(Sample()) == {"steps": 1, "rate": 0.5, "kind": "soft", "flag": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"stepz": "1"}, "unknown option of x 'stepz'; did you mean 'steps'"),
+        ({"steps": "0"}, "at least 1"),
+        ({"steps": "8"}, "at most 7"),
+        ({"steps": "many"}, "takes a int, got 'many'"),
+        ({"kind": "sof"}, "did you mean 'soft'"),
+        ({"flag": "perhaps"}, "true or false"),
+    ],
+)
+def test_mistakes_name_the_option_and_what_is_allowed(given: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build_options("x", Sample, given)
+
+
+def test_a_plain_dataclass_serves_too() -> None:
+    assert build_options("x", Bare, {"needed": "4"}) == Bare(4)
+    with pytest.raises(UserError, match="needs its option 'needed'"):
+        build_options("x", Bare, {})
+
+
+def test_default_examples_try_every_listed_value() -> None:
+    assert {(example.kind, example.flag) for example in Sample.examples()} == {
+        ("soft", False),
+        ("hard", False),
+        ("soft", True),
+    }  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", builtin_mechanisms())
+def test_examples_of_every_mechanism_use_every_listed_value(name: str) -> None:
+    kind = builtin_mechanisms()[name]
+    examples = [options_as_dict(example) for example in kind.Options.examples()]
+    for row in describe_options(kind.Options):
+        assert row["help"], f"{name}: option {row['name']} has no explanation"
+        wanted = row["choices"] or ([True, False] if isinstance(row["default"], bool) else [])
+        for value in wanted:
+            if value != "auto":
+                assert any(example[row["name"]] == value for example in examples), (row["name"], value)
+
+
+def test_values_are_written_as_they_are_read() -> None:
+    assert value_text((1.0, -1.0)) == "(1,-1)"
+    assert value_text(True) == "true"
+    assert value_text(0.01) == "0.01"

@@ -1,0 +1,35 @@
+"""The kernel of a window of steps, in Triton's interpreter, against the plain steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headtohead.papers.faster_qk import fused
+from headtohead.papers.faster_qk.runs import RATE, choose_runs
+from headtohead.papers.faster_qk.train import Batch
+from tests.compare import assert_close
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.usefixtures("interpreted")
+@torch.inference_mode()
+def test_a_window_in_one_kernel_is_its_steps_one_by_one() -> None:
+    runs = choose_runs(["CACO", "CACO r=5 L=128"], (1234, 1235))
+    assert fused.serves("CACO", 32, CPU)
+    assert not fused.serves("FACO", 32, CPU)
+    start, ours, theirs = (Batch(runs, CPU) for _ in range(3))
+    for batch in (ours, theirs):
+        batch._fill()
+    few = slice(0, 4)
+    known, ask, pull = (t[few].clone() for t in (ours.known, ours.ask, ours.pull))
+    losses = fused.window_steps(ours.state, known, ask, pull, ours.target, RATE)
+    theirs.known, theirs.ask, theirs.pull = (t[few] for t in (theirs.known, theirs.ask, theirs.pull))
+    expected = theirs._steps()
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    moved = {name: value - start.state[name] for name, value in theirs.state.items()}
+    assert all(change.norm() > 0 for change in moved.values())
+    assert_close(
+        {name: value - start.state[name] for name, value in ours.state.items()}, moved, 1e-4, by="norm"
+    )

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from headtohead import Study, UserError, watch_study
+from headtohead.study.store.run_store import RunDirectory
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+from headtohead.report.dashboard.server import server
+from headtohead.report.dashboard.status import Follower
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study with a hostile name."""
+    place = tmp_path_factory.mktemp("watch") / "out"
+    arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}]
+    Study(arms, name=HOSTILE, corpus=f"file:{story}", tokens=2560, batch=256, seeds=2).run(
+        place, workers=1, quiet=True
+    )
+    return place
+
+
+@pytest.fixture
+def unfinished(folder: Path, tmp_path: Path) -> Path:
+    """The study with one run stopped half-way and one not begun."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    half, fresh = sorted((copy / "runs").iterdir())[:2]
+    (half / "result.json").unlink()
+    rows = (half / "metrics.jsonl").read_text().splitlines()
+    (half / "metrics.jsonl").write_text("\n".join(rows[: len(rows) // 2]) + "\n")
+    shutil.rmtree(fresh)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    with server(folder, 0) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def ask(
+    served: ThreadingHTTPServer, route: str, method: str = "GET", host: str = ""
+) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.server_port, timeout=60)
+    connection.putrequest(method, route, skip_host=True)
+    connection.putheader("Host", host or f"127.0.0.1:{served.server_port}")
+    connection.endheaders()
+    answer = connection.getresponse()
+    return answer.status, dict(answer.getheaders()), answer.read()
+
+
+def test_a_finished_study_stands_at_its_end_with_verdicts(folder: Path) -> None:
+    facts = Follower(folder).look().facts
+    assert facts["counts"] == {"done": 4, "running": 0, "waiting": 0, "all": 4}
+    assert facts["share"] == 1
+    assert facts["left"] == "finished"
+    assert facts["active"] == []
+    assert len(facts["sentences"]) == 1
+
+
+def test_a_study_on_its_way_shows_how_far_it_is_and_no_verdict(unfinished: Path) -> None:
+    standing = Follower(unfinished).look()
+    assert standing.facts["counts"] == {"done": 2, "running": 0, "waiting": 2, "all": 4}
+    assert standing.facts["share"] == pytest.approx(2.5 / 4)
+    assert standing.facts["sentences"] == []
+    assert standing.facts["left"] == "no run is at work now"
+    (row,) = standing.facts["active"]
+    assert (row["state"], row["words"]) == ("stopped", "step 5 of 10")
+    assert list(standing.curves[0]) == ["tokens", "flops", "seconds"]
+
+
+def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
+    unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDirectory, "state", lambda run, result=None: "done" if result else "running")
+    half = next(path for path in (unfinished / "runs").iterdir() if not (path / "result.json").exists())
+    lines = [json.loads(line) for line in (half / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["seconds"] = 100.0
+    (half / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    facts = Follower(unfinished).look().facts
+    # 1,280 tokens in 100 s; 1,280 of this run and 2,560 of the one not begun are left.
+    assert facts["left"] == "about 5 m 00 s of training left"
+    assert any(row["words"].endswith("about 1 m 40 s left") for row in facts["active"])
+
+
+def test_a_run_that_was_stopped_while_it_was_scored_is_still_to_be(unfinished: Path, folder: Path) -> None:
+    half = next(path for path in (unfinished / "runs").iterdir() if not (path / "result.json").exists())
+    shutil.copy(folder / "runs" / half.name / "metrics.jsonl", half)
+    (row,) = Follower(unfinished).look().facts["active"]
+    assert (row["state"], row["words"]) == ("stopped", "trained, to be scored")
+
+
+def test_a_result_taken_away_is_noticed(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    follower = Follower(copy)
+    assert follower.look().facts["counts"]["done"] == 4
+    next(copy.glob("runs/*/result.json")).unlink()
+    assert follower.look().facts["counts"]["done"] == 3
+
+
+def test_page_state_and_curves_are_served_under_a_strict_policy(served: ThreadingHTTPServer) -> None:
+    for route, kind in (
+        ("/", "text/html"),
+        ("/watch.js", "text/javascript"),
+        ("/page.css", "text/css"),
+        ("/state.json", "application/json"),
+        ("/curves/0/tokens/light.svg?abc", "image/svg+xml"),
+        ("/curves/0/seconds/dark.svg", "image/svg+xml"),
+    ):
+        status, headers, content = ask(served, route)
+        assert (status, headers["Content-Type"].partition(";")[0]) == (200, kind)
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert content
+        if kind in ("text/html", "image/svg+xml"):
+            assert b"<script>" not in content
+    assert json.loads(ask(served, "/state.json")[2])["name"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "/study.json",
+        "/../study.json",
+        "/runs/",
+        "//etc/passwd",
+        "/curves/0/tokens/../light.svg",
+        "/curves/9/tokens/light.svg",
+        "/curves/-1/tokens/light.svg",
+        "/page.css/",
+        "/%2e%2e/study.json",
+        "http://127.0.0.1/etc/passwd",
+    ],
+)
+def test_only_the_listed_routes_are_there(served: ThreadingHTTPServer, route: str) -> None:
+    assert ask(served, route)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_only_get_is_answered(served: ThreadingHTTPServer, method: str) -> None:
+    assert ask(served, "/", method)[0] == 501
+
+
+def test_another_sites_name_is_refused(served: ThreadingHTTPServer) -> None:
+    status, _, content = ask(served, "/state.json", host="attacker.example")
+    assert status == 403
+    assert b"alert" not in content
+    assert ask(served, "/", host=f"localhost:{served.server_port}")[0] == 200
+
+
+def test_it_listens_on_this_machine_alone(served: ThreadingHTTPServer) -> None:
+    assert served.server_address[0] == "127.0.0.1"
+
+
+def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"port {served.server_port} is taken"):
+        watch_study(folder, port=served.server_port, quiet=True)
+    with pytest.raises(UserError, match="no study in"):
+        watch_study(tmp_path)
+    with pytest.raises(UserError, match="out of range"):
+        watch_study(folder, port=70000)
+
+
+def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
+    command = [sys.executable, "-m", "headtohead", "watch", str(folder), "--port", "0"]
+    # What runs these tests may ignore the signal, and a child would inherit that.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    )
+    assert process.stdout is not None
+    assert "http://127.0.0.1:" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0
+    assert "stopped watching" in out
+    assert err == ""

@@ -1,0 +1,512 @@
+"""Published claims: the five papers' files, what made verdicts say of a claim, and a study from end to end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
+from headtohead.study.config.spec import build_study
+from headtohead.study.judge.verdict import study_verdicts
+from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.training.circuit_rates import assign
+
+PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
+FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
+FILE = """
+[study]
+arms = ["standard", {{arm = "sharing:tie=kv", name = "a"}}, {{arm = "sharing:tie=qk", name = "b"}}]
+seeds = {seeds}
+corpus = "file:{corpus}"
+tokens = 1024
+batch = 256
+[scale.smoke]
+[scale.small]
+size = ["nano", "1m"]
+[scale.paper]
+[[claim]]
+id = "p.1"
+statement = "said"
+published = "some"
+at = {{size = "nano"}}
+criteria = [{criteria}]
+"""
+# Spread of the seeds' common part and of what is each arm's own: intervals of about +-0.005 at five seeds.
+COMMON, OWN = (0.0, 0.3, -0.2, 0.1, 0.4), (0.004, -0.004, 0.002, -0.003, 0.001)
+
+
+def written(folder: Path, criteria: str, seeds: int = 5, corpus: str = "x") -> Path:
+    path = folder / "p.toml"
+    path.write_text(FILE.format(criteria=criteria, seeds=seeds, corpus=corpus))
+    return path
+
+
+def judged(
+    folder: Path,
+    criteria: str,
+    scale: str = "small",
+    diverged: str = "",
+    stretch: float = 0.0,
+    **means: list[float],
+) -> ClaimResult:
+    """Return what made runs say: per arm, its mean difference from the baseline at each size."""
+    paper = read_paper(written(folder, criteria))
+    spec = build_study(paper.settings(scale))
+    results: dict[str, dict[str, Any]] = {}
+    entries = []
+    for place, size in enumerate(spec.sizes):
+        contest = Contest("file:x", "x", size, "as_is", "tokens")
+        for label in ("standard", "a", "b"):
+            for seed in range(5):
+                run = f"{size}/{label}/{seed}"
+                entries.append(Entry(run, label, seed + 1, contest))
+                shift = (
+                    0.0
+                    if label == "standard"
+                    else means[label][place] + OWN[(seed + place + 2 * (label == "b")) % 5]
+                )
+                value = 2.0 + COMMON[seed] * (1 + stretch * (label == "a")) + shift
+                done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
+                results[run] = {"status": "diverged"} if run == diverged else done
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    (found,) = judge_claims(paper, scale, {"study": Finished(outline, study_verdicts(outline, results))})
+    return found
+
+
+def test_the_five_papers_are_whole() -> None:
+    for name, count in PAPERS.items():
+        paper = read_paper(find_paper(name))
+        assert [claim.id for claim in paper.claims] == [f"{name}.{place}" for place in range(1, count + 1)]
+        assert set(paper.scales) == set(SCALES)
+        assert all(claim.statement and claim.published for claim in paper.claims)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
+    paper = read_paper(find_paper(name))
+    for settings in (values for scale in SCALES for values in paper.studies(scale).values()):
+        spec = build_study(settings)
+        for arm in spec.arms:
+            size = spec.size(spec.sizes[0], arm)
+            model = Decoder.outline(size, arm.layout.layers(size.layers))
+            assert model.parameter_count() > 0
+            if not spec.tasks:  # a task's model has a head of its own
+                assign(spec.train_settings(arm).circuit_lr, model.circuits(), size.layers)
+
+
+@pytest.mark.parametrize(
+    ("mean", "direction", "size"),
+    [
+        (-0.020, "supported", "supported"),
+        (-0.060, "supported", "contradicted"),
+        (-0.002, "open", "contradicted"),
+        (0.020, "contradicted", "contradicted"),
+    ],
+)
+def test_direction_and_size_are_judged_apart(tmp_path: Path, mean: float, direction: str, size: str) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02}'
+    found = judged(tmp_path, part, a=[mean, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
+    assert found.measured[0]["difference"] == pytest.approx(mean)
+    assert found.measured[0]["share_of_published"] == pytest.approx(mean / -0.02)
+
+
+def test_an_interval_that_holds_the_effect_and_twice_of_it_leaves_the_size_open(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "worse", effect = 0.004}'
+    found = judged(tmp_path, part, a=[0.0065, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size) == ("supported", "open")
+
+
+@pytest.mark.parametrize(("bound", "size"), [(0.01, "supported"), (0.05, "contradicted"), (0.021, "open")])
+def test_bounds_on_the_size(tmp_path: Path, bound: float, size: str) -> None:
+    part = f'{{kind = "difference", arm = "a", expect = "worse", at_least = {bound}}}'
+    assert judged(tmp_path, part, a=[0.02, 0.0], b=[0.0, 0.0]).size == size
+
+
+def test_effects_are_turned_into_bits_per_byte(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '{kind = "difference", arm = "a", expect = "worse", effect = 0.6931471805599453}'
+    )
+    path.write_text('[paper]\nunit = "nats_per_token"\nbytes_per_unit = 4\n' + path.read_text())
+    effect = read_paper(path).claims[0].criteria[0].effect
+    assert effect == pytest.approx((0.25, 0.25))
+
+
+@pytest.mark.parametrize(("mean", "direction"), [(0.0, "supported"), (0.01, "open"), (0.03, "contradicted")])
+def test_equivalence_between_two_arms(tmp_path: Path, mean: float, direction: str) -> None:
+    part = '{kind = "equivalence", arm = "a", against = "b", margin = 0.01}'
+    found = judged(tmp_path, part, a=[0.1 + mean, 0.0], b=[0.1, 0.0])
+    assert found.direction == direction
+    assert found.measured[0]["what"] == "a - b"
+
+
+def test_order_and_all_criteria_of_a_claim_must_hold(tmp_path: Path) -> None:
+    order = '{kind = "order", first = "a", then = ["standard"]}'
+    worse = '{kind = "difference", arm = "b", expect = "worse"}'
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[0.1, 0.0]).direction == "supported"
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[0.0, 0.0]).direction == "open"
+    assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[-0.1, 0.0]).direction == "contradicted"
+    found = judged(tmp_path, order, a=[-0.1, 0.0], b=[0.0, 0.0])
+    assert found.size == "open"
+    assert "no size of effect was published" in found.reason
+
+
+def test_a_change_over_sizes(tmp_path: Path) -> None:
+    part = '{kind = "change", arm = "a", over = "size", values = ["nano", "1m"], expect = "lower", effect = -0.03}'
+    found = judged(tmp_path, part, a=[0.05, 0.02], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale) == ("supported", "supported", "reduced scale")
+    assert judged(tmp_path, part, a=[0.02, 0.05], b=[0.0, 0.0]).direction == "contradicted"
+    assert "1m" in judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).reason
+    assert judged(tmp_path, part, "paper", a=[0.05], b=[0.0]).scale == "not run"
+
+
+@pytest.mark.parametrize(
+    ("stretch", "direction"), [(0.0, "open"), (20.0, "supported"), (-0.98, "contradicted")]
+)
+def test_a_spread_is_judged_by_its_ratio(tmp_path: Path, stretch: float, direction: str) -> None:
+    part = '{kind = "spread", arm = "a"}'
+    found = judged(tmp_path, part, stretch=stretch, a=[0.0, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size) == (direction, "open")
+    assert found.measured[0]["ratio"] == pytest.approx((1 + stretch) ** 2, rel=0.3, abs=0.001)
+
+
+def test_smoke_decides_nothing_that_is_trained(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02}'
+    found = judged(tmp_path, part, "smoke", a=[-0.02], b=[0.0])
+    assert (found.direction, found.size) == ("open", "open")
+    assert "decides nothing" in found.reason
+    assert found.measured[0]["difference"] == pytest.approx(-0.02)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{kind = 'change', arm = 'a', over = 'size', values = ['nano', '1m'], expect = 'lower'}",
+        "{kind = 'interaction', arm = 'a', control = 'b', expect = 'lower'}",
+    ],
+)
+def test_a_diverged_run_decides_no_difference_of_differences(tmp_path: Path, part: str) -> None:
+    means = {"a": [-0.1, -0.3], "b": [0.0, 0.0]}
+    assert judged(tmp_path, part, **means).direction == "supported"
+    found = judged(tmp_path, part, diverged="nano/a/2", **means)
+    assert found.direction == "open"
+    assert "1 runs of a diverged" in found.reason
+
+
+def test_a_diverged_run_supports_nothing_good(tmp_path: Path) -> None:
+    part = '{kind = "difference", arm = "a", expect = "better"}'
+    found = judged(tmp_path, part, a=[-0.1, 0.0], b=[0.0, 0.0], diverged="nano/a/2")
+    assert found.direction == "open"
+    assert "1 runs of a diverged" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("ratio", "direction", "size"),
+    [
+        (0.5, "supported", "supported"),
+        (0.25, "supported", "contradicted"),
+        (2.0, "contradicted", "contradicted"),
+    ],
+)
+def test_a_cost_is_decided_without_training(tmp_path: Path, ratio: float, direction: str, size: str) -> None:
+    part = f'{{kind = "cost", arm = "sharing:tie=kv", size = "sharing-300m", quantity = "cache", ratio = {ratio}}}'
+    found = judged(tmp_path, part, "smoke", a=[0.0], b=[0.0])
+    assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
+
+
+def test_what_does_not_exist_yet_is_open_with_its_reason(tmp_path: Path) -> None:
+    found = judged(tmp_path, '{kind = "open", reason = "needs GLUE"}', a=[0.0, 0.0], b=[0.0, 0.0])
+    assert (found.direction, found.size, found.scale, found.reason) == (
+        "open",
+        "open",
+        "not run",
+        "needs GLUE",
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            '{kind = "diference", arm = "a"}',
+            "p.toml: claim p.1: unknown kind of criterion 'diference'; did you mean",
+        ),
+        ('{kind = "difference", arm = "c", expect = "better"}', "unknown arm 'c'"),
+        ('{kind = "difference", arm = "a"}', "a difference criterion needs expect"),
+        ('{kind = "difference", arm = "a", expect = "lower"}', "unknown expect 'lower'"),
+        ('{kind = "difference", arm = "a", expect = "worse", efect = 1}', "did you mean 'effect'"),
+        ('{kind = "difference", arm = "a", expect = "worse", effect = "x"}', "effect takes a number"),
+        (
+            '{kind = "change", arm = "a", over = "size", values = ["nano"], expect = "lower"}',
+            "values takes two",
+        ),
+        ("", "criteria takes a list"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, part: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_paper(written(tmp_path, part))
+
+
+def test_a_missing_scale_a_study_without_claims_and_an_unknown_paper_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, '{kind = "open", reason = "x"}')
+    path.write_text(path.read_text().replace("[scale.paper]", ""))
+    with pytest.raises(UserError, match=r"\[scale.paper\] is missing"):
+        read_paper(path)
+    path.write_text('arms = ["standard"]')
+    with pytest.raises(UserError, match="no \\[\\[claim\\]\\]"):
+        read_paper(path)
+    with pytest.raises(UserError, match="unknown paper 'cupled'; did you mean 'coupled'"):
+        find_paper("cupled")
+
+
+@pytest.mark.page
+def test_reproduce_runs_judges_and_goes_on(
+    tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        '{kind = "difference", arm = "a", expect = "worse", effect = 0.02}',
+        '{kind = "cost", arm = "sharing:tie=kv", size = "nano", quantity = "cache", ratio = 0.5}',
+    ]
+    path = written(tmp_path, ", ".join(parts), seeds=2, corpus=str(story))
+    with pytest.raises(SystemExit) as left:
+        main(
+            [
+                "reproduce",
+                str(path),
+                "--scale",
+                "smoke",
+                "--out",
+                str(tmp_path / "o"),
+                "--device",
+                "cpu",
+                "--workers",
+                "1",
+                "--quiet",
+            ]
+        )
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "p.1" in shown
+    assert "claims.json" in shown
+    rows = json.loads((tmp_path / "o" / "claims.json").read_text())
+    assert "What became of the paper" in (tmp_path / "o" / "report.html").read_text()
+    assert [list(row) for row in rows] == [FIELDS]
+    assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
+    assert rows[0]["measured"][0]["n"] == 2
+    again = h2h.reproduce(str(path), scale="smoke", out=tmp_path / "o", device="cpu", quiet=True)
+    assert again.study.summary.done == 0
+    assert [claim.as_dict() for claim in again.claims] == rows
+    paper: Paper = read_paper(path)
+    with pytest.raises(UserError, match="unknown scale 'tiny'"):
+        paper.settings("tiny")
+
+
+def judged_over_contexts(
+    folder: Path, criteria: str, slope: float, contexts: tuple[int, ...] = (32, 64, 128)
+) -> ClaimResult:
+    """Return what made runs say whose arm a moves by `slope` per doubling of the context."""
+    path = written(folder, criteria)
+    path.write_text(path.read_text().replace('size = ["nano", "1m"]', f"context = {list(contexts)}"))
+    paper = read_paper(path)
+    spec = build_study(paper.settings("small"))
+    results: dict[str, dict[str, Any]] = {}
+    entries = []
+    for place, context in enumerate(contexts):
+        contest = Contest("file:x", "x", "nano", "as_is", "tokens", str(context))
+        for label in ("standard", "a", "b"):
+            for seed in range(5):
+                run = f"{context}/{label}/{seed}"
+                entries.append(Entry(run, label, seed + 1, contest))
+                shift = 0.03 + slope * place + OWN[(seed + place) % 5] if label == "a" else 0.0
+                test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
+                results[run] = {"status": "done", "test": test}
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    finished = Finished(outline, study_verdicts(outline, results), results)
+    (found,) = judge_claims(paper, "small", {"study": finished})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expect", "slope", "direction", "size"),
+    [
+        ("'lower', effect = -0.01", -0.01, "supported", "supported"),
+        ("'lower', effect = -0.03", -0.01, "supported", "contradicted"),
+        ("'higher'", -0.01, "contradicted", "open"),
+        ("'lower'", 0.0, "open", "open"),
+        ("'level', margin = 0.005", 0.0, "supported", "open"),
+        ("'level', margin = 0.005", -0.02, "contradicted", "open"),
+        ("'no higher', margin = 0.005", -0.02, "supported", "open"),
+        ("'no higher', margin = 0.005", 0.02, "contradicted", "open"),
+        ("'no higher', margin = 0.0001", 0.0, "open", "open"),
+    ],
+)
+def test_a_trend_is_judged_by_the_slope_per_doubling(
+    tmp_path: Path, expect: str, slope: float, direction: str, size: str
+) -> None:
+    criterion = f"{{kind = 'trend', arm = 'a', over = 'context', expect = {expect}}}"
+    found = judged_over_contexts(tmp_path, criterion, slope)
+    assert (found.direction, found.size) == (direction, size), found.reason
+    assert "slope of a - standard per doubling of context" in found.reason
+    assert found.measured[0]["difference"] == pytest.approx(slope, abs=0.003)
+
+
+def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
+    criterion = "{kind = 'trend', arm = 'a', over = 'context', expect = 'lower'}"
+    found = judged_over_contexts(tmp_path, criterion, -0.01, (32, 64))
+    assert (found.direction, found.scale) == ("open", "not run")
+    assert "a trend takes 3 values of context or more, here are 2" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        ("over = 'seed', expect = 'lower'", "unknown over 'seed'"),
+        ("over = 'size', expect = 'better'", "unknown expect 'better'"),
+        ("over = 'size', expect = 'level'", "takes a margin"),
+        ("over = 'size', expect = 'lower', margin = 0.1", "takes a margin"),
+    ],
+)
+def test_a_trend_criterion_that_means_nothing_is_refused(tmp_path: Path, criterion: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(written(tmp_path, f"{{kind = 'trend', arm = 'a', {criterion}}}"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "direction"), [(0.05, "supported"), (0.0, "supported"), (-0.05, "contradicted")]
+)
+def test_no_better_leaves_the_other_side_free(tmp_path: Path, mean: float, direction: str) -> None:
+    criterion = "{kind = 'equivalence', arm = 'a', expect = 'no better', margin = 0.01}"
+    assert judged(tmp_path, criterion, a=[mean, 0.0], b=[0.0, 0.0]).direction == direction
+
+
+def test_the_claims_that_waited_for_a_trend_or_equal_time_can_be_decided() -> None:
+    for name, number in (("sharing", 6), ("sharing", 13), ("deconstructed", 13), ("coupled", 6)):
+        paper = read_paper(find_paper(name))
+        (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
+        assert "open" not in {criterion.kind for criterion in claim.criteria}
+        for scale in ("small", "paper"):
+            spec = build_study(paper.settings(scale))
+            values = {"context": spec.contexts, "tokens_per_parameter": spec.branches, "size": spec.sizes}
+            for criterion in claim.criteria:
+                assert criterion.kind != "trend" or len(values[criterion.over]) >= 3
+                assert set(criterion.place.get("length", ())) <= set(spec.lengths)
+
+
+def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
+    """Return what five made seeds say of a number that a probe found; an arm that is not given has none."""
+    paper = read_paper(written(folder, criteria))
+    spec = build_study(paper.settings("paper"))
+    contest = Contest("file:x", "x", "nano", "as_is", "tokens")
+    entries = tuple(
+        Entry(f"{label}/{seed}", label, seed, contest) for label in LABELS for seed in range(1, 6)
+    )
+    done = {"status": "done", "test": {"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]}}
+    results = {entry.run: done for entry in entries}
+    arms = tuple((arm.text, arm.label) for arm in spec.arms)
+    outline = Outline(
+        "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
+    )
+
+    def found(run: str, probe: str) -> dict[str, Any] | None:
+        label, seed = run.split("/")
+        if label not in values or probe != "indicators":
+            return None
+        return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
+
+    finished = Finished(outline, study_verdicts(outline, results), found=found)
+    (claim,) = judge_claims(paper, "paper", {"study": finished})
+    return claim
+
+
+LABELS = ("standard", "a", "b")
+SINK = '{kind = "probe", probe = "indicators", path = "mean.sink", arm = "a"'
+LOW, HIGH = [0.10, 0.11, 0.12, 0.11, 0.10], [0.20, 0.22, 0.23, 0.20, 0.21]
+
+
+@pytest.mark.parametrize(
+    ("rest", "direction", "size"),
+    [
+        (', expect = "lower"}', "supported", "open"),
+        (', expect = "higher"}', "contradicted", "open"),
+        (', expect = "lower", effect = -0.10}', "supported", "supported"),
+        (', expect = "lower", effect = -0.30}', "supported", "contradicted"),
+        (', expect = "lower", compare = "ratio", at_most = 0.6}', "supported", "supported"),
+        (', expect = "lower", compare = "ratio", effect = 0.51}', "supported", "supported"),
+        (', expect = "higher", compare = "value", at_least = 0.05}', "supported", "supported"),
+        (', expect = "higher", compare = "value", at_least = 0.15}', "supported", "contradicted"),
+        (", margin = 0.2}", "supported", "open"),
+        (", margin = 0.05}", "contradicted", "open"),
+        (', expect = "no higher", margin = 0.02}', "supported", "open"),
+        (', expect = "no lower", margin = 0.02}', "contradicted", "open"),
+        (', expect = "no lower", margin = 0.2}', "supported", "open"),
+        (', expect = "lower", guard = ["mean.base", 0.1]}', "supported", "open"),
+        (', expect = "lower", guard = ["mean.base", 0.3]}', "open", "open"),
+    ],
+)
+def test_a_number_of_a_probe_decides(tmp_path: Path, rest: str, direction: str, size: str) -> None:
+    found = probed(tmp_path, SINK + rest, standard=HIGH, a=LOW)
+    assert (found.direction, found.size) == (direction, size), found.reason
+    assert found.measured[0]["n"] == 5
+    assert "mean.sink (indicators)" in found.measured[0]["unit"]
+
+
+def test_a_probe_that_was_not_taken_leaves_a_claim_open(tmp_path: Path) -> None:
+    found = probed(tmp_path, SINK + ', expect = "lower"}', standard=HIGH)
+    assert (found.direction, found.scale) == ("open", "not run")
+    assert "probe indicators was not taken" in found.reason
+
+
+def test_probes_are_adjusted_for_one_another(tmp_path: Path) -> None:
+    one = SINK + ', expect = "lower"}'
+    two = one + ", " + one.replace('"a"', '"b"')
+    alone, both = (probed(tmp_path, criteria, standard=HIGH, a=LOW, b=LOW) for criteria in (one, two))
+    assert both.measured[0]["p_holm"] == pytest.approx(2 * alone.measured[0]["p_holm"])
+
+
+@pytest.mark.parametrize(
+    ("means", "direction"),
+    [((-0.05, -0.01), "supported"), ((-0.01, -0.05), "contradicted"), ((-0.02, -0.02), "open")],
+)
+def test_an_interaction_is_a_difference_of_differences(
+    tmp_path: Path, means: tuple[float, float], direction: str
+) -> None:
+    criterion = '{kind = "interaction", arm = "a", control = "b", expect = "lower"}'
+    found = judged(tmp_path, criterion, a=[means[0]] * 2, b=[means[1]] * 2)
+    assert found.direction == direction, found.reason
+    assert found.measured[0]["difference"] == pytest.approx(means[0] - means[1], abs=1e-9)
+
+
+def test_a_median_takes_six_seeds(tmp_path: Path) -> None:
+    found = judged(tmp_path, '{kind = "median", arm = "a", expect = "better"}', a=[-0.05, 0], b=[0, 0])
+    assert found.direction == "open"
+    assert "a median takes 6 paired seeds, here are 5" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        (SINK + "}", "takes expect, or the margin"),
+        (SINK.replace("indicators", "indicator") + ', expect = "lower"}', "unknown probe 'indicator'"),
+        (SINK + ', expect = "better"}', "lower"),
+        (SINK + ', expect = "lower", compare = "ratio", effect = -1.0}', "ratios are above 0"),
+        (SINK + ', expect = "lower", guard = "mean.sink"}', "a path and a number"),
+        ('{kind = "interaction", arm = "a", expect = "lower"}', "needs control"),
+    ],
+)
+def test_a_criterion_of_a_probe_that_cannot_be_read_is_one_line(
+    tmp_path: Path, criterion: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        read_paper(written(tmp_path, criterion))

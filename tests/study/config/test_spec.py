@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headtohead.common.errors import UserError
+from headtohead.study.config.spec import build_study, read_study
+from tests.fuzz import damaged, fuzz
+
+ARMS = ["standard", "sharing:tie=kv"]
+
+
+def test_defaults_are_five_paired_seeds_against_the_first_arm() -> None:
+    spec = build_study({"arms": ARMS})
+    assert spec.seeds == (1, 2, 3, 4, 5)
+    assert spec.baseline_arm.text == "standard"
+    assert spec.primary_arm is not None
+    assert spec.primary_arm.text == "sharing:tie=kv"
+    assert (spec.shapes, spec.lengths, spec.margin) == (("as_is",), ("tokens",), 0.005)
+
+
+def test_an_arm_may_be_a_table_with_settings_of_its_own() -> None:
+    spec = build_study(
+        {
+            "arms": ["standard", {"arm": "standard", "name": "fast", "lr": 0.01, "model": {"dropout": 0.1}}],
+            "lr": 0.002,
+        }
+    )
+    base, fast = spec.arms
+    assert (fast.label, fast.text) == ("fast", "standard")
+    assert spec.train_settings(base).lr == 0.002
+    assert spec.train_settings(fast).lr == 0.01
+    assert spec.size("nano", fast).settings.dropout == 0.1
+    assert spec.size("nano", base).settings.dropout == 0.0
+
+
+def test_the_baseline_is_named_by_text_or_label() -> None:
+    for name in ("sharing:tie=kv", "(Q, K=V)"):
+        spec = build_study({"arms": ARMS, "baseline": name})
+        assert spec.baseline_arm.label == "(Q, K=V)"
+        assert spec.primary_arm is not None
+        assert spec.primary_arm.text == "standard"
+
+
+def test_equal_labels_are_told_apart() -> None:
+    spec = build_study({"arms": ["sharing:tie=kv", "sharing:tie=kv*2"]})
+    assert [arm.label for arm in spec.arms] == ["(Q, K=V)", "sharing:tie=kv*2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "needs arms"),
+        ({"arms": []}, "needs arms"),
+        ({"arms": [3]}, "an arm is a text"),
+        ({"arms": ["standard", "standard"]}, "given twice"),
+        ({"arms": [{"name": "x"}]}, "an arm is a text"),
+        ({"arms": [{"arm": "standard", "corpus": "x"}]}, "setting of arm"),
+        ({"arms": ["standrd"]}, "did you mean 'standard'"),
+        ({"arms": ARMS, "tokns": 5}, "unknown study setting 'tokns'; did you mean 'tokens'"),
+        ({"arms": ARMS, "tokens": "lots"}, "expected a count"),
+        ({"arms": ARMS, "tokens": -4}, "whole number"),
+        ({"arms": ARMS, "seeds": 0}, "seeds=0"),
+        ({"arms": ARMS, "seeds": "x"}, "expected a count"),
+        ({"arms": ARMS, "seeds": [1, 1]}, "one twice"),
+        ({"arms": ARMS, "size": "nanno"}, "did you mean 'nano'"),
+        ({"arms": ARMS, "size": 4}, "takes a name"),
+        ({"arms": ARMS, "shape": "parms"}, "did you mean 'params'"),
+        ({"arms": ARMS, "length": "flopz"}, "did you mean 'flops'"),
+        ({"arms": ARMS, "baseline": "sharing"}, "arm given as baseline"),
+        ({"arms": ARMS, "primary": "standard"}, "cannot be compared with itself"),
+        ({"arms": ARMS, "margin": -1}, "margin"),
+        ({"arms": ARMS, "batch": 100}, "not a multiple of the context"),
+        ({"arms": ARMS, "model": 3}, "takes a table"),
+        ({"arms": ARMS, "model": {"positionz": "rope"}}, "did you mean 'positions'"),
+        ({"arms": ARMS, "model": {"dropout": "much"}}, "takes a float"),
+        ({"arms": ["standard*3"]}, "gives 3 layers; this size has 2"),
+        ({"arms": ["sharing:tie=qk,kv_heads=2"]}, "identical; leave kv_heads out"),
+        ({"arms": ["sharing:tie=kv,kv_heads=3"]}, None),
+    ],
+)
+def test_mistakes_are_one_clear_line(values: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        build_study(values)  # refused later, when the shape is known
+        return
+    with pytest.raises(UserError, match=words) as caught:
+        build_study(values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("arms = [", "is not TOML"), ("arms = 'a'\narms = 'b'", "is not TOML"), ("\x00", "is not TOML")],
+)
+def test_a_file_that_is_not_toml_is_named_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_study(tmp_path / "s.toml")
+    with pytest.raises(UserError, match="no such study file"):
+        read_study(tmp_path / "t.toml")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 10**7) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        "arms",
+        "corpus",
+        "size",
+        "tokens",
+        "seeds",
+        "shape",
+        "lr",
+        "model",
+        "batch",
+        "margin",
+        "name",
+        "schedule",
+    ]
+)
+
+
+@given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5), st.booleans())
+@fuzz(300)
+def test_any_values_are_a_study_or_a_clear_error(values: dict[str, Any], with_arms: bool) -> None:
+    if with_arms:
+        values["arms"] = ARMS
+    try:
+        build_study(values)
+    except UserError as error:
+        assert str(error)
+
+
+TOML = """
+name = "mine"
+arms = ["standard", {arm = "sharing:tie=kv", name = "shared"}]
+corpus = "stdlib"
+size = ["nano", "1m"]
+tokens = "500k"
+seeds = [1, 2, 3]
+shape = "params"
+lr = 2e-3
+[model]
+positions = "rope"
+"""
+
+
+@given(damaged(TOML.encode()) | st.text(max_size=80).map(str.encode))
+@fuzz(200)
+def test_any_text_is_a_study_file_or_a_clear_error(place: Path, content: bytes) -> None:
+    (place / "study.toml").write_bytes(content)
+    try:
+        build_study(read_study(place / "study.toml"))
+    except UserError as error:
+        assert str(error)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": 10**400}, "lr takes a number"),
+        ({"tune": {"lr": [1e-3, 2e-3, 10**400]}}, "tune.lr takes numbers"),
+        ({"circuit_lr": [{"tag": "qk", "factor": 10**400}]}, "factor takes a number"),
+        ({"branches": [10**400, "1M"]}, "branches: expected a whole number"),
+        ({"bytes": 0}, "bytes=0 gives no text"),
+        ({"tune": {"lr": [1e-3, 2e-3, 4e-3], "tokens": 10}}, "tune: tokens=10 do not fill one step"),
+        ({"tune": 5}, "got 5"),
+    ],
+)
+def test_numbers_that_nothing_can_be_done_with_are_refused_by_name(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        build_study({"arms": ["standard", "diagonal"], **settings})

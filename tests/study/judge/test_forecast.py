@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead import Study, UserError, open_study
+from headtohead.study.judge.forecast import Forecast, _seeds_for, seen_spread
+from headtohead.study.judge.statistics import detectable_difference
+
+SMALL: dict[str, Any] = {"tokens": 2560, "batch": 256, "seeds": 3, "lr": 5e-3}
+
+
+def study(story: Path, **values: Any) -> Study:
+    return Study(**({"arms": ["standard", "sharing:tie=kv"], "corpus": f"file:{story}"} | SMALL | values))
+
+
+def forecast(given: Study, out: Path | None = None, **values: Any) -> Forecast:
+    return h2h.forecast(given, out, **({"device": "cpu", "workers": 1, "quiet": True} | values))
+
+
+@pytest.fixture(scope="module")
+def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forecast") / "out"
+    study(story).run(folder, workers=1, quiet=True)
+    return folder
+
+
+def test_a_forecast_counts_what_the_study_will_take_and_runs_nothing(story: Path, tmp_path: Path) -> None:
+    found = forecast(study(story, shape=["as_is", "params"]), tmp_path / "none", spread=0.01)
+    # The baseline is the same under both rules and is done once.
+    assert (found.runs, found.done) == (9, 0)
+    assert found.tokens == 9 * 2560
+    assert found.flops == pytest.approx(sum(arm.flops for arm in found.arms))
+    cost = h2h.cost("standard", batch=1)
+    assert found.arms[0].flops == pytest.approx(3 * cost["flops_per_token"]["causal"] * 3 * 2560)
+    assert all(arm.source == "measured" and arm.tokens_per_second > 0 for arm in found.arms)
+    assert found.seconds == pytest.approx(sum(arm.seconds for arm in found.arms))
+    assert found.disk_bytes > 9 * 4 * cost["parameters"] * 0.9
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_could_be_found_follows_from_spread_seeds_and_arms(story: Path) -> None:
+    three = ["standard", "sharing:tie=kv", "sharing:tie=qk"]
+    found = forecast(study(story, arms=three, seeds=4), spread=0.02)
+    rows = {row.seeds: row for row in found.detectable}
+    assert sorted(rows) == [3, 4, 5, 8, 12, 20]
+    assert rows[5].alone == detectable_difference(0.02, 5)
+    assert rows[5].holm == detectable_difference(0.02, 5, arms=2)
+    assert rows[5].holm > rows[5].alone > rows[8].alone  # type: ignore[operator]
+    assert found.spread_source == "given"
+    unknown = forecast(study(story, arms=three, seeds=4))
+    assert unknown.spread is None
+    assert unknown.seeds_for_margin is None
+    assert unknown.detectable[0].alone == detectable_difference(1.0, 3), "in spreads"
+
+
+def test_finished_runs_give_speed_and_spread_and_are_not_counted_again(raced: Path, story: Path) -> None:
+    found = forecast(study(story, seeds=5), raced)
+    assert (found.runs, found.done) == (10, 6)
+    assert {arm.source for arm in found.arms} == {"seen"}
+    row = open_study(raced).verdicts[0]
+    differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
+    mean = sum(differences) / 3
+    assert found.spread == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in differences) / 2))
+    assert "seen in" in found.spread_source
+    longer = forecast(study(story, tokens=25600), raced)
+    assert longer.done == 0
+    assert {arm.source for arm in longer.arms} == {"seen"}, "a pilot's speed serves a longer study"
+    assert longer.seconds > found.seconds
+    done = forecast(study(story), raced)
+    assert (done.done, done.seconds, done.arms) == (6, 0.0, [])
+
+
+def test_the_seeds_a_margin_takes_are_the_fewest() -> None:
+    count = _seeds_for(0.005, 0.01)
+    assert count is not None
+    assert detectable_difference(0.01, count) <= 0.005 < detectable_difference(0.01, count - 1)  # type: ignore[operator]
+    assert _seeds_for(0.005, 1e-9) == 2
+    assert _seeds_for(0.005, 10.0) is None
+    assert _seeds_for(0.0, 0.01) is None
+
+
+def test_a_spread_that_is_none_is_refused_and_no_pairs_give_none(story: Path) -> None:
+    for spread in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UserError, match="above 0"):
+            forecast(study(story), spread=spread)
+    assert seen_spread([]) is None
+
+
+def test_branches_share_their_trunk_and_contexts_do_not(story: Path) -> None:
+    one = {key: value for key, value in SMALL.items() if key != "tokens"} | {"seeds": 2}
+    arms = ["standard", "sharing:tie=kv"]
+    given = Study(arms=arms, corpus=f"file:{story}", branches=[2560, 5120], context=[64, 128], **one)
+    found = forecast(given, spread=0.01)
+    # Of each arm, seed and context: a trunk of 4096 tokens, and decays of 512 and 1024.
+    assert found.runs == 8 * 3
+    assert found.tokens == 8 * (4096 + 512 + 1024)
+    trunks = [arm for arm in found.arms if arm.label.endswith(", trunk")]
+    assert sum(arm.tokens for arm in trunks) == 8 * 4096
+    assert {arm.contest for arm in trunks} == {
+        f"{story.name}, nano, context {context}, shape as_is, length tokens" for context in (64, 128)
+    }
+
+
+def test_equal_time_is_forecast_from_steps_timed_now_and_kept_nowhere(story: Path, raced: Path) -> None:
+    before = (raced / "study.lock.json").read_bytes()
+    found = forecast(study(story, length=["tokens", "time"]), raced, spread=0.01)
+    # An arm whose steps take the baseline's time has the baseline's steps, and then its runs are those that are done.
+    assert found.done == 6
+    assert found.runs in (6, 9)
+    assert (raced / "study.lock.json").read_bytes() == before

@@ -1,0 +1,238 @@
+"""Arm x training corpus x evaluation corpus."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headtohead import Study, UserError, evaluate, open_study
+from headtohead.cli.race import show_verdicts
+from headtohead.data.shards import prepare
+from headtohead.study.claims import Finished, judge_claims
+from headtohead.study.claims.paper import find_paper, read_paper
+from headtohead.study.config.spec import build_study
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.store.manifest import outline_from
+from headtohead.study.store.run_store import Store
+
+ARMS = ["standard", "coupled", "sharing:tie=kv"]
+TINY = {"size": "nano", "bytes": "4k", "batch": 1024, "seeds": 3, "lr": 5e-3}
+NAMED = ["coherence:0/32(stdlib)", "coherence:1/32(stdlib)"]
+WORDS = {
+    "beasts": ["elephant", "mouse", "crocodile", "cow"],
+    "weather": ["thunder", "fog", "drizzle", "hail"],
+}
+
+
+@pytest.fixture(scope="module")
+def dials(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two settings of the dial over two domains of a few pages each."""
+    place = tmp_path_factory.mktemp("domains")
+    for name, words in WORDS.items():
+        choose = random.Random(name)
+        rows = [" ".join(choose.choice(words) for _ in range(60)) for _ in range(120)]
+        (place / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    sources = ",".join(f"file:{place / name}.jsonl" for name in WORDS)
+    return [f"coherence:{setting}/32({sources})" for setting in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def folder(dials: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("matrix") / "out"
+    Study(ARMS, corpus=dials, probes="corpora", **TINY).run(place, quiet=True, workers=1)
+    return place
+
+
+def test_every_arm_is_judged_on_every_corpus(folder: Path) -> None:
+    cells = open_study(folder).matrix()
+    assert len(cells) == 2 * 2 * 2
+    places = {(cell.verdict.arm, cell.trained[:12], cell.evaluated[:12]) for cell in cells}
+    assert len(places) == 8
+    assert all(cell.verdict.n == 3 and cell.verdict.ci_low is not None for cell in cells)
+    assert all(cell.verdict.documents_low is not None for cell in cells)
+    assert all("exploratory" in cell.verdict.notes for cell in cells)
+
+
+def test_a_corpus_of_its_own_gives_the_studys_verdict(folder: Path) -> None:
+    result = open_study(folder)
+    own = {
+        (cell.trained, cell.verdict.label): cell.verdict
+        for cell in result.matrix()
+        if cell.trained == cell.evaluated
+    }
+    for row in result.verdicts:
+        cell = own[row.corpus, row.label]
+        assert (cell.difference, cell.p_holm, cell.verdict) == (row.difference, row.p_holm, row.verdict)
+
+
+def test_another_corpus_gives_what_evaluate_gives(folder: Path, dials: list[str]) -> None:
+    result = open_study(folder)
+    cell = next(cell for cell in result.matrix() if cell.trained != cell.evaluated)
+    run = result.outline.runs(cell.contest, cell.verdict.label)[2]
+    other = next(name for name in dials if name != cell.contest.corpus)
+    score = evaluate(folder / "runs" / run, other, device="cpu", quiet=True)
+    assert cell.verdict.values[cell.verdict.seeds.index(2)] == pytest.approx(score.bits_per_byte, rel=1e-6)
+
+
+@pytest.mark.page
+def test_matrix_json_and_page_are_rebuilt_from_the_store_alone(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = (copy / "matrix.json").read_bytes()
+    for name in ("matrix.json", "report.html"):
+        (copy / name).unlink()
+    open_study(copy).write(quiet=True)
+    assert (copy / "matrix.json").read_bytes() == before
+    rows = json.loads(before)
+    assert {"trained", "evaluated", "difference", "ci_low", "verdict"} <= rows[0].keys()
+    page = (copy / "report.html").read_text()
+    assert "Trained here, tested there" in page
+    assert "What the corpora are like" in page
+
+
+def test_the_terminal_shows_a_row_per_arm_and_training_corpus(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_verdicts(open_study(folder))
+    shown = capsys.readouterr().out
+    _, _, table = shown.partition("trained here, tested there")
+    assert table.count("coherence:1/32") == 1 + 2
+    assert "(beasts" not in table.partition("how budgets")[0]
+
+
+def test_a_damaged_probe_is_left_out_and_taken_again(folder: Path, dials: list[str], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    store = Store(copy)
+    outline = open_study(copy).outline
+    run = store.run(outline.runs(outline.contests()[0], "standard")[1])
+    (path,) = (run.path / "probes").glob("corpora-*.json")
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"bytes": ', b'"bytes": 1', 1))
+    cells = [cell for cell in open_study(copy).matrix() if cell.trained != cell.evaluated]
+    assert sorted({cell.verdict.n for cell in cells}) == [2, 3]
+    Study(ARMS, corpus=dials, probes="corpora", **TINY).run(copy, quiet=True, workers=1)
+    assert path.read_bytes() == good
+
+
+def test_scores_on_another_text_of_the_same_name_are_left_out(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    store = Store(copy)
+    outline = open_study(copy).outline
+    run = store.run(outline.runs(outline.contests()[0], "standard")[1])
+    name = outline.probes[0]
+    found = run.probe(name)
+    assert found is not None
+    (row,) = found.values()
+    row["content"] = "another text"
+    run.keep_probe(name, found)
+    cells = [cell for cell in open_study(copy).matrix() if cell.trained != cell.evaluated]
+    assert sorted({cell.verdict.n for cell in cells}) == [2, 3]
+
+
+def test_one_corpus_has_no_matrix(dials: list[str], tmp_path: Path) -> None:
+    result = Study(["standard", "coupled"], corpus=dials[0], probes="corpora", **(TINY | {"seeds": 1})).run(
+        tmp_path, quiet=True, workers=1
+    )
+    assert result.matrix() == []
+    assert not (tmp_path / "matrix.json").exists()
+    assert result.outline.statistics == {}
+
+
+def test_statistics_of_several_corpora_stand_in_the_outline(folder: Path) -> None:
+    outline = open_study(folder).outline
+    assert outline_from(outline.as_dict()) == outline
+    low, high = outline.statistics.values()
+    assert (low["domain_bits"] or 0) < (high["domain_bits"] or 0)
+
+
+def test_the_probe_means_all_corpora_of_the_study_unless_it_names_some(tmp_path: Path) -> None:
+    assert build_study({"arms": ["standard"], "corpus": NAMED, "probes": "corpora"}).probes == (
+        "corpora:" + ",".join(NAMED),
+    )
+    named = build_study({"arms": ["standard"], "probes": ["corpora:coherence:0(stdlib), stdlib"]})
+    assert named.probes == ("corpora:coherence:0/64(stdlib),stdlib",)
+    with pytest.raises(UserError, match="unknown corpus 'stdlip'"):
+        build_study({"arms": ["standard"], "probes": ["corpora:stdlip"]})
+
+
+def test_a_probes_corpus_that_is_not_at_hand_is_refused_before_training() -> None:
+    spec = build_study({"arms": ["standard"], "probes": ["corpora:enwik8"]})
+    with pytest.raises(UserError, match=r"enwik8.* is not at hand"):
+        plan_study(spec)
+
+
+def test_bytes_are_the_same_text_under_every_tokenizer(story: Path) -> None:
+    corpus = f"file:{story}"
+    study = {"arms": ["standard", "coupled"], "corpus": corpus, "bytes": "40k", "batch": 1024, "seeds": 1}
+    plain = plan_study(build_study(study))
+    assert {run.training.tokens for run in plain.runs} == {40_000}
+    assert plain.solved == ()
+    same = plan_study(build_study({**{k: v for k, v in study.items() if k != "bytes"}, "tokens": "40k"}))
+    assert [run.id for run in same.runs] == [run.id for run in plain.runs]
+    coded = plan_study(build_study(study | {"tokenizer": "bpe:300"}))
+    train = prepare(corpus, "bpe:300").splits["train"]
+    (tokens,) = {run.training.tokens for run in coded.runs}
+    assert tokens * train.bytes / len(train.tokens) == pytest.approx(40_000, rel=1e-3)
+    (row,) = coded.solved
+    assert (row.label, row.rule, row.what, row.after, row.baseline) == (
+        "standard",
+        "bytes",
+        "tokens",
+        tokens,
+        40_000,
+    )
+    assert "bytes per token" in row.note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": "1M"},
+        {"arms": ["standard", {"arm": "coupled", "tokens": "1M"}]},
+        {"tune": {"lr": [1e-3, 2e-3, 4e-3]}},
+    ],
+)
+def test_a_length_in_bytes_allows_no_other(changes: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="bytes"):
+        build_study({"arms": ["standard", "coupled"], "bytes": "1M"} | changes)
+
+
+def test_a_flag_takes_the_place_of_the_files_length() -> None:
+    path = Path(__file__).parents[3] / "studies" / "coherence.toml"
+    assert Study.from_file(path).spec.bytes == 1_000_000
+    changed = Study.from_file(path, tokens=4096).spec
+    assert changed.bytes == 0
+    assert changed.train_settings(changed.arms[0]).tokens == 4096
+
+
+def test_pieces_longer_than_half_a_window_are_refused() -> None:
+    spec = build_study({"arms": ["standard"], "corpus": "coherence:0/128(stdlib)"})
+    with pytest.raises(UserError, match=r"longer than half a window .* DIAL/32"):
+        plan_study(spec)
+
+
+def test_a_claim_reads_the_dial(folder: Path, dials: list[str]) -> None:
+    """coupled.14 asks for the change of the difference between two settings of the dial."""
+    paper = read_paper(find_paper("coupled"))
+    claim = next(claim for claim in paper.claims if claim.id == "coupled.14")
+    (criterion,) = claim.criteria
+    assert set(criterion.values) <= set(paper.scales["small"]["corpus"])
+    assert criterion.expect == "lower"
+    result = open_study(folder)
+    turned = dataclasses.replace(
+        claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
+    )
+    paper = dataclasses.replace(paper, claims=(claim, turned))
+    there, here = judge_claims(paper, "small", {"study": Finished(result.outline, result.verdicts)})
+    assert there.scale == "not run"
+    assert here.scale == "reduced scale"
+    low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")
+    assert here.measured[0]["difference"] == pytest.approx(high - low)

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from headtohead.common.errors import UserError
+from headtohead.model.decoder import Decoder
+from headtohead.study.config.spec import build_study
+from headtohead.study.plan.budgets import match_cache, match_flops, match_params
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.store.manifest import outline_from
+from headtohead.training.settings import TrainSettings
+
+
+def plan(story: Path, **values: object):  # type: ignore[no-untyped-def]
+    given = {
+        "arms": ["standard", "sharing:tie=kv"],
+        "corpus": f"file:{story}",
+        "tokens": 2560,
+        "batch": 256,
+        "seeds": 2,
+    }
+    return plan_study(build_study(given | values))
+
+
+def test_a_plan_has_every_arm_seed_and_rule(story: Path) -> None:
+    found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
+    assert len(found.runs) == 2 * 2 * 4
+    assert len(found.outline().contests()) == 4
+    # The baseline's runs are the same under every rule, and are done once.
+    assert len(found.distinct()) == 2 + 2 * 4
+    assert [run.seed for run in found.distinct()] == sorted(run.seed for run in found.distinct())
+
+
+def test_the_hash_covers_what_can_change_the_result_and_nothing_else(story: Path, tmp_path: Path) -> None:
+    base = plan(story).runs[0]
+    for values in (
+        {"lr": 0.003},
+        {"tokens": 5120},
+        {"model": {"dropout": 0.1}},
+        {"clip": 0.5},
+        {"context": 64},
+    ):
+        assert plan(story, **values).runs[0].id != base.id, values
+    other = tmp_path / "other.txt"
+    other.write_text(story.read_text() + "one more line\n")
+    assert plan(other).runs[0].id != base.id
+    for values in (
+        {"seeds": 5},
+        {"arms": ["standard", "diagonal"]},
+        {"margin": 0.1},
+        {"name": "x"},
+        {"baseline": "sharing:tie=kv"},
+    ):
+        assert plan(story, **values).runs[0].id == base.id, values
+    renamed = plan(story, arms=[{"arm": "standard", "name": "renamed"}, "sharing:tie=kv"]).runs[0]
+    assert renamed.id == base.id
+    assert len({run.id for run in plan(story).runs}) == 4
+
+
+def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
+    found = plan(
+        story, arms=["standard", "sharing:tie=kv", "sharing:tie=qkv", "standard:kv_heads=1"], shape="params"
+    )
+    target = found.runs[0].parameters
+    for run in found.runs:
+        assert abs(run.parameters - target) <= 0.005 * target
+        assert run.parameters == Decoder.outline(run.size, run.layers).parameter_count()
+    widths = {run.arm.label: run.size.ffn for run in found.runs}
+    # Freed weights over 3 d, with d = 64: 64 * 64 / (3 * 64).
+    assert widths["standard"] == 176
+    assert widths["(Q, K=V)"] == 176 + round(64 * 64 / (3 * 64))
+    assert widths["(Q=K=V)"] == 176 + round(2 * 64 * 64 / (3 * 64))
+
+
+def test_an_impossible_match_is_refused_with_the_reason(story: Path) -> None:
+    run = plan(story).runs[0]
+    with pytest.raises(UserError, match="cannot be met"):
+        match_params(run.size, run.layers, 1000)
+
+
+def test_equal_flops_solve_the_tokens() -> None:
+    settings = TrainSettings(tokens=100_000, batch=1000)
+    assert match_flops(settings, arm=2.0, baseline=1.0).tokens == 50_000
+    assert match_flops(settings, arm=1.0, baseline=1.5).tokens == 150_000
+    with pytest.raises(UserError, match="no whole step"):
+        match_flops(settings, arm=1e9, baseline=1.0)
+
+
+def test_a_corpus_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too little text to fill a window of 128 tokens\n" * 20)
+    with pytest.raises(UserError, match="fewer than the context 128"):
+        plan(short)
+
+
+def test_an_arm_that_cannot_be_built_is_refused_before_anything_runs(story: Path) -> None:
+    with pytest.raises(UserError, match="cannot share kv_heads=3 evenly"):
+        plan(story, arms=["standard", "sharing:tie=kv,kv_heads=3"])
+
+
+def test_the_record_rebuilds_the_run(story: Path) -> None:
+    from headtohead.study.plan.execution import layers_of
+    from headtohead.study.run.run_one import size_of
+
+    run = plan(story, arms=["standard", "sharing:value_mix=(1,-1),kv_heads=2"]).runs[-1]
+    record = run.record()
+    assert size_of(record) == run.size
+    assert tuple(layers_of(record)) == run.layers
+    assert dataclasses.asdict(TrainSettings(**record["training"])) == dataclasses.asdict(run.training)
+
+
+def test_equal_cache_solves_kv_heads_left_open_and_else_the_width(story: Path) -> None:
+    found = plan(story, arms=["sharing:tie=kv", "standard", "coupled"], shape="cache")
+    assert {run.cache for run in found.runs} == {256}
+    texts = {run.arm.text: set(run.record()["layers"]) for run in found.runs}
+    assert texts["standard"] == {"standard:kv_heads=2"}
+    assert texts["coupled"] == {"coupled"}  # one query per key: its kv heads cannot be fewer
+    solved = {row.label: (row.what, row.before, row.after, row.match) for row in found.solved}
+    assert solved["standard"] == ("kv heads", 4, 2, 1.0)
+    assert solved["coupled (euler, 1 step)"] == ("width", 64, 32, 1.0)
+    assert "(Q, K=V)" not in solved
+    # Half the bytes at the same width; kv heads that were given are what the arm is.
+    arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
+    wide = plan(story, arms=arms, shape="cache")
+    assert [run.size.width for run in wide.runs] == [64, 64, 128, 128, 256, 256]
+    assert {run.cache for run in wide.runs} == {512}
+    assert wide.runs[-1].layers[0].text == "standard:kv_heads=1"
+    for run in wide.runs:
+        assert Decoder.outline(run.size, run.layers).parameter_count() == run.parameters
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        (["standard", "gated_linear"], "arm 'gated_linear': .* the arm keeps does not grow"),
+        (["gated_linear", "standard"], "the baseline keeps does not grow"),
+        (["standard", "MINE"], "the arm keeps no cache, decoding recomputes"),
+    ],
+)
+def test_an_impossible_cache_match_is_refused(
+    story: Path, tmp_path: Path, arms: list[str], words: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import torch\nclass Mine(torch.nn.Module):\n    def __init__(self, shape, options):\n"
+        "        super().__init__()\n        self.o = torch.nn.Linear(shape.width, shape.width)\n"
+        "    def forward(self, x, frame):\n        return self.o(x)\n"
+    )
+    given = [f"{mine}:Mine" if arm == "MINE" else arm for arm in arms]
+    with pytest.raises(UserError, match=words):
+        plan(story, arms=given, shape="cache")
+
+
+def test_a_cache_that_no_width_gives_is_refused(story: Path) -> None:
+    run = plan(story).runs[0]
+    with pytest.raises(UserError, match=r"within 0.5 %: nearest is .* bytes per token at width"):
+        match_cache(run.size, run.layers, 3)
+
+
+def test_solved_numbers_are_explained(story: Path) -> None:
+    found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
+    rows = [(row.contest.shape, row.contest.length, row.rule, row.what) for row in found.solved]
+    assert rows == [
+        ("as_is", "flops", "length flops", "tokens"),
+        ("params", "tokens", "shape params", "feed-forward width"),
+        ("params", "flops", "shape params", "feed-forward width"),
+        ("params", "flops", "length flops", "tokens"),
+    ]
+    assert all(row.match == pytest.approx(1, abs=0.005) for row in found.solved)
+    run = next(
+        run for run in found.runs if run.contest == found.solved[0].contest and run.arm.text != "standard"
+    )
+    assert found.solved[0].after == run.training.tokens
+    assert found.solved[0].mine == 3 * run.flops * run.training.tokens
+    outline = found.outline()
+    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
+    old = {key: value for key, value in outline.as_dict().items() if key != "solved"}
+    assert outline_from(old).solved == ()
+
+
+def test_two_corpora_of_one_label_are_refused(story: Path, tmp_path: Path) -> None:
+    other = tmp_path / story.name
+    other.write_text(story.read_text()[::-1])
+    with pytest.raises(UserError, match=f"would both be called '{story.name}'"):
+        plan_study(build_study({"arms": ["standard"], "corpus": [f"file:{story}", f"file:{other}"]}))
+    assert plan_study(build_study({"arms": ["standard"], "corpus": f"file:{other}"})).runs
+
+
+USER_ARMS = Path(__file__).parents[2] / "mechanisms" / "user_arms.py"
+
+
+@pytest.mark.parametrize("context", [128, 1024])
+def test_a_copy_of_standard_gets_the_same_tokens_at_equal_flops(tmp_path: Path, context: int) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text("\n".join(f"{line} times {line} is {line * line}" for line in range(3000)))
+    copies = [f"{USER_ARMS}:{name}" for name in ("Copy", "Masked")]
+    found = plan(
+        text,
+        arms=["standard", *copies],
+        length="flops",
+        context=context,
+        tokens=100 * 1024,
+        batch=1024,
+        seeds=1,
+    )
+    asked = [run.training.tokens for run in found.runs]
+    assert asked == [pytest.approx(asked[0], rel=0.01)] * 3
+    assert found.outline().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
+    assert all("counted for" in row.note and "declared for standard" in row.note for row in found.solved)
+    assert all("upper bound" in row.note for row in found.solved)
+    outline = found.outline()
+    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
+
+
+def test_arms_that_declare_their_flops_keep_their_runs(story: Path) -> None:
+    found = plan(story, arms=["standard", "sharing:tie=kv"], length="flops", tokens=256 * 400, seeds=1)
+    assert [run.training.tokens for run in found.runs] == [102_400, 109_056]
+    assert not any(row.note for row in found.solved)

@@ -1,0 +1,409 @@
+"""What is measured on trained runs besides their loss."""
+
+import itertools
+import json
+import lzma
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headtohead import Study, load
+from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.stop import Stop
+from headtohead.data.shards import prepare
+from headtohead.evaluate.loss import nats_by_position, score_split
+from headtohead.interpret.indicators import indicators
+from headtohead.interpret.maps import layer_maps
+from headtohead.model.decoder import Decoder
+from headtohead.model.decoding import one_step
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import find_size
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.probes import PROBES, Probe, Subject, fits, number_at, probe_names, sound, take
+from headtohead.study.run.run_one import perform
+from headtohead.study.store.run_store import Store, read_probe
+from tests.story import story_file
+
+CORPUS = f"file:{story_file()}"
+TINY: dict[str, Any] = {"corpus": CORPUS, "size": "nano", "tokens": "2k", "batch": 512, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of one run without probes; tests copy it."""
+    return race(tmp_path_factory.mktemp("trained")).path
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """A copy of that study, to be changed."""
+    return shutil.copytree(trained, tmp_path / "study")
+
+
+def race(folder: Path, **changes: object) -> Store:
+    Study(["standard"], **(TINY | changes)).run(folder, quiet=True, workers=1)
+    return Store(folder)
+
+
+def test_a_probe_is_taken_once_and_kept_beside_the_result(copied: Path) -> None:
+    store = race(copied, probes=["positions"])
+    (run,) = store.runs()
+    found = run.probe("positions")
+    assert found is not None
+    bins = found["bins"]
+    assert [first for first, _, _ in bins] == [1, 2, 4, 8, 16, 32, 64, 128][: len(bins)]
+    before = (run.path / "probes" / "positions.json").stat().st_mtime_ns
+    race(copied, probes=["positions"])
+    assert (run.path / "probes" / "positions.json").stat().st_mtime_ns == before
+
+
+def test_a_probe_asked_for_later_uses_the_weights_and_leaves_the_run_alone(copied: Path) -> None:
+    store = race(copied)
+    (run,) = store.runs()
+    result = (run.path / "result.json").read_bytes()
+    race(copied, probes=["positions"])
+    assert (run.path / "result.json").read_bytes() == result
+    model, _ = load(run.path)
+    test = prepare(CORPUS, "bytes").splits["test"]
+    assert run.probe("positions") == {"bins": nats_by_position(model, test)}
+
+
+def test_loss_by_position_is_the_loss(copied: Path) -> None:
+    (run,) = race(copied).runs()
+    model, tokenizer = load(run.path)
+    test = prepare(CORPUS, "bytes").splits["test"]
+    bins = nats_by_position(model, test)
+    mean = sum((last - first + 1) * nats for first, last, nats in bins) / model.size.context
+    assert mean == pytest.approx(score_split(model, test, tokenizer.token_bytes()).nats, rel=2e-3)
+    assert bins[-1][1] == model.size.context
+
+
+def test_a_damaged_probe_is_named_and_taken_again(copied: Path) -> None:
+    (run,) = race(copied, probes=["positions"]).runs()
+    path = run.path / "probes" / "positions.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"1,", b"2,", 1))
+    with pytest.raises(DamagedFile, match=r"positions\.json"):
+        run.probe("positions")
+    race(copied, probes=["positions"])
+    assert path.read_bytes() == good
+
+
+def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(subject: object, argument: str) -> dict[str, object]:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setitem(PROBES, "positions", Probe("fails", fail, {}))
+    result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
+    assert result.summary.trouble == ["probe positions: ZeroDivisionError: on purpose"]
+    (run,) = Store(tmp_path).runs()
+    assert run.state() == "done"
+    assert run.probe("positions") is None
+
+
+def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_path: Path) -> None:
+    study = Study(["standard"], probes=["indicators", "positions"], **TINY)
+    study.run(tmp_path / "whole", quiet=True, workers=1)
+    store = Store(tmp_path / "parts")
+    store.make()
+    (planned,) = plan_study(study.spec).runs
+    run = store.run(planned.id)
+    run.open(planned.record())
+
+    def taken(patience: int) -> list[str]:
+        asked = itertools.count()
+        given = {"probes": study.spec.probes, "stop": Stop(lambda: run.finished() and next(asked) > patience)}
+        assert perform(run, run.spec(), Conditions(), **given) == "done"
+        return sorted(path.stem for path in (run.path / "probes").glob("*"))
+
+    assert taken(3) == []
+    assert taken(18) == ["indicators"]
+    assert taken(0) == ["indicators"]
+    assert taken(1000) == ["indicators", "positions"]
+    for name in study.spec.probes:
+        assert run.probe(name) == Store(tmp_path / "whole").run(run.id).probe(name)
+
+
+def test_interrupted_in_a_probe_a_study_says_that_a_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(subject: Subject, argument: str) -> dict[str, object]:
+        signal.raise_signal(signal.SIGINT)
+        subject.progress(0.5)
+        return {}
+
+    monkeypatch.setitem(PROBES, "positions", Probe("interrupted", interrupted, {}))
+    summary = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1).summary
+    assert (summary.stopped, summary.left, summary.trouble) == (True, 1, [])
+    (run,) = Store(tmp_path).runs()
+    assert run.state() == "done"
+    assert run.probe("positions") is None
+
+
+def test_without_weights_a_finished_run_keeps_what_it_has(tmp_path: Path) -> None:
+    Study(["standard"], **TINY).run(tmp_path, quiet=True, workers=1, keep_weights=False)
+    result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
+    assert result.summary.left == 0
+    (run,) = Store(tmp_path).runs()
+    assert run.probe("positions") is None
+
+
+def test_damaged_weights_cost_a_probe_and_no_result(copied: Path) -> None:
+    (run,) = race(copied).runs()
+    result = (run.path / "result.json").read_bytes()
+    run.weights.write_bytes(run.weights.read_bytes()[:-8])
+    again = Study(["standard"], probes="positions", **TINY).run(copied, quiet=True, workers=1)
+    assert len(again.summary.trouble) == 1
+    assert "final.safetensors" in again.summary.trouble[0]
+    assert (run.path / "result.json").read_bytes() == result
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["position"], "unknown probe 'position'.*positions"),
+        (["positions:3"], "takes no argument"),
+        (3, "takes a name or a list"),
+        (["indicators:0"], "how many windows"),
+        (["indicators:many"], "how many windows"),
+        (["skip:-3"], "how many tokens"),
+        (["maps:2"], "LAYER.HEAD"),
+        (["maps:0.1"], "counted from 1"),
+        (["tasks"], "needs the tasks' names"),
+        (["tasks:lambda"], "unknown task 'lambda'.*lambada"),
+    ],
+)
+def test_a_probe_that_does_not_exist_is_one_line(given: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        probe_names(given)
+
+
+def test_an_argument_has_one_spelling() -> None:
+    given = ["indicators:16", "indicators", "maps: 1.2,2.1,1.2", "tasks:copa,all", "skip:0512"]
+    assert probe_names(given) == ("indicators", "maps:1.2,2.1", "tasks:all", "skip:512")
+
+
+def subject(arm: str, data_dir: str = "") -> Subject:
+    """Return an untrained model of an arm under a probe."""
+    size = find_size("nano")
+    corpus = prepare(CORPUS, "bytes")
+    model = Decoder(
+        size, parse_layout(arm).layers(size.layers), 1, companion=corpus.splits["train"].tokens
+    ).eval()
+    return Subject(model, corpus, {"training": {"precision": "float32"}}, data_dir)
+
+
+def test_windows_are_spread_over_the_test_split() -> None:
+    one = subject("standard")
+    text = np.asarray(one.corpus.splits["test"].tokens)
+    windows = one.windows(4, 128)
+    assert windows.shape == (4, 128)
+    starts = [place * (len(text) // 128) // 4 * 128 for place in range(4)]
+    assert windows.tolist() == [text[start : start + 128].tolist() for start in starts]
+    assert one.windows(10**9, 2_000).shape == (1, 2_000)
+
+
+def test_maps_are_what_each_layer_mixes_with() -> None:
+    """The map of every layer times its values, written out, is what the layer gives."""
+    one = subject("standard")
+    tokens = one.windows(2, 32)
+    found = layer_maps(one.model, tokens)
+    assert [layer.mechanism for layer in found] == ["standard"] * 2
+    block = one.model.layers[0]
+    given: dict[str, torch.Tensor] = {}
+    handle = block.mechanism.register_forward_hook(
+        lambda _, inputs, output: given.update(x=inputs[0], y=output)
+    )
+    with torch.no_grad():
+        one.model.hidden(tokens)
+    handle.remove()
+    mechanism = block.mechanism
+    with torch.no_grad():
+        _, _, v = mechanism.project(given["x"], None)  # type: ignore[operator]
+        written = mechanism.write(found[0].weights @ v, None)  # type: ignore[operator]
+    assert torch.allclose(written, given["y"], atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["standard", "non_approximate", "sharing:tie=kv", "fixed_seq_qk", "kuramoto"])
+def test_the_largest_score_is_that_before_the_softmax(arm: str) -> None:
+    """A softmax turns differences of scores into ratios of weights: the span of the logs is at most twice the peak."""
+    for layer in layer_maps(subject(arm).model, subject(arm).windows(1, 48)):
+        assert layer.weights is not None
+        assert layer.largest_score is not None
+        logs = torch.where(layer.weights > 0, layer.weights.double(), 1.0).log()
+        rows = logs.masked_fill(layer.weights <= 0, -torch.inf).amax(-1) - logs.masked_fill(
+            layer.weights <= 0, torch.inf
+        ).amin(-1)
+        span = float(rows[torch.isfinite(rows)].max())
+        assert 0 < span <= 2 * layer.largest_score + 1e-4
+
+
+def test_a_layer_without_softmax_has_no_largest_score() -> None:
+    assert {
+        layer.largest_score for layer in layer_maps(subject("approximate").model, torch.zeros(1, 8).long())
+    } == {None}
+
+
+def test_indicators_are_means_over_windows_and_layers() -> None:
+    one = subject("even(token_mlp)")
+    found = take("indicators:3", one)
+    assert sound("indicators:3", found)
+    assert found["windows"] == 3
+    first, second = found["layers"]
+    assert first["none"] == "token_mlp gives no attention map"
+    maps = [layer_maps(one.model, window[None])[1].weights for window in one.windows(3, 128)]
+    expected = indicators(torch.cat([weights for weights in maps if weights is not None]))
+    for name, value in expected.items():
+        assert second["values"][name] == pytest.approx(value, rel=1e-6)
+        assert found["mean"][name] == second["values"][name]
+    assert found["log_largest_score"] == second["values"]["log_largest_score"]
+
+
+def test_signed_maps_are_marked_and_arms_without_a_map_say_why() -> None:
+    signed = take("indicators:1", subject("differential"))
+    assert [layer["signed"] for layer in signed["layers"]] == [True, True]
+    for probe in ("indicators:1", "maps"):
+        found = take(probe, subject("token_mlp"))
+        assert found == {"none": "token_mlp gives no attention map"}
+        assert sound(probe, found)
+
+
+def test_maps_are_pooled_and_name_their_tokens() -> None:
+    one = subject("standard")
+    found = take("maps", one)
+    assert sound("maps", found)
+    assert found["group"] == 3
+    assert len(found["tokens"]) == 43
+    assert "".join(found["tokens"]) == one.tokenizer.decode(one.windows(1, 128)[0].tolist())
+    assert {row["why"] for row in found["maps"]} == {"most local", "most on the first token", "most spread"}
+    for row in found["maps"]:
+        assert [len(line) for line in row["rows"]] == list(range(1, 44))
+        assert [sum(line) for line in row["rows"]] == pytest.approx([1000] * 43, abs=25)
+    outside = take("maps:9.9", one)
+    assert outside == {"none": "no map is of 9.9; this model has 1.1 to 1.4, 2.1 to 2.4"}
+    asked = take("maps:2.3,1.1,9.9", one)
+    assert [(row["layer"], row["head"]) for row in asked["maps"]] == [(1, 1), (2, 3)]
+    assert asked["absent"] == ["9.9"]
+
+
+def test_skipped_layers_are_put_back() -> None:
+    one = subject("even(prefix_mean)")
+    found = take("skip:2048", one)
+    assert sound("skip:2048", found)
+    assert (found["variant"]["layers"], found["standard"]["layers"]) == ([1], [2])
+    whole = found["whole"]
+    for group in ("variant", "standard"):
+        for part in ("block", "attention"):
+            row = found[group][part]
+            assert row["bits_per_byte"] == pytest.approx(whole + row["rise"])
+            assert row["rise"] != 0
+    assert take("skip:2048", one)["whole"] == whole
+    assert "does not mix" in take("skip", subject("standard"))["none"]
+
+
+def test_decoding_is_timed_at_half_and_full_windows() -> None:
+    found = take("decode", subject("standard"))
+    assert sound("decode", found)
+    rates = found["tokens_per_second"]
+    assert set(rates) == {f"batch {batch}, {fill}" for batch in (1, 8) for fill in ("half", "full")}
+    assert min(rates.values()) > 0
+    assert found["headline"] == rates["batch 8, full"]
+    assert found["cached"]
+    assert "cpu" in found["device"]
+    one = subject("standard").model
+    assert found["bytes"] == 4 * one.parameter_count() + one.cache_bytes(8, 128, torch.float32)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("arm", ["standard", "latent"])
+def test_every_arm_decodes_step_by_step_whether_it_could_be_recorded_or_not(
+    arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, taken = subject(arm), []
+    assert one.model.recordable == (arm == "standard")
+
+    def counted(*given: Any) -> Any:
+        taken.append(1)
+        return one_step(*given)
+
+    monkeypatch.setattr("headtohead.study.probes.decode.one_step", counted)
+    found = take("decode", one)
+    assert len(taken) == found["steps"] * len(found["tokens_per_second"])
+
+
+def test_tasks_that_are_not_at_hand_are_one_line_and_the_run_stays_done(tmp_path: Path) -> None:
+    settings = TINY | {"probes": ["tasks:copa,rte"], "seeds": 2}
+    result = Study(["standard"], **settings).run(tmp_path / "s", quiet=True, workers=1, data_dir=tmp_path)
+    (line,) = result.summary.trouble
+    assert line.startswith("probe tasks:copa,rte: task 'copa' is not at hand")
+    assert {run.state() for run in Store(tmp_path / "s").runs()} == {"done"}
+
+
+def test_tasks_are_scored_beside_chance(tmp_path: Path) -> None:
+    folder = tmp_path / "zeroshot"
+    folder.mkdir()
+    rows = "".join(
+        json.dumps({"query": f"the cat {word}", "choices": ["sat", "ran"], "gold": place % 2}) + "\n"
+        for place, word in enumerate(["one", "two", "three", "four"])
+    )
+    with lzma.open(folder / "copa.jsonl.xz", "wt") as stream:
+        stream.write(rows)
+    found = take("tasks:copa", subject("standard", str(tmp_path)))
+    assert sound("tasks:copa", found)
+    score = found["tasks"]["copa"]
+    assert (score["n"], score["chance"]) == (4, 0.5)
+    assert found["mean"]["above_chance"] == score["accuracy"] - 0.5
+
+
+def test_a_finished_run_without_weights_is_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = TINY | {"seeds": 2}
+    Study(["standard"], **settings).run(tmp_path, quiet=True, workers=1, keep_weights=False)
+    capsys.readouterr()
+    Study(["standard"], probes=["positions", "maps"], **settings).run(tmp_path, workers=1)
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count(
+        "2 finished runs kept no weights: positions, maps cannot be taken"
+    ) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "good"),
+    [
+        ({"a": 1.5, "b": 2}, {"a": float}, True),
+        ({"a": True}, {"a": float}, False),
+        ({"a": float("nan")}, {"a": float}, False),
+        ({"a": 1e300}, {"a": float}, False),
+        ({"a": None}, {"a": (float, None)}, True),
+        ({"a": [1, 2.5]}, {"a": [float]}, True),
+        ({"a": [1, "x"]}, {"a": [float]}, False),
+        ({"x": 1, "y": "z"}, {str: float}, False),
+        ("text", {"a": float}, False),
+        ({}, {"a": float}, False),
+    ],
+)
+def test_what_a_file_holds_is_checked(value: object, form: object, good: bool) -> None:
+    assert fits(value, form) is good
+
+
+def test_a_probe_of_another_form_is_damaged(copied: Path) -> None:
+    (run,) = race(copied, probes=["indicators:1"]).runs()
+    run.keep_probe("indicators:1", {"windows": 1, "layers": "many", "mean": {}, "log_largest_score": None})
+    with pytest.raises(DamagedFile, match="has not the form of probe indicators:1"):
+        read_probe(run, "indicators:1")
+    race(copied, probes=["indicators:1"])
+    assert read_probe(run, "indicators:1") is not None
+
+
+def test_a_number_is_found_by_its_path() -> None:
+    found = {"mean": {"sink": 0.25, "words": "many"}, "bytes": None}
+    assert number_at(found, "mean.sink") == 0.25
+    for path in ("mean", "mean.words", "mean.sink.deeper", "bytes", "none"):
+        assert number_at(found, path) is None
+    assert number_at(None, "mean") is None

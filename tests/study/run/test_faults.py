@@ -1,0 +1,391 @@
+"""What happens to a study when processes die, disks fill up, files change and clocks go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study
+from headtohead.study.store.lease import LEASE_SECONDS, Holds, owner_of
+from headtohead.study.store.run_store import Store
+from tests import processes
+
+SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "seeds": 2, "lr": 5e-3}
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Return result.json of every run, as text: bit for bit."""
+    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
+
+
+def study(story: Path, **values: Any) -> Study:
+    return Study(**(SMALL | {"corpus": f"file:{story}", "tokens": 2560} | values))
+
+
+def run_script(text: str, *arguments: object, timeout: float = 300) -> str:
+    """Run Python source in a process of its own; return what it printed."""
+    command = [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def same_after_deaths(folder: Path, settings: dict[str, Any], seed: int, deaths: int) -> None:
+    """Run a study undisturbed and one that is killed so many times: their results are the same."""
+    Study(**settings).run(folder / "whole", workers=1, quiet=True)
+    killed = processes.start(processes.killed_again_and_again, settings, folder / "killed", seed, deaths)
+    assert processes.ended(killed) == 0
+    assert results(folder / "killed") == results(folder / "whole")
+    assert not list((folder / "killed").glob("runs/*/lock"))
+
+
+def test_killed_at_any_moment_a_study_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
+    same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 2560}, seed=1, deaths=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_killed_twenty_times_a_study_ends_with_the_same_results(
+    story: Path, tmp_path: Path, seed: int
+) -> None:
+    same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 12_800}, seed, deaths=20)
+
+
+def executors(story: Path, folder: Path, count: int, victim: int) -> None:
+    """Run a study by several executors, one of which is killed (none where `victim` is -1)."""
+    arms = ["standard", "sharing:tie=kv", "diagonal"]
+    settings = SMALL | {"arms": arms, "corpus": f"file:{story}", "tokens": 2560, "seeds": 4}
+    log = folder.with_suffix(".log")
+    all_of_them = [processes.start(processes.executor, settings, folder, log) for _ in range(count)]
+    if victim >= 0:
+        processes.until(lambda: processes.works_on_a_run(all_of_them[victim], folder))
+        all_of_them[victim].kill()
+    codes = [processes.ended(one) for one in all_of_them]
+    assert codes == [-signal.SIGKILL if number == victim else 0 for number in range(count)]
+    done = log.read_text().split()
+    assert len(done) == 12
+    assert len(set(done)) == 12, "a run was done twice"
+    assert len(results(folder)) == 12
+    assert not list(folder.glob("runs/*/lock"))
+
+
+def test_two_executors_one_of_them_killed_do_every_run_once(story: Path, tmp_path: Path) -> None:
+    executors(story, tmp_path / "study", 2, victim=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [-1, 0, 5])
+def test_eight_executors_do_every_run_once(story: Path, tmp_path: Path, victim: int) -> None:
+    executors(story, tmp_path / "study", 8, victim)
+
+
+def foreign_lock(folder: Path) -> Path:
+    """Leave the lock of a living owner on another host."""
+    folder.mkdir(exist_ok=True)
+    with Holds().hold(folder) as hold:
+        assert hold is not None
+        owner = owner_of(folder / "lock")
+        assert owner is not None
+        text = (folder / "lock").read_text()
+    assert owner.host in text
+    (folder / "lock").write_text(text.replace(owner.host, "elsewhere"))
+    return folder / "lock"
+
+
+def taken(holds: Holds, folder: Path) -> bool:
+    with holds.hold(folder) as hold:
+        return hold is not None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replace this process's own clock by one that the test turns."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    folder = tmp_path / "run"
+    lock = foreign_lock(folder)
+    holds = Holds()
+    for _ in range(5):
+        os.utime(lock)
+        assert not taken(holds, folder)
+        clock[0] += LEASE_SECONDS - 1
+        assert not taken(holds, folder)
+    clock[0] += 2
+    assert taken(holds, folder)
+
+
+@pytest.mark.parametrize("shift", [-86_400, 86_400])
+def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
+    tmp_path: Path, clock: list[float], shift: int
+) -> None:
+    folder = tmp_path / "run"
+    lock = foreign_lock(folder)
+    before = time.time() + shift
+    os.utime(lock, (before, before))
+    holds = Holds()
+    assert not taken(holds, folder)
+    clock[0] += LEASE_SECONDS / 2
+    assert not taken(holds, folder)
+    assert not taken(Holds(), folder), "whoever looks for the first time has to watch first"
+
+
+def test_a_study_does_not_mind_a_clock_that_goes_back(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study(story, seeds=1).run(tmp_path / "usual", workers=1, quiet=True)
+    real, began = time.time, time.time()
+    monkeypatch.setattr(time, "time", lambda: began - 50 * (real() - began))
+    study(story, seeds=1).run(tmp_path / "back", workers=1, quiet=True)
+    assert results(tmp_path / "back") == results(tmp_path / "usual")
+    for run in Store(tmp_path / "back").runs():
+        assert run.costs()["train_seconds"] > 0
+
+
+def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = """
+        import os, signal, sys
+        from pathlib import Path
+        from headtohead.study.store.lease import Holds
+        with Holds().hold(Path(sys.argv[1])) as hold:
+            assert hold is not None
+            if os.fork() == 0:
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text), str(folder)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    owner = owner_of(folder / "lock")
+    assert owner is not None
+    assert owner.dead
+    assert taken(Holds(), folder)
+
+
+FILE = """
+import os, signal
+import torch
+from torch import nn
+
+class {name}(nn.Module):
+    def __init__(self, shape, options):
+        super().__init__()
+        self.v = nn.Linear(shape.width, shape.width)
+        self.calls = 0
+
+    def forward(self, x, frame):
+        self.calls += x.device.type != "meta"
+        if self.calls > 5:
+            {deed}
+        return self.v(x)
+"""
+
+
+def arm(folder: Path, name: str, deed: str) -> str:
+    path = folder / f"{name.lower()}.py"
+    path.write_text(FILE.format(name=name, deed=deed))
+    return f"{path}:{name}"
+
+
+def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_goes_on(story: Path, tmp_path: Path) -> None:
+    greedy = arm(tmp_path, "Greedy", "torch.empty(2**50)")
+    done = study(story, arms=["standard", greedy], seeds=1).run(tmp_path / "out", workers=1, quiet=True)
+    assert done.summary.left == 0
+    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    assert states == {"standard": "done", "Greedy": "out of memory"}
+
+
+@pytest.mark.slow
+def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_goes_on(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deadly = arm(tmp_path, "Deadly", "os.kill(os.getpid(), signal.SIGKILL)")
+    arms = ["standard", deadly, "diagonal"]
+    done = study(story, arms=arms, seeds=1).run(tmp_path / "out", workers=2)
+    assert done.summary.left == 0
+    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    assert states == {"standard": "done", "Deadly": "failed", "diagonal": "done"}
+    printed = capsys.readouterr().out
+    assert printed.count("was killed (signal 9), as the system does when memory runs out") >= 2
+    assert "is recorded as failed" in printed
+
+
+def test_a_corpus_that_changes_between_runs_is_named_and_nothing_is_recorded(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    shutil.copy(story, text)
+    switch = f"from pathlib import Path; Path({str(text)!r}).open('a').write('and a new line')"
+    running = (
+        f"self.calls == 6 and Path({str(tmp_path / 'out' / 'study.json')!r}).exists()"  # not yet in the gate
+    )
+    tamper = arm(tmp_path, "Tamper", f"{switch} if {running} else None")
+    arms = [tamper, "standard"]
+    first = Study(**(SMALL | {"arms": arms, "corpus": f"file:{text}", "tokens": 2560, "seeds": 1}))
+    done = first.run(tmp_path / "out", workers=1)
+    assert done.summary.left == 1
+    assert f"corpus file:{text} has changed since this run was planned" in capsys.readouterr().out
+    assert {run.state() for run in Store(tmp_path / "out").runs()} == {"done", "waiting"}
+    shutil.copy(story, text)
+    again = first.run(tmp_path / "out", workers=1, quiet=True)
+    assert (again.summary.done, again.summary.left) == (1, 0)
+
+
+def test_a_corpus_that_was_changed_gives_new_runs(story: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    shutil.copy(story, text)
+    settings = SMALL | {"corpus": f"file:{text}", "tokens": 2560, "seeds": 1}
+    assert Study(**settings).run(tmp_path / "out", workers=1, quiet=True).summary.done == 2
+    text.write_text(text.read_text() + "the end.\n")
+    assert Study(**settings).run(tmp_path / "out", workers=1, quiet=True).summary.done == 2
+    assert len(Store(tmp_path / "out").runs()) == 4
+
+
+FULL = """
+    import subprocess, sys
+    from pathlib import Path
+    from headtohead import Study
+    from headtohead.study.store.run_store import Store
+
+    story, folder = sys.argv[1], Path(sys.argv[2])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)], check=True)
+    study = lambda: Study(arms=["standard", "sharing:tie=kv"], corpus="file:" + story, tokens=2560, batch=256,
+                          seeds=1, lr=5e-3).run(folder / "out", workers=1, save_every=0.0, quiet=True)
+    ballast = folder / "ballast"
+    ballast.write_bytes(bytes(2_800_000))
+    first = study()
+    print(first.summary.left, [words.partition(": ")[2] for words in first.summary.trouble])
+    print({run.state() for run in Store(folder / "out").runs()})
+    ballast.unlink()
+    print(study().summary.left)
+    for run in Store(folder / "out").runs():
+        print(run.id, repr((run.path / "result.json").read_text()))
+"""
+
+
+def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
+    try:
+        subprocess.run(["unshare", "-rm", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets no user mount a small tmpfs (unshare -rm)")
+    (tmp_path / "disk").mkdir()
+    command = [
+        "unshare",
+        "-rm",
+        sys.executable,
+        "-c",
+        textwrap.dedent(FULL),
+        str(story),
+        str(tmp_path / "disk"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if "mount" in done.stderr and done.returncode:
+        pytest.skip("this machine lets no user mount a small tmpfs (mount)")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 ['No space left on device', 'No space left on device']"
+    assert "failed" not in lines[1]
+    assert lines[2] == "0"
+    study(story, tokens=2560, seeds=1).run(tmp_path / "whole", workers=1, quiet=True)
+    whole = {f"{name} {text!r}" for name, text in results(tmp_path / "whole").items()}
+    assert set(lines[3:]) == whole
+
+
+@pytest.mark.slow
+def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
+    text = """
+        import resource, signal, sys
+        from headtohead import Study
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        study = Study(arms=["standard", "diagonal"], corpus="file:" + sys.argv[1], tokens=1280, batch=256, seeds=1)
+        from headtohead.study.plan.planner import plan_study
+        plan_study(study.spec)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        done = study.run(sys.argv[2], workers=1, save_every=0.0, quiet=True)
+        print(done.summary.left, done.summary.trouble)
+    """
+    (tmp_path / "out").mkdir()
+    printed = run_script(text, story, tmp_path / "out")
+    assert printed.startswith("2 ")
+    assert "File too large" in printed
+    assert not list((tmp_path / "out").glob("runs/*/result.json"))
+    again = Study(arms=["standard", "diagonal"], corpus=f"file:{story}", tokens=1280, batch=256, seeds=1)
+    assert again.run(tmp_path / "out", workers=1, quiet=True).summary.left == 0
+
+
+def test_a_directory_that_cannot_be_written_is_named(story: Path, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o500)
+    if os.access(locked, os.W_OK):
+        # root may write anywhere; a read-only file system stops root too
+        command = "mount -t tmpfs -o ro tmpfs {0} && exec {1} -m headtohead race --arms standard diagonal --corpus file:{2} --tokens 2560 --batch 256 --seeds 1 --out {0}/out"
+        command = command.format(locked, sys.executable, story)
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
+        )
+        if "unshare" in done.stderr or "mount" in done.stderr:
+            pytest.skip("this user may write anywhere and mount nothing")
+    else:
+        words = [
+            "race",
+            "--arms",
+            "standard",
+            "diagonal",
+            "--corpus",
+            f"file:{story}",
+            "--out",
+            f"{locked}/out",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "headtohead", *words], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"h2h: cannot write to {locked}/out: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_result_is_kept_aside_and_its_run_done_again(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(story).run(tmp_path, workers=1, quiet=True)
+    before = results(tmp_path)
+    first, second = Store(tmp_path).runs()[:2]
+    (first.path / "result.json").write_text(before[first.id][:100])
+    changed = before[second.id].replace('"status": "done"', '"status":  "done"')
+    (second.path / "result.json").write_text(changed)
+    assert {first.state(), second.state()} == {"damaged"}
+    done = study(story).run(tmp_path, workers=1)
+    assert done.summary.done == 2
+    printed = capsys.readouterr().out
+    assert f"damaged file {first.path / 'result.json'}" in printed
+    assert "its checksum is not its own" in printed
+    assert results(tmp_path) == before
+    assert (second.path / "result.json.damaged").read_text() == changed
+
+
+def test_a_damaged_spec_is_written_again(story: Path, tmp_path: Path) -> None:
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    run = Store(tmp_path).runs()[0]
+    spec = (run.path / "spec.json").read_text()
+    (run.path / "spec.json").write_text(spec.replace('"seed": 1', '"seed": 2'))
+    (run.path / "result.json").unlink()
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    assert json.loads((run.path / "spec.json").read_text()) == json.loads(spec)
+    assert (run.path / "spec.json.damaged").is_file()

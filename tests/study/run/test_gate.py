@@ -1,0 +1,264 @@
+"""The causality gate of a study: cheats are rejected before training, or never called better."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headtohead as h2h
+from headtohead import Study, StudyResult, open_study
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.model.check.gate import Inspection, Trial
+from headtohead.model.decoder import Decoder
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.run import admission
+from headtohead.study.run import run_one as perform
+from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.run_store import Store
+
+ARMS = Path(__file__).parents[2] / "mechanisms" / "user_arms.py"
+SMALL = {"tokens": 640, "batch": 128, "seeds": 1, "lr": 5e-3, "context": 32}
+FLAGS = ("--tokens", "640", "--batch", "128", "--seeds", "1", "--context", "32", "--workers", "1")
+
+
+def study(story: Path, *names: str, **values: Any) -> Study:
+    arms = ["standard", *(f"{ARMS}:{name}" for name in names)]
+    return Study(**({"arms": arms, "corpus": f"file:{story}"} | SMALL | values))
+
+
+def race(story: Path, out: Path, *words: str) -> object:
+    arms = ["standard", f"{ARMS}:Peek", f"{ARMS}:Copy"]
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "race",
+                "--arms",
+                *arms,
+                "--corpus",
+                f"file:{story}",
+                "--out",
+                str(out),
+                "--quiet",
+                *FLAGS,
+                *words,
+            ]
+        )
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def allowed(story: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
+    folder = tmp_path_factory.mktemp("allowed")
+    assert race(story, folder, "--allow-failed-check") == 0
+    return open_study(folder)
+
+
+def test_a_leak_is_rejected_before_anything_is_written(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert race(story, tmp_path / "out") == 2
+    assert not (tmp_path / "out").exists()
+    said = capsys.readouterr().err
+    assert f"arm '{ARMS}:Peek': it sees the future: changing tokens from position" in said
+    assert "in training and evaluation mode" in said
+    assert "--allow-failed-check" in said
+    assert "Copy" not in said
+
+
+def test_a_failed_check_is_on_every_verdict_sentence_and_page(allowed: StudyResult) -> None:
+    peek, copy = allowed.verdicts
+    assert peek.verdict in ("undecided", "worse")
+    assert "it sees the future" in peek.failed_check[0]
+    assert "after training 1 of 1 runs: it sees the future" in peek.failed_check[1]
+    assert any("Peek failed its check" in words for words in peek.notes)
+    assert "with a failed check of Peek" in allowed.sentences()[0]
+    assert "with a failed check of Peek" in allowed.headlines()[0]
+    assert copy.failed_check == []
+    assert "failed check" not in allowed.sentences()[1]
+    assert json.loads((allowed.path / "verdicts.json").read_text())[0]["failed_check"] == peek.failed_check
+    if find_spec("altair"):
+        page = (allowed.path / "report.html").read_text()
+        assert "with a failed check of Peek" in page
+        assert "Peek failed its check: it sees the future" in page
+
+
+def test_a_study_that_is_opened_again_still_says_so(allowed: StudyResult) -> None:
+    again = open_study(allowed.path)
+    assert again.verdicts == allowed.verdicts
+    assert read_outline(allowed.path / "study.json")[0].checks == allowed.outline.checks
+
+
+def test_every_trained_run_of_user_code_has_a_check_in_its_result(allowed: StudyResult) -> None:
+    found = {
+        run.spec()["label"]: (run.result() or {}).get("check", "none") for run in Store(allowed.path).runs()
+    }
+    assert found["standard"] == "none"
+    assert found["Copy"] == {"failed": [], "marks": [], "warnings": []}
+    assert "it sees the future" in found["Peek"]["failed"][0]
+
+
+def test_a_leak_in_the_trained_weights_alone_fails_after_training(story: Path, tmp_path: Path) -> None:
+    (row,) = study(story, "Awakes").run(tmp_path, workers=1, quiet=True).verdicts
+    assert row.failed_check == [f"after training 1 of 1 runs: {row.failed_check[0].partition(': ')[2]}"]
+    assert "it sees the future" in row.failed_check[0]
+
+
+@pytest.mark.slow
+def test_the_check_after_training_changes_neither_weights_nor_scores(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for name in ("checked", "unchecked"):  # running means are buffers, which a pass in training mode changes
+        chosen = study(story, arms=[f"{ARMS}:BatchNormed"], tokens=256)
+        chosen.run(tmp_path / name, workers=1, quiet=True, allow_failed_check=True)
+        runs += Store(tmp_path / name).runs()
+        monkeypatch.setattr(perform, "check_trained", lambda *given: Inspection())
+    checked, unchecked = (run.result() or {} for run in runs)
+    assert checked["check"]["failed"]
+    assert not unchecked["check"]["failed"]
+    assert checked["test"] == unchecked["test"]
+    assert runs[0].weights.read_bytes() == runs[1].weights.read_bytes()
+
+
+def checks(chosen: Study, **settings: Any) -> Any:
+    return admission.check_plan(plan_study(chosen.spec), Conditions(), **settings)
+
+
+def test_what_passed_is_not_checked_again_and_what_changed_is(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(ARMS.read_text())
+    calls = []
+
+    def counted(model: Decoder, trial: Trial, **settings: Any) -> Inspection:
+        calls.append(trial)
+        leaks = "Peek" in model.arms[0].text
+        return Inspection(failed=("it sees the future",) if leaks else ())
+
+    monkeypatch.setattr(admission, "inspect_halving", counted)
+    base = {"arms": ["standard", f"{mine}:Copy"]}
+    for values, wanted in (
+        ({}, 1),
+        ({}, 1),
+        ({"seeds": 2}, 1),
+        ({"context": 64}, 2),
+        ({"precision": "bf16"}, 3),
+    ):
+        assert checks(study(story, **(base | values)))[0].failed == ()
+        assert len(calls) == wanted, values
+    mine.write_text(ARMS.read_text() + "\n# edited\n")
+    checks(study(story, **base))
+    assert len(calls) == 4
+    for _ in range(2):
+        with pytest.raises(UserError, match="sees the future"):
+            checks(study(story, arms=["standard", f"{mine}:Peek"]))
+    assert len(calls) == 6, "what failed is checked at every start"
+
+
+def test_arms_of_this_package_are_not_checked(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "inspect_halving", None)
+    assert checks(study(story, arms=["standard", "sharing:tie=kv"])) == ()
+
+
+class Mixes(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(x.cumsum(1).flip(1))
+
+
+def test_classes_handed_over_in_python_are_checked(story: Path) -> None:
+    wrapped = h2h.wrap(lambda shape: Mixes(shape.width), name="mixes")
+    with pytest.raises(UserError, match="arm 'mixes': it sees the future"):
+        checks(study(story, arms=["standard", wrapped]))
+
+
+@pytest.mark.slow
+def test_marks_are_in_the_notes_and_warnings_are_lines(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = study(story, "Rolls", "Idle", tokens=128).run(tmp_path, workers=1)
+    rolls, idle = result.verdicts
+    assert any("Rolls: the same input gives another output the second time" in words for words in rolls.notes)
+    assert not any("second time" in words for words in idle.notes)
+    assert "Idle: the gradient of blocks.0.mechanism.unused is zero everywhere" in capsys.readouterr().out
+
+
+def test_an_arm_that_raises_is_a_recorded_failure_as_before(story: Path, tmp_path: Path) -> None:
+    result = study(story, "Raises", tokens=128).run(tmp_path, workers=1, quiet=True)
+    assert result.verdicts[0].failed == 1
+    assert "it could not be checked before training: no such luck" in result.outline.checks[0].warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("grammar:train=60", "right padding"), ("recall:train=60,pairs=3,queries=2", "")]
+)
+def test_padding_is_checked_where_a_task_has_it(task: str, words: str) -> None:
+    arms = ["standard", f"{ARMS}:IgnoresPadding"]
+    chosen = Study(arms=arms, tasks=[task], causal=False, tokens=1500, batch=300, seeds=1)
+    if words:
+        with pytest.raises(UserError, match=words):
+            checks(chosen)
+    else:
+        assert checks(chosen)[0].failed == ()
+
+
+PAPER = """
+[study]
+arms = ["standard", {{arm = "{arm}", name = "peek"}}]
+seeds = 2
+corpus = "file:{corpus}"
+context = 32
+tokens = 256
+batch = 128
+[scale.smoke]
+[scale.small]
+[scale.paper]
+[[claim]]
+id = "p.1"
+statement = "peek is better"
+published = "yes"
+at = {{size = "nano"}}
+criteria = [{{kind = "difference", arm = "peek", expect = "better"}}]
+"""
+
+
+@pytest.mark.slow
+def test_reproduce_rejects_a_leak_and_leaves_its_claims_open_where_it_is_allowed(
+    story: Path, tmp_path: Path
+) -> None:
+    paper = tmp_path / "p.toml"
+    paper.write_text(PAPER.format(arm=f"{ARMS}:Peek", corpus=story))
+
+    def reproduced(*words: str) -> object:
+        given = (
+            "--scale",
+            "small",
+            "--out",
+            str(tmp_path / "out"),
+            "--device",
+            "cpu",
+            "--workers",
+            "1",
+            "--quiet",
+        )
+        with pytest.raises(SystemExit) as ended:
+            main(["reproduce", str(paper), *given, *words])
+        return ended.value.code
+
+    assert reproduced() == 2
+    assert reproduced("--allow-failed-check") == 0
+    (claim,) = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert claim["direction"] == "open"
+    assert "peek failed the causality check" in claim["reason"]

@@ -1,0 +1,417 @@
+"""Stacked seeds in studies: runs of their own, one choice for all, nothing lost and nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headtohead import Study, forecast
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.common.stop import NEVER, Stop
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.population import MOST, Stacking, stacked_together
+from headtohead.study.plan.run_spec import Run
+from headtohead.study.run.claim_loop import Job, work
+from headtohead.study.run.run_one import may_record
+from headtohead.study.store.lease import Holds
+from headtohead.study.store.run_store import Store
+from tests import processes
+
+SMALL = {"tokens": 2560, "batch": 256, "seeds": 3, "lr": 5e-3}
+MINE = """
+import torch
+from headtohead import Mechanism
+
+class Mine(Mechanism):
+    def __init__(self, shape, options=None):
+        super().__init__(shape, options)
+        self.o = torch.nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x, frame):
+        return x if x.device.type != "meta" and x.sum().item() > 1e9 else self.o(x)
+"""
+
+
+def study(story: Path, **values: Any) -> Study:
+    given = {"arms": ["standard", "coupled"], "corpus": f"file:{story}"} | SMALL | values
+    return Study(**{key: value for key, value in given.items() if value is not None})
+
+
+def runs_of(story: Path, **values: Any) -> list[Run]:
+    return list(plan_study(study(story, **values).spec, stack=lambda runs: True).runs)
+
+
+def scores(folder: Path) -> dict[tuple[str, int], float]:
+    """Return the bits per byte of every run by arm and seed."""
+    found = {}
+    for run in Store(folder).runs():
+        result, spec = run.result(), run.spec()
+        assert result is not None
+        found[spec["arm"], spec["seed"]] = result["test"]["bits_per_byte"]
+    return found
+
+
+def results(folder: Path) -> dict[str, str]:
+    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
+
+
+def countdown(count: int) -> Callable[[], bool]:
+    """Return a `stop` that says so after it was asked that often."""
+    asked = [0]
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > count
+
+    return stop
+
+
+@pytest.fixture(scope="module")
+def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stacked")
+    result = study(story, evaluations=2, probes=["positions"]).run(folder, workers=1, stack=True, quiet=True)
+    assert result.summary.done == 6
+    return folder
+
+
+def test_stacked_runs_have_directories_rows_probes_and_results_of_their_own(finished: Path) -> None:
+    runs = Store(finished).runs()
+    assert len(runs) == 6
+    for run in runs:
+        assert run.spec()["identity"]["stacked"] is True
+        assert run.state() == "done"
+        assert run.weights.is_file()
+        assert run.probe("positions") is not None
+        assert run.costs()["stacked"] == 3
+        assert not (run.path / "lock").exists()
+        assert not list(run.checkpoints.glob("step-*"))
+        rows = run.metrics()
+        assert rows[-1]["step"] == 10
+        assert sum("valid" in row for row in rows) == 1
+    assert len(set(scores(finished).values())) == 6
+
+
+def test_they_come_to_what_separate_runs_come_to(story: Path, finished: Path, tmp_path: Path) -> None:
+    study(story, evaluations=2).run(tmp_path, workers=1, quiet=True)
+    separate = scores(tmp_path)
+    assert {run.id for run in Store(tmp_path).runs()}.isdisjoint(run.id for run in Store(finished).runs())
+    for place, score in scores(finished).items():
+        assert score == pytest.approx(separate[place], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_they_are_the_same_runs(
+    story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def compile(graph: Any, given: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr("torch._inductor.compile", compile)
+    chosen = study(story, evaluations=2, probes=["positions"], arms=["standard"])
+    chosen.run(tmp_path, workers=1, stack=True, compile=True, quiet=True)
+    assert len(graphs) == 1
+    assert {run.id for run in Store(tmp_path).runs()} <= {run.id for run in Store(finished).runs()}
+    before = scores(finished)
+    for place, score in scores(tmp_path).items():
+        assert score == pytest.approx(before[place], rel=1e-4)
+
+
+def test_seeds_of_tasks_come_to_what_separate_runs_come_to(tmp_path: Path) -> None:
+    tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
+    for folder, stack in (("stacked", True), ("separate", False)):
+        Study(**tasks).run(tmp_path / folder, workers=1, stack=stack, quiet=True)
+    found = [
+        {run.spec()["seed"]: run.result() for run in Store(tmp_path / folder).runs()}
+        for folder in ("stacked", "separate")
+    ]
+    assert len(found[0]) == 3
+    for seed, result in found[0].items():
+        other = found[1][seed]
+        assert result is not None
+        assert other is not None
+        assert result["test"]["nats"] == pytest.approx(other["test"]["nats"], rel=1e-4)
+
+
+def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Path) -> None:
+    before = results(finished)
+    again = study(story, evaluations=2, probes=["positions"]).run(finished, quiet=True)
+    assert again.summary.done == 0
+    assert results(finished) == before
+    assert json.loads((finished / "study.lock.json").read_text())["stacked"] is True
+
+
+def test_a_forecast_counts_what_a_stacked_study_has_done(story: Path, finished: Path) -> None:
+    chosen = study(story, evaluations=2, probes=["positions"])
+    assert forecast(chosen, out=finished, device="cpu", quiet=True).done == 6
+    assert forecast(chosen, device="cpu", quiet=True).done == 0
+
+
+def test_a_study_begun_without_stays_without(story: Path, tmp_path: Path) -> None:
+    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, quiet=True)
+    runs = {run.id for run in Store(tmp_path).runs()}
+    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, stack=True, quiet=True)
+    stacked = {run.id for run in Store(tmp_path).runs()} - runs
+    assert len(stacked) == 4
+    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, stack=False, quiet=True)
+    assert {run.id for run in Store(tmp_path).runs()} == runs | stacked
+    assert json.loads((tmp_path / "study.lock.json").read_text())["stacked"] is False
+
+
+@pytest.mark.slow
+def test_workers_take_a_stack_each(story: Path, finished: Path, tmp_path: Path) -> None:
+    study(story, evaluations=2, probes=["positions"]).run(tmp_path, workers=2, stack=True, quiet=True)
+    assert results(tmp_path) == results(finished)
+
+
+def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, evaluations=2)]
+    stretches = 0
+    while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 30:
+        stretches += 1
+        work(store, jobs, Conditions(), Stop(countdown(3 + stretches)), lambda event: None)
+    assert 2 < stretches < 30
+    assert results(tmp_path) == results(finished)
+    for run in store.runs():
+        assert [row["step"] for row in run.metrics() if "valid" in row] == [5]
+
+
+def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
+    story: Path, finished: Path, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], evaluations=2)]
+    first, second, third = (store.run(job.id) for job in jobs)
+
+    def stop() -> bool:
+        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in told
+
+    told: list[dict[str, Any]] = []
+    work(store, jobs, Conditions(), Stop(stop), told.append)
+    assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
+    scored = (first.path / "result.json").stat()
+    for run in (second, third):
+        assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
+    told.clear()
+    work(store, jobs, Conditions(), NEVER, told.append)
+    assert not any(event["kind"] == "step" for event in told)
+    assert (first.path / "result.json").stat() == scored
+    assert results(tmp_path).items() <= results(finished).items()
+    for run in (first, second, third):  # three shared the steps, whoever was scored with whom
+        assert run.costs()["train_seconds"] == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
+
+
+def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=5120, seeds=3)]
+    told: list[dict[str, Any]] = []
+    work(store, jobs[:2], Conditions(), Stop(countdown(9)), told.append)
+    assert [run.state() for run in store.runs()] == ["stopped"] * 2
+    work(store, jobs, Conditions(), NEVER, told.append)
+    assert [run.state() for run in store.runs()] == ["done"] * 3
+    stacked = {run.spec()["seed"]: run.costs()["stacked"] for run in store.runs()}
+    assert stacked == {1: 2, 2: 2, 3: 1}
+
+
+def test_a_diverged_seed_is_a_result_and_the_others_go_on(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headtohead.model.decoder import Decoder
+
+    usual = Decoder.initialise
+
+    def broken(self: Decoder, seed: int) -> None:
+        usual(self, seed)
+        if seed == 2:
+            self.readout.data.fill_(float("nan"))
+
+    monkeypatch.setattr(Decoder, "initialise", broken)
+    study(story, arms=["standard"]).run(tmp_path, workers=1, stack=True, quiet=True)
+    states = {run.spec()["seed"]: run.state() for run in Store(tmp_path).runs()}
+    assert states == {1: "done", 2: "diverged", 3: "done"}
+
+
+def test_what_fails_for_the_stack_is_recorded_for_each(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: Any) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr("headtohead.training.population.StackedTrainer._clip", failing)
+    study(story, arms=["standard"]).run(tmp_path, workers=1, stack=True, quiet=True)
+    for run in Store(tmp_path).runs():
+        result = run.result()
+        assert result is not None
+        assert result["status"] == "failed"
+        assert "no such luck" in result["error"]
+
+
+def test_a_stack_waits_while_another_executor_has_one_of_its_seeds(story: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=512)]
+    other = store.run(jobs[1].id)
+    other.open(jobs[1].record)
+    told: list[dict[str, Any]] = []
+    with Holds().hold(other.path) as hold:
+        assert hold is not None
+        work(store, jobs, Conditions(), Stop.after(0.0), told.append)
+        assert not any(event["kind"] == "started" for event in told)
+        assert not any((store.run(job.id).path / "lock").exists() for job in (jobs[0], jobs[2]))
+    work(store, jobs, Conditions(), NEVER, told.append)
+    assert [run.state() for run in store.runs()] == ["done"] * 3
+
+
+def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.make()
+    jobs = [Job(run.record()) for run in runs_of(story, tokens=1024)]
+    told: list[dict[str, Any]] = []
+    threads = [
+        threading.Thread(target=work, args=(store, jobs, Conditions(), NEVER, told.append)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    started = [event["run"] for event in told if event["kind"] == "started"]
+    assert sorted(started) == sorted({job.id for job in jobs})
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_a_stacked_study_comes_to_the_same_results(
+    story: Path, tmp_path: Path
+) -> None:
+    chosen = study(story, tokens=2560)
+    chosen.run(tmp_path / "whole", workers=1, stack=True, quiet=True)
+    folder = tmp_path / "parts"
+    for steps in (3, 12):  # over all seeds
+        process = processes.start(processes.race, chosen.values, folder, stack=True, save_every=0.0)
+        processes.until(lambda steps=steps: saved_steps(folder) >= steps)
+        process.kill()
+        assert processes.ended(process) == -signal.SIGKILL
+    chosen.run(folder, workers=1, stack=True, quiet=True)
+    assert results(folder) == results(tmp_path / "whole")
+
+
+def saved_steps(folder: Path) -> int:
+    paths = [list(run.checkpoints.glob("step-*")) for run in Store(folder).runs()]
+    return sum(max((int(path.name.removeprefix("step-")) for path in found), default=0) for found in paths)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"branches": [1280, 2560], "tokens": None}, "branches are not stacked"),
+        ({"model": {"dropout": 0.1}}, "not stacked under dropout"),
+    ],
+    ids=("branches", "dropout"),
+)
+def test_what_cannot_be_stacked_is_refused_by_name(
+    story: Path, tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    given = {key: value for key, value in (SMALL | values).items() if value is not None}
+    chosen = Study(arms=["standard"], corpus=f"file:{story}", **given)
+    with pytest.raises(UserError, match=words):
+        chosen.run(tmp_path, workers=1, stack=True, quiet=True)
+
+
+def test_length_time_is_not_stacked(story: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="length=time"):
+        study(story, length="time").run(tmp_path, workers=1, stack=True, quiet=True)
+
+
+def test_an_arm_that_vmap_cannot_take_is_named(story: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    chosen = study(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"])
+    with pytest.raises(UserError, match=r"mine.py.*torch.vmap cannot stack it"):
+        chosen.run(tmp_path / "out", workers=1, stack=True, quiet=True)
+
+
+def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
+    def chosen(wanted: bool | None = None, begun: bool | None = None, **conditions: Any) -> bool:
+        stacking = Stacking(wanted, Conditions(device=device, **conditions), begun)
+        return stacking(plan_study(study(story, **values).spec).runs)
+
+    return chosen
+
+
+def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
+    story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [100]
+    monkeypatch.setattr("headtohead.study.plan.population.most_stacked", lambda *given: room[0])
+    assert choice(story)()
+    assert choice(story, size="1m")()
+    assert not choice(story, size="5m")()
+    assert not choice(story, device="cpu")()
+    assert not choice(story, seeds=1)()
+    assert choice(story)(compile=True)
+    assert not choice(story)(wanted=False)
+    assert not choice(story)(begun=False)
+    assert not choice(story, corpus=None, tasks=["grammar:train=60"])()
+    assert choice(story, corpus=None, tasks=["grammar:train=60"])(wanted=True)
+    assert choice(story, device="cpu")(begun=True)
+    assert choice(story, device="cpu")(wanted=True)
+    assert not choice(story, model={"dropout": 0.1})()
+    room[0] = 1
+    assert not choice(story)()
+
+
+def test_a_stack_holds_seeds_of_one_arm(story: Path) -> None:
+    records = [run.record() for run in runs_of(story, seeds=20)]
+    arms = {record["id"]: (record["arm"], record["seed"]) for record in records}
+    stacks = stacked_together(records, Conditions())
+    assert [len(stack) for stack in stacks] == [10, 10, 10, 10]
+    assert max(map(len, stacks)) <= MOST
+    assert all(len({arms[name][0] for name in stack}) == 1 for stack in stacks)
+    assert sorted(name for stack in stacks for name in stack) == sorted(arms)
+
+
+def test_only_our_own_mechanisms_are_recorded_and_never_against_the_clock(
+    story: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    plain, mine = runs_of(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
+    assert may_record(plain.record(), plain.layers)
+    assert not may_record(mine.record(), mine.layers)
+    assert not may_record(plain.record() | {"length": "time"}, plain.layers)
+
+
+def test_a_runs_name_says_whether_it_was_stacked(story: Path) -> None:
+    plain, stacked = plan_study(study(story).spec).runs[0], runs_of(story)[0]
+    assert plain.identity == {**stacked.identity, "stacked": False}
+    assert plain.id != stacked.id
+
+
+def test_the_flags(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"race --arms standard --corpus file:{story} --tokens 512 --batch 256 --seeds 2 --workers 1 --quiet --out {tmp_path}"
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--stack"])
+    assert ended.value.code == 0
+    assert all(run.spec()["identity"]["stacked"] for run in Store(tmp_path).runs())
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--stack", "--no-stack"])
+    assert ended.value.code == 2
+    assert "--stack and --no-stack were both given" in capsys.readouterr().err
+
+
+def test_one_seed_alone_is_no_stack(story: Path, tmp_path: Path) -> None:
+    for stack in (None, True):  # the second time there is nothing left to do
+        result = study(story, arms=["standard"], seeds=1).run(tmp_path, workers=1, stack=stack, quiet=True)
+    assert result.summary.done == 0
+    assert len(result.results) == 1

@@ -1,0 +1,381 @@
+"""Studies from end to end: they finish, resume, share work between executors, and never lie about what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead import Study
+from headtohead.common.errors import UserError
+from headtohead.study.store.run_store import Store, find_run
+from tests import processes
+
+SMALL = {"tokens": 2560, "batch": 256, "seeds": 2, "lr": 5e-3}
+
+
+def study(story: Path, **values: Any) -> Study:
+    return Study(**({"arms": ["standard", "sharing:tie=kv"], "corpus": f"file:{story}"} | SMALL | values))
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Return result.json of every run, as text: bit for bit."""
+    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
+
+
+@pytest.fixture(scope="module")
+def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    study(story, evaluations=2).run(folder, workers=1, quiet=True)
+    return folder
+
+
+def test_a_study_ends_with_verdicts_runs_and_a_page(finished: Path) -> None:
+    verdicts = json.loads((finished / "verdicts.json").read_text())
+    assert len(verdicts) == 1
+    assert verdicts[0]["arm"] == "sharing:tie=kv"
+    assert verdicts[0]["n"] == 2
+    if find_spec("altair"):
+        assert (finished / "report.html").stat().st_size > 500_000
+    assert (finished / "study.lock.json").is_file()
+    for run in Store(finished).runs():
+        names = {path.name for path in run.path.iterdir()}
+        assert names == {
+            "spec.json",
+            "environment.json",
+            "metrics.jsonl",
+            "checkpoint",
+            "cost.json",
+            "result.json",
+        }
+        assert {path.name for path in run.checkpoints.iterdir()} == {"final.safetensors", "final.sha256"}
+        result = run.result()
+        assert result is not None
+        assert result["status"] == "done"
+        assert result["test"]["bits_per_byte"] < 8
+        assert len(result["test"]["blocks"]) >= 3
+        stretch = json.loads((run.path / "environment.json").read_text())["stretches"][0]
+        assert {"commit", "torch", "device", "attention", "date"} <= set(stretch)
+        assert sum("valid" in row for row in run.metrics()) == 1
+
+
+def test_starting_again_does_nothing_and_says_the_same(story: Path, finished: Path) -> None:
+    before, stamps = (
+        results(finished),
+        {run.id: (run.path / "result.json").stat().st_mtime_ns for run in Store(finished).runs()},
+    )
+    result = study(story, evaluations=2).run(finished, quiet=True)
+    assert result.summary.done == 0
+    assert results(finished) == before
+    assert {run.id: (run.path / "result.json").stat().st_mtime_ns for run in Store(finished).runs()} == stamps
+
+
+def test_workers_give_the_same_results_bit_for_bit(story: Path, finished: Path, tmp_path: Path) -> None:
+    study(story, evaluations=2).run(tmp_path, workers=2, quiet=True)
+    assert results(tmp_path) == results(finished)
+
+
+def progress_of(folder: Path) -> int:
+    """Return how much of a study outlasts its process: steps in checkpoints, results and probes."""
+    total = 0
+    for run in Store(folder).runs():
+        steps = [int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")]
+        total += 100 if run.finished() else max(steps, default=0)
+        total += len(list((run.path / "probes").glob("*")))
+    return total
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=("single", "stacked"))
+def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
+    story: Path, tmp_path: Path, stack: bool
+) -> None:
+    chosen = study(story, arms=["standard"], tokens=768, seeds=2, evaluations=2, probes=["positions", "skip"])
+    chosen.run(tmp_path / "whole", workers=1, stack=stack, quiet=True)
+    reached = [0]
+    while reached[-1] < progress_of(tmp_path / "whole"):
+        result = chosen.run(tmp_path / "parts", workers=1, stack=stack, seconds=0.0, quiet=True)
+        reached.append(progress_of(tmp_path / "parts"))
+        assert reached[-1] > reached[-2], f"a start left no trace: {reached}"
+        assert result.summary.stopped == bool(result.summary.left)
+    assert len(reached) > 5
+    assert result.summary.left == 0
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_workers_without_any_time_make_progress_too(story: Path, tmp_path: Path) -> None:
+    result = study(story, seeds=1).run(tmp_path, workers=2, seconds=0.0, quiet=True)
+    assert result.summary.stopped
+    assert result.summary.left == 2
+    assert [path.name for path in tmp_path.glob("runs/*/checkpoint/*")] == ["step-0000000001"] * 2
+
+
+def longer(story: Path) -> Study:
+    return study(story, tokens=5120)
+
+
+def test_killed_without_warning_it_resumes_to_the_same_results(story: Path, tmp_path: Path) -> None:
+    longer(story).run(tmp_path / "whole", workers=1, quiet=True)
+    folder = tmp_path / "killed"
+    for steps in (1, 6, 11):  # killed once it has saved so many steps
+        process = processes.start(processes.race, longer(story).values, folder, save_every=0.0)
+        processes.until(lambda steps=steps: progress_of(folder) >= steps)
+        process.kill()
+        assert processes.ended(process) == -signal.SIGKILL
+    longer(story).run(folder, workers=1, quiet=True)
+    assert results(folder) == results(tmp_path / "whole")
+
+
+def test_two_executors_do_every_run_once(story: Path, tmp_path: Path) -> None:
+    both = [processes.start(processes.race, longer(story).values, tmp_path, workers=2) for _ in range(2)]
+    assert [processes.ended(process) for process in both] == [0, 0]
+    assert len(results(tmp_path)) == 4
+    for run in Store(tmp_path).runs():
+        assert len(json.loads((run.path / "environment.json").read_text())["stretches"]) == 1, (
+            "no run was done twice"
+        )
+        assert not (run.path / "lock").exists()
+
+
+def test_an_interrupt_stops_cleanly_and_says_how_to_continue(story: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "headtohead",
+        "race",
+        "--arms",
+        "standard",
+        "diagonal",
+        "--corpus",
+        f"file:{story}",
+    ]
+    command += ["--tokens", "2M", "--batch", "256", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    processes.until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")))
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=processes.PATIENCE)[0]
+    assert process.returncode == 0, output
+    assert "the same command continues" in output
+    assert list(tmp_path.glob("runs/*/checkpoint/step-*"))
+    assert not list(tmp_path.glob("runs/*/lock"))
+
+
+def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_goes_on(
+    story: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Mine(nn.Module):\n"
+        "    def __init__(self, shape, options):\n        super().__init__()\n        self.v = nn.Linear(shape.width, shape.width)\n        self.calls = 0\n"
+        "    def forward(self, x, frame):\n        self.calls += x.device.type != 'meta'\n"
+        "        if self.calls > 5: raise ValueError('in the middle')\n        return self.v(x)\n"
+    )
+    arms = ["standard", f"{mine}:Mine"]
+    result = study(story, arms=arms).run(tmp_path / "out", workers=1, quiet=True)
+    assert result.summary.left == 0
+    states = sorted(str((run.result() or {})["status"]) for run in Store(tmp_path / "out").runs())
+    assert states == ["done", "done", "failed", "failed"]
+    failed = next(run for run in Store(tmp_path / "out").runs() if run.state() == "failed")
+    assert "ValueError: in the middle" in (failed.result() or {})["error"]
+    assert "in the middle" in (failed.path / "failure.txt").read_text()
+    assert result.verdicts[0].failed == 2
+
+    mine.write_text(mine.read_text().replace("> 5", "> 5000"))
+    again = study(story, arms=arms).run(tmp_path / "out", workers=1, quiet=True)
+    assert again.summary.done == 2, "an edited file gives new runs"
+    assert again.verdicts[0].n == 2
+
+
+def test_an_edited_file_is_said_to_have_changed(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    source = Path("examples/prefix_mean.py").read_text()
+    mine.write_text(source)
+    study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
+    assert "has changed" not in capsys.readouterr().out
+    mine.write_text(source + "\n# a new thought\n")
+    study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
+    assert f"{mine} has changed: its runs start anew" in capsys.readouterr().out
+
+
+def test_failed_runs_are_retried_when_asked(story: Path, tmp_path: Path) -> None:
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    run = Store(tmp_path).runs()[0]
+    good = (run.path / "result.json").read_text()
+    (run.path / "result.json").write_text('{"status": "out of memory", "error": "x"}')
+    assert study(story, seeds=1).run(tmp_path, workers=1, quiet=True).summary.done == 0
+    assert study(story, seeds=1).run(tmp_path, workers=1, quiet=True, retry_failed=True).summary.done == 1
+    assert (run.path / "result.json").read_text() == good
+
+
+def test_runs_of_another_commit_are_reused_and_said_to_be(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
+    for run in Store(tmp_path).runs():
+        path = run.path / "environment.json"
+        record = json.loads(path.read_text())
+        record["stretches"][-1]["commit"] = "0123456789ab"
+        path.write_text(json.dumps(record))
+    study(story, seeds=1).run(tmp_path, workers=1)
+    assert "2 runs of commit 0123456789ab are reused: the same numerics" in capsys.readouterr().out
+
+
+def test_a_run_resumed_elsewhere_says_so(story: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    longer(story).run(folder, workers=1, seconds=0.0, quiet=True)
+    run = next(run for run in Store(folder).runs() if list(run.checkpoints.glob("step-*")))
+    path = run.path / "environment.json"
+    record = json.loads(path.read_text())
+    record["stretches"][-1]["torch"] = "1.0"
+    path.write_text(json.dumps(record))
+    longer(story).run(folder, workers=1, quiet=True)
+    assert any("torch 1.0 ->" in words for words in (run.result() or {})["environment_changed"])
+    assert any("went on under another torch" in note for note in h2h.open_study(folder).verdicts[0].notes)
+    others = [other.result() or {} for other in Store(folder).runs() if other.id != run.id]
+    assert not any("environment_changed" in result for result in others)
+
+
+def test_seeds_added_after_looking_are_marked_and_planned_ones_are_not(story: Path, tmp_path: Path) -> None:
+    assert study(story).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == []
+    assert study(story, seeds=3).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == [3]
+    assert study(story, seeds=3).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == [3]
+
+
+def test_a_class_handed_over_in_python_races_in_this_process(story: Path, tmp_path: Path) -> None:
+    from torch import nn
+
+    wrapped = h2h.wrap(lambda shape: nn.Linear(shape.width, shape.width), name="pointwise")
+    result = study(story, arms=["standard", wrapped], seeds=1).run(tmp_path, workers=2, quiet=True)
+    assert [row.label for row in result.verdicts] == ["pointwise"]
+    assert result.verdicts[0].n == 1
+
+
+def test_the_result_shows_itself(finished: Path) -> None:
+    result = h2h.open_study(finished)
+    assert len(result.to_pandas()) == 1
+    assert "(Q, K=V)" in result._repr_html_()
+    assert result.sentences()[0].startswith("(Q, K=V)")
+
+
+def test_load_gives_the_trained_model_and_its_tokenizer(finished: Path, story: Path) -> None:
+    from headtohead.data.shards import prepare
+    from headtohead.evaluate.loss import score_split
+
+    run = Store(finished).runs()[0]
+    model, tokenizer = h2h.load(run.path)
+    corpus = prepare(f"file:{story}")
+    score = score_split(model, corpus.splits["test"], tokenizer.token_bytes())
+    assert score.bits_per_byte == (run.result() or {})["test"]["bits_per_byte"]
+    assert h2h.evaluate(run.path, f"file:{story}", quiet=True).bits_per_byte == score.bits_per_byte
+    text = "".join(h2h.generate_text(run.path, "the ", tokens=20))
+    assert len(text.encode("utf-8")) >= 1
+
+
+def test_a_bpe_run_carries_its_tokenizer(story: Path, tmp_path: Path) -> None:
+    result = study(story, arms=["standard", "diagonal"], tokenizer="bpe:300", seeds=1).run(
+        tmp_path, workers=1, quiet=True
+    )
+    assert result.summary.left == 0
+    model, tokenizer = h2h.load(Store(tmp_path).runs()[0].path)
+    assert tokenizer.vocabulary == model.size.vocabulary == 300
+
+
+def test_a_run_of_a_users_file_is_not_executed_unasked(story: Path, tmp_path: Path) -> None:
+    arm = "examples/prefix_mean.py:PrefixMean"
+    study(story, arms=["standard", arm], seeds=1).run(tmp_path, workers=1, quiet=True)
+    run = next(run for run in Store(tmp_path).runs() if run.spec()["label"] == "PrefixMean")
+    with pytest.raises(UserError, match="trust_files"):
+        h2h.load(run.path)
+    model, _ = h2h.load(run.path, trust_files=True)
+    assert model.parameter_count() > 0
+
+
+def test_runs_are_found_by_directory_or_prefix(finished: Path) -> None:
+    run = Store(finished).runs()[0]
+    assert find_run(run.path).id == run.id
+    assert find_run(finished / run.id[:12]).id == run.id
+    for place, words in ((finished, "is a study"), (finished / "zzz", "no run at"), ("nowhere", "no run at")):
+        with pytest.raises(UserError, match=words):
+            find_run(place)
+
+
+def test_an_unwritable_place_is_named(story: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(UserError, match="cannot write to"):
+        study(story).run(tmp_path / "file" / "out", quiet=True)
+
+
+def test_without_the_chart_library_a_study_still_ends(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("altair", "headtohead.report"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "altair", None)
+    result = study(story, seeds=1).run(tmp_path, workers=1)
+    assert result.report is None
+    assert (tmp_path / "verdicts.json").is_file()
+    assert "the page was skipped: altair is not installed" in capsys.readouterr().out
+
+
+def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headtohead.study import environment
+
+    environment.commit.cache_clear()
+    monkeypatch.setitem(os.environ, "H2H_COMMIT", "abc123")
+    assert environment.commit() == "abc123"
+    environment.commit.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.page
+def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path) -> None:
+    given = study(
+        story, arms=["sharing:tie=kv", "standard"], shape="cache", length=["tokens", "time"], seeds=2
+    )
+    result = given.run(tmp_path, workers=2, quiet=True)
+    assert not result.summary.left
+    assert {row.n for row in result.verdicts} == {2}
+    assert [(row.shape, row.length) for row in result.verdicts] == [("cache", "tokens"), ("cache", "time")]
+    assert len(result.headlines()) == 1
+    assert "at equal tokens and cache" in result.headlines()[0]
+    assert "at equal time and cache" in result.headlines()[0]
+    specs = [run.spec() for run in Store(tmp_path).runs()]
+    assert {spec["cache_bytes_per_token"] for spec in specs} == {256}
+    assert {text for spec in specs for text in spec["layers"]} == {"sharing:tie=kv", "standard:kv_heads=2"}
+    # Started again it means the same: the seconds are those of the lock.
+    seconds = json.loads((tmp_path / "study.lock.json").read_text())["seconds"]
+    again = given.run(tmp_path, workers=1, quiet=True)
+    assert again.summary.done == 0
+    assert again.outline == result.outline == h2h.open_study(tmp_path).outline
+    assert json.loads((tmp_path / "study.lock.json").read_text())["seconds"] == seconds
+    if find_spec("altair"):
+        page = (tmp_path / "report.html").read_text()
+        assert page.count("<h3>How budgets were solved</h3>") == 2
+        assert "ms per step, the baseline" in page
+        assert page.index("at equal time and cache") < page.index("<h2>")
+        shown = result._repr_html_()
+        assert shown.count("<h4>") == 2
+        assert "shape cache, length time</h4>" in shown
+
+
+@pytest.mark.parametrize(("given", "words"), [({"workers": -4}, "workers=-4"), ({"threads": 0}, "threads=0")])
+def test_workers_and_threads_that_cannot_be_are_refused(
+    story: Path, tmp_path: Path, given: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        study(story).run(tmp_path, quiet=True, **given)  # type: ignore[arg-type]
+    if "workers" in given:
+        with pytest.raises(UserError, match=words):
+            h2h.run_toy("smoke", tmp_path, device="cpu", quiet=True, **given)
+    assert not list(tmp_path.glob("runs/*"))

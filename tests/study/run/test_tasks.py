@@ -1,0 +1,400 @@
+"""Studies of tasks: contests and verdicts by a task's metric, exact resume, names that cover what can change, clear refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headtohead as h2h
+from headtohead import Study
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.common.stop import Stop
+from headtohead.data.shards import prepare
+from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.run_spec import Plan
+from headtohead.study.run.run_one import perform
+from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.run_store import Store, find_run
+
+TINY = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
+MINE = f"{Path(__file__).parents[3] / 'examples' / 'prefix_mean.py'}:PrefixMean"
+RECALL, GRAMMAR = "recall:train=60,pairs=3,queries=2", "grammar:train=60"
+
+
+def study(*tasks: str, **values: Any) -> Study:
+    return Study(**({"arms": ["standard", "sharing:tie=kv"], "tasks": list(tasks)} | TINY | values))
+
+
+def plan(*tasks: str, data_dir: Path | None = None, **values: Any) -> Plan:
+    return plan_study(study(*tasks, **values).spec, data_dir=data_dir)
+
+
+def results(folder: Path) -> dict[str, str]:
+    return {run.id: (run.path / "result.json").read_text() for run in Store(folder).runs()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    study(RECALL, GRAMMAR, evaluations=2).run(folder, workers=1, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of which every other one is in order, as CoLA has them."""
+    folder = tmp_path_factory.mktemp("data")
+    words = ("crimson", "ancient", "modern", "gigantic", "doleful", "peculiar", "bashful", "soaking")
+
+    def rows(numbers: range) -> str:
+        found = []
+        for number in numbers:
+            text = " ".join(words[number >> 3 * place & 7] for place in range(3))
+            found.append(f"src\t{number % 2}\t\t{text}" + " man" * (number % 4))
+        return "\n".join(found) + "\n"
+
+    (folder / "glue").mkdir()
+    for key, numbers in (("train", range(80)), ("dev", range(100, 120))):
+        (folder / f"glue/CoLA.{key}.tsv.xz").write_bytes(lzma.compress(rows(numbers).encode()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(story: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("pretrained")
+    Study("standard", corpus=f"file:{story}", tokens=512, batch=256, seeds=1).run(
+        folder, workers=1, quiet=True
+    )
+    (run,) = Store(folder).runs()
+    return str(run.path)
+
+
+def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> None:
+    recall, grammar = json.loads((finished / "verdicts.json").read_text())
+    assert (recall["corpus"], grammar["corpus"]) == (RECALL, GRAMMAR)
+    for row in (recall, grammar):
+        assert (row["metric"], row["better"], row["margin"]) == ("accuracy", "higher", 0.01)
+        assert row["n"] == 2
+    assert recall["primary"]
+    outline, _ = read_outline(finished / "study.json")
+    assert outline.references[GRAMMAR]["chance"] == 0.5
+    for run in Store(finished).runs():
+        result = run.result()
+        assert result is not None
+        test = result["test"]
+        if "macro_f1" in test:
+            assert -1 <= test["matthews"] <= 1
+            assert run.spec()["task"] == {"model": "classifier", "classes": 2, "causal": True}
+        else:
+            assert test["exact_match"] <= test["accuracy"]
+        assert result["tokens"] == run.metrics()[-1]["tokens"] <= 1500
+    rows = (finished / "runs.csv").read_text().splitlines()
+    assert "test_matthews" in rows[0]
+    assert "bits_per_byte" not in rows[0]
+
+
+def test_the_page_speaks_of_the_metric_and_shows_who_wins_which_task(finished: Path) -> None:
+    if not find_spec("altair"):
+        pytest.skip("the page needs altair")
+    page = (finished / "report.html").read_text()
+    head = page[: page.index('<script type="module">')]
+    assert "bits per byte" not in head
+    assert "Who wins which task." in head
+    assert "Higher accuracy is better" in head
+    assert "majority class" in head
+
+
+def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path, tmp_path: Path) -> None:
+    whole = results(finished)
+    for planned in plan(RECALL, GRAMMAR, evaluations=2).runs[::3]:
+        reached = []
+        # It is asked between steps, and while it is evaluated and scored.
+        for patience in itertools.count():
+            store = Store(tmp_path / f"{planned.id}, {patience}")
+            store.make()
+            run = store.run(planned.id)
+            run.open(planned.record())
+            stop = partial(next, itertools.chain([False] * patience, itertools.repeat(True)))
+            if perform(run, run.spec(), Conditions(), stop=Stop(stop)) != "stopped":
+                break
+            reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
+            assert perform(run, run.spec(), Conditions()) == "done"
+            assert (run.path / "result.json").read_text() == whole[run.id]
+            rows = [row | {"seconds": 0} for row in run.metrics()]
+            assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
+        evaluated = planned.steps // 2
+        steps = [*range(1, planned.steps), *2 * [evaluated], *2 * [planned.steps]]  # valid and test each time
+        assert reached == sorted(steps)
+
+
+def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
+    names = [
+        plan(RECALL).runs[0].id,
+        plan(RECALL).runs[0].id,
+        plan("recall:train=60,pairs=3,queries=2,seed=1").runs[0].id,
+        plan("copy:train=60,length=4,form=place").runs[0].id,
+        plan("copy:train=60,length=4,form=place", causal=False).runs[0].id,
+        plan("glue-cola", data_dir=data).runs[0].id,
+        plan("glue-cola", data_dir=data, context=64).runs[0].id,
+    ]
+    assert names[0] == names[1]
+    assert len(set(names)) == len(names) - 1
+    # What it is judged by changes no run.
+    assert plan(RECALL, metric="exact_match").runs[0].id == names[0]
+    assert plan(RECALL, metric="exact_match").outline().measures[RECALL].name == "exact_match"
+    assert plan("glue-cola", data_dir=data).outline().measures["glue-cola"].name == "matthews"
+
+
+@pytest.mark.page
+def test_examples_that_are_left_out_are_counted_and_told(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = study("glue-cola", context=28, seeds=1, arms=["standard"], tokens=300)
+    short.run(tmp_path, data_dir=data, workers=1)
+    (told,) = [
+        line for line in capsys.readouterr().out.splitlines() if "train: longer than 28 tokens" in line
+    ]
+    assert "task glue-cola" in told
+    outline, _ = read_outline(tmp_path / "study.json")
+    assert any("longer than 28 tokens, left out" in words for words in outline.notes)
+    if find_spec("altair"):
+        assert "longer than 28 tokens, left out" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_is_evaluated_on_the_way_knows_its_best_step(finished: Path) -> None:
+    for run in Store(finished).runs():
+        result = run.result()
+        assert result is not None
+        metric = result["valid"]["metric"]
+        rows = [row for row in run.metrics() if "valid" in row]
+        assert rows
+        rows.append({"step": result["step"], "valid": result["valid"], "test": result["test"]})
+        best = max(rows, key=lambda row: row["valid"][metric])
+        assert result["best"]["step"] == best["step"]
+        assert result["best"]["test"][metric] == best["test"][metric]
+
+
+def test_shape_and_length_rules_hold_for_tasks() -> None:
+    matched = plan(RECALL, shape="params", length="flops")
+    standard, tied = (run for run in matched.runs if run.seed == 1)
+    assert tied.size.ffn > standard.size.ffn
+    assert tied.parameters == pytest.approx(standard.parameters, rel=0.005)
+    spent = [run.flops * run.tokens for run in (standard, tied)]
+    assert spent[1] == pytest.approx(spent[0], rel=0.25)  # a step is a fifth of so short a run
+    assert plan(GRAMMAR, shape="params").runs[0].parameters != matched.runs[0].parameters
+
+
+def test_looking_both_ways_costs_the_full_attention() -> None:
+    task = "sort:train=60,length=8,form=place"
+    arms = ["standard", "sharing:tie=qk,pos2d=true"]
+    one, both = plan(task, arms=arms), plan(task, arms=arms, causal=False)
+    assert both.runs[0].flops > one.runs[0].flops
+
+
+def test_tuning_takes_the_rate_that_scores_highest(tmp_path: Path) -> None:
+    rates = {"tokens": 1500, "batch": 300, "seeds": 1, "tune": {"lr": [1e-5, 3e-3, 30.0]}}
+    result = Study("standard", tasks=GRAMMAR, **rates).run(tmp_path, workers=1, quiet=True)
+    rows = result.outline.tuning
+    best = max(row.score for row in rows if row.score is not None)
+    assert [row.score for row in rows if row.chosen] == [best]
+
+
+def test_a_task_starts_from_a_trained_run(data: Path, pretrained: str, tmp_path: Path) -> None:
+    source = find_run(pretrained)
+    given = {"arms": ["standard"], "seeds": 1, "from": pretrained, "tokens": 300}
+    run = plan("glue-cola", data_dir=data, **given).runs[0]
+    assert run.record()["start"] == source.id
+    assert run.id != plan("glue-cola", data_dir=data, **(given | {"from": ""})).runs[0].id
+    assert Study(tasks="glue-cola", from_=pretrained, arms=["standard"]).spec.start == pretrained
+    Study(tasks="glue-cola", **(TINY | given | {"lr": 0.0, "weight_decay": 0.0})).run(
+        tmp_path, data_dir=data, workers=1, quiet=True
+    )
+    from headtohead.training.checkpoint import read_tensors
+
+    (done,) = Store(tmp_path).runs()
+    before, after = read_tensors(source.weights), read_tensors(done.weights)
+    assert all(before[name].equal(after[name]) for name in before)
+    assert {name for name in after if name not in before} == {"head.weight", "head.bias"}
+
+
+def test_a_start_that_does_not_fit_is_refused_in_one_line(
+    data: Path, pretrained: str, finished: Path
+) -> None:
+    def refused(words: str, *tasks: str, **values: Any) -> None:
+        with pytest.raises(UserError, match=words) as caught:
+            plan(*tasks, data_dir=data, **({"from": pretrained, "arms": ["standard"]} | values))
+        assert "\n" not in str(caught.value)
+
+    refused("its width is 64, and here 128", "glue-cola", size="1m")
+    refused("tokens of its own", RECALL)
+    refused("another tokenizer", "glue-cola", tokenizer="bpe:300")
+    refused("model.norm is rms, and here layer", "glue-cola", model={"norm": "layer"})
+    refused("arm 'sharing:tie=kv'.*blocks.0.mechanism", "glue-cola", arms=["standard", "sharing:tie=kv"])
+    refused("no run", "glue-cola", **{"from": "races/nowhere/0123"})
+    (trained, *_) = Store(finished).runs()
+    with pytest.raises(UserError, match="trained for the task"):
+        h2h.evaluate(trained.path, "stdlib", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tasks": ["recal"]}, "unknown task 'recal'; did you mean 'recall'"),
+        ({"tasks": ["recall:pears=3"]}, "unknown option of recall 'pears'; did you mean 'pairs'"),
+        ({"tasks": ["recall"], "corpus": "stdlib"}, "corpus is of studies of corpora"),
+        ({"tasks": ["recall"], "branches": ["1k", "2k"]}, "branches is of studies of corpora"),
+        ({"tasks": ["recall"], "probes": ["maps"]}, "probe 'maps' is of studies of corpora.*takes explain$"),
+        ({"probes": ["explain"]}, "probe 'explain' is of studies of tasks.*takes positions, "),
+        ({"tasks": ["recall"], "probes": ["explain:many"]}, "how many examples, 1 to"),
+        ({"causal": False}, "causal is of studies of tasks"),
+        ({"tasks": ["recall"], "causal": "no"}, "causal takes true or false"),
+        ({"tasks": ["recall"], "answer": "guess"}, "unknown answer rule 'guess'"),
+        ({"tasks": []}, "tasks takes a name or a list of names"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Study(arms=["standard"], **values)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "values", "words"),
+    [
+        (["copy:train=60"], {"causal": False}, "would see it; form=place"),
+        (["recall:train=60"], {"answer": "point"}, "no answer to point at"),
+        (["recall:train=60"], {"metric": "f1"}, "unknown metric of task"),
+        (["recall:train=60"], {"context": 16}, "has examples of 20 tokens; the context is 16"),
+        (["glue-cola"], {}, "not at hand"),
+        ([GRAMMAR], {"arms": ["standard", MINE]}, "PrefixMean': .*padded"),
+        ([RECALL], {"arms": ["standard", MINE], "causal": False}, "PrefixMean': .*both ways"),
+        ([RECALL], {"tokens": 100}, "do not fill one step"),
+    ],
+)
+def test_tasks_that_cannot_be_trained_are_refused(
+    tasks: list[str], values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        plan(*tasks, **values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_score_is_noticed(finished: Path) -> None:
+    from headtohead.study.store.validation import wrong_with_result
+
+    (run, *_) = Store(finished).runs()
+    result = run.result()
+    assert result is not None
+    assert wrong_with_result(result) == ""
+    for change in (
+        {"accuracy": "high"},
+        {"blocks": {"accuracy": [[1, 0]]}},
+        {"blocks": [[1]]},
+        {"tokens": 0},
+    ):
+        assert wrong_with_result({**result, "test": result["test"] | change}), change
+
+
+def test_the_shell_evaluates_and_forecasts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Store(finished).runs()[0]
+    with pytest.raises(SystemExit, match="0"):
+        main(["evaluate", str(run.path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    known = run.result()
+    assert known is not None
+    assert found["accuracy"] == known["test"]["accuracy"]
+    assert found["without_a_model"].keys() == {"chance", "majority class"}
+    assert h2h.evaluate_task(run.path, split="valid", quiet=True)["accuracy"] == known["valid"]["accuracy"]
+    with pytest.raises(UserError, match="unknown split"):
+        h2h.evaluate_task(run.path, split="tset", quiet=True)
+    found = h2h.forecast(study(RECALL), quiet=True)
+    assert found.metric == "accuracy"
+    assert found.tokens == sum(run.tokens for run in plan(RECALL).runs)
+
+
+def test_compiling_that_was_asked_for_and_is_not_done_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study(RECALL).run(tmp_path, workers=1, seconds=0.0, compile=True)
+    assert "its steps are not compiled" in capsys.readouterr().out
+    study(RECALL).run(tmp_path, workers=1, seconds=0.0)
+    assert "compiled" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few questions in the layout of SQuAD, each answered by the word behind `the`."""
+    folder = tmp_path_factory.mktemp("questions")
+
+    def article(title: str, words: str) -> dict[str, Any]:
+        paragraphs = []
+        for word in words.split():
+            asked = {
+                "id": title + word,
+                "question": f"who in {title}?",
+                "answers": [{"text": word, "answer_start": 4}],
+            }
+            paragraphs.append({"context": f"the {word} did it", "qas": [asked]})
+        return {"title": title, "paragraphs": paragraphs}
+
+    for name, titles in (("train-subset", "abcdefghijklmnop"), ("dev", "xy")):
+        data = [article(title, f"cat{title} dog{title} hen{title}") for title in titles]
+        path = folder / f"squad/{name}-v1.1.json.xz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(lzma.compress(json.dumps({"data": data}).encode()))
+    return folder
+
+
+def test_a_study_of_readers_is_done_once_and_explained(questions: Path, tmp_path: Path) -> None:
+    def done() -> h2h.StudyResult:
+        chosen = study("squad", seeds=1, probes=["explain:2"], tokens=600)
+        return chosen.run(tmp_path, data_dir=questions, workers=1, quiet=True)
+
+    first = done()
+    assert first.summary.done == 2
+    for run in Store(tmp_path).runs():
+        assert run.spec()["task"]["answers"] == "likeliest"
+        again = h2h.evaluate_task(run.path, data_dir=questions, quiet=True)
+        assert again["f1"] == first.results[run.id]["test"]["f1"]
+    again = done()
+    assert again.summary.done == 0
+    assert again.results == first.results
+    assert not list(tmp_path.rglob("*.damaged*"))
+
+
+def test_a_run_reads_its_task_by_its_own_tokenizer_where_the_one_it_was_given_is_gone(
+    data: Path, story: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(prepare(f"file:{story}", "bpe:300").tokenizer.content)  # type: ignore[attr-defined]
+    given = {"arms": ["standard"], "seeds": 1, "tokenizer": f"file:{file}", "tokens": 300}
+    study("glue-cola", **given).run(tmp_path / "o", data_dir=data, workers=1, quiet=True)
+    file.unlink()
+    (run,) = Store(tmp_path / "o").runs()
+    assert h2h.evaluate_task(run.path, data_dir=data, quiet=True)["metric"] == "matthews"
+
+
+def test_a_pointers_head_does_not_become_that_of_two_classes(
+    data: Path, questions: Path, tmp_path: Path
+) -> None:
+    point = {"arms": ["standard"], "seeds": 1, "answer": "point", "tokens": 300}
+    study("squad", **point).run(tmp_path / "p", data_dir=questions, workers=1, quiet=True)
+    (pointer,) = Store(tmp_path / "p").runs()
+    still = {"arms": ["standard"], "seeds": 1, "tokens": 300, "lr": 0.0, "weight_decay": 0.0}
+    study("glue-cola", **(still | {"from": str(pointer.path)})).run(
+        tmp_path / "c", data_dir=data, workers=1, quiet=True
+    )
+    from headtohead.training.checkpoint import read_tensors
+
+    (done,) = Store(tmp_path / "c").runs()
+    before, after = read_tensors(pointer.weights), read_tensors(done.weights)
+    assert before["head.weight"].shape == after["head.weight"].shape
+    assert {name for name in after if not before[name].equal(after[name])} == {"head.weight", "head.bias"}

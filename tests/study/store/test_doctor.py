@@ -1,0 +1,226 @@
+"""h2h doctor finds every kind of damage, mends what is safe, and changes nothing on a dry run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headtohead import Study, examine_study
+from headtohead.cli.main import main
+from headtohead.common.errors import UserError
+from headtohead.study.store.run_store import RunDirectory, Store
+from tests.study.run.test_faults import foreign_lock
+
+
+def study(story: Path) -> Study:
+    return Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=2560, batch=256, seeds=1, lr=5e-3)
+
+
+@pytest.fixture(scope="module")
+def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("doctor") / "study"
+    study(story).run(folder, workers=1, quiet=True)
+    return folder
+
+
+@pytest.fixture
+def patient(whole: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    return folder
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def old(path: Path) -> None:
+    before = time.time() - 10_000
+    os.utime(path, (before, before))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def half_a_line(run: RunDirectory) -> None:
+    with open(run.path / "metrics.jsonl", "a") as stream:
+        stream.write('{"step": 12, "to')
+
+
+def leftover(run: RunDirectory) -> None:
+    path = run.path / ".result.json.4711.0a1b2c3d.tmp"
+    path.write_text("{")
+    old(path)
+
+
+def dead_lock(run: RunDirectory) -> None:
+    lock = foreign_lock(run.path)
+    process = os.fork()
+    if process == 0:
+        os._exit(0)
+    os.waitpid(process, 0)
+    text = lock.read_text().replace("elsewhere", os.uname().nodename)
+    lock.write_text(text.replace(str(os.getpid()), str(process)))
+
+
+def unfinished(run: RunDirectory) -> Path:
+    """Turn a finished run into one that stands at two checkpoints."""
+    import torch
+
+    from headtohead.training.checkpoint import Checkpoint, save_checkpoint
+
+    (run.path / "result.json").unlink()
+    for step in (1, 2):
+        last = save_checkpoint(
+            run.checkpoints, Checkpoint(step, {"model/x": torch.zeros(3)}, {"seconds": 1.0})
+        )
+    return last
+
+
+DAMAGE: dict[str, tuple[Callable[[RunDirectory], object], str, bool]] = {
+    "result cut": (lambda run: cut(run.path / "result.json"), "result.json", True),
+    "result flipped": (lambda run: flip(run.path / "result.json"), "result.json", True),
+    "spec flipped": (
+        lambda run: (run.path / "spec.json").write_text(
+            (run.path / "spec.json").read_text().replace('"context": 128', '"context": 64')
+        ),
+        "spec.json",
+        True,
+    ),
+    "spec missing": (lambda run: (run.path / "spec.json").unlink(), "spec.json", False),
+    "cost cut": (lambda run: cut(run.path / "cost.json"), "cost.json", True),
+    "environment cut": (lambda run: cut(run.path / "environment.json"), "environment.json", True),
+    "weights flipped": (lambda run: flip(run.weights), "final.safetensors", True),
+    "half a line": (half_a_line, "metrics.jsonl", True),
+    "leftover": (leftover, ".tmp", True),
+    "dead lock": (dead_lock, "lock", True),
+    "checkpoint flipped": (
+        lambda run: flip(unfinished(run) / "tensors.safetensors"),
+        "step-0000000002",
+        True,
+    ),
+    "checkpoint state flipped": (
+        lambda run: flip(unfinished(run) / "state.json"),
+        "step-0000000002",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_found_and_mended_and_the_study_goes_on(
+    patient: Path, story: Path, whole: Path, kind: str
+) -> None:
+    run = Store(patient).runs()[0]
+    harm, name, mendable = DAMAGE[kind]
+    harm(run)
+    before = tree(patient)
+    findings = examine_study(patient, quiet=True)
+    assert tree(patient) == before, "an examination changes nothing"
+    assert any(name in finding.path.name for finding in findings), findings
+    mended = examine_study(patient, mend=True, quiet=True)
+    assert any(finding.mended for finding in mended) == mendable
+    again = [finding for finding in examine_study(patient, quiet=True) if finding.mend]
+    assert not again, "what was mended stays mended"
+    kept = set(tree(patient).values())
+    lost = [name for name, content in before.items() if content not in kept]
+    assert all(name.endswith((".tmp", "/lock", "metrics.jsonl")) for name in lost), "no content is lost"
+    study(story).run(patient, workers=1, quiet=True)
+    for ours, theirs in zip(Store(patient).runs(), Store(whole).runs(), strict=True):
+        assert ours.result() == theirs.result()
+
+
+def test_a_damaged_probe_is_set_aside(patient: Path) -> None:
+    run = Store(patient).runs()[0]
+    run.keep_probe("skip", {"none": "nothing to skip"})
+    assert examine_study(patient, quiet=True) == []
+    path = run.path / "probes" / "skip.json"
+    flip(path)
+    (finding,) = examine_study(patient, mend=True, quiet=True)
+    assert finding.path == path
+    assert finding.mended
+    assert run.probe("skip") is None
+    assert examine_study(patient, quiet=True) == []
+
+
+def test_a_healthy_study_has_no_findings(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [str(finding) for finding in examine_study(patient, quiet=True)] == []
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(patient)])
+    assert ended.value.code == 0
+    assert "2 runs examined: 0 findings" in capsys.readouterr().out
+
+
+def test_the_command_lists_every_mending_and_a_dry_run_makes_none(
+    patient: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Store(patient).runs()[0]
+    cut(run.path / "result.json")
+    before = tree(patient)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(patient), "--dry-run"])
+    assert ended.value.code == 1
+    assert tree(patient) == before
+    assert f"can be mended: {run.path / 'result.json'}" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(patient)])
+    assert ended.value.code == 0
+    assert f"mended: {run.path / 'result.json'}" in capsys.readouterr().out
+    assert (run.path / "result.json.damaged").is_file()
+
+
+def test_damaged_study_files_are_named_and_made_again(patient: Path, story: Path) -> None:
+    (patient / "study.json").write_text("{")
+    (patient / "study.lock.json").write_text('{"plans": 3}')
+    (patient / "runs" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"damaged file .*study\.lock\.json.*h2h doctor"):
+        study(story).run(patient, workers=1, quiet=True)
+    findings = {finding.path.name: finding for finding in examine_study(patient, mend=True, quiet=True)}
+    assert findings["study.json"].mended
+    assert findings["study.lock.json"].mended
+    assert not findings["notes.txt"].mended
+    assert (patient / "runs" / "notes.txt").read_text() == "mine"
+    done = study(story).run(patient, workers=1, quiet=True)
+    assert done.summary.done == 0
+    assert done.verdicts[0].added_seeds == [1], "what was planned is no longer known"
+
+
+def test_a_lost_lock_is_recovered_from_the_study_where_that_is_whole(patient: Path, story: Path) -> None:
+    (patient / "study.lock.json").write_text("")
+    examine_study(patient, mend=True, quiet=True)
+    assert json.loads((patient / "study.lock.json").read_text())["recovered"] == [1]
+    assert study(story).run(patient, workers=1, quiet=True).verdicts[0].added_seeds == []
+
+
+def test_a_lock_of_another_host_is_left_alone(patient: Path) -> None:
+    lock = foreign_lock(Store(patient).runs()[0].path)
+    assert examine_study(patient, quiet=True) == []
+    old(lock)
+    findings = examine_study(patient, mend=True, quiet=True)
+    assert [finding.mended for finding in findings] == [False]
+    assert lock.is_file()
+    assert "elsewhere" in str(findings[0])
+
+
+def test_little_room_on_the_disk_is_said(patient: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(patient)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5 * 2**20))
+    assert "5 MiB of disk are left" in str(examine_study(patient, quiet=True)[0])
+
+
+def test_no_study_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such directory"):
+        examine_study(tmp_path / "nowhere", quiet=True)

@@ -1,0 +1,371 @@
+"""Files from failing disks and from strangers: a valid object or a clear error, and never any code of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+import headtohead as h2h
+from headtohead import Study
+from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.files import canonical_json, digest
+from headtohead.report.gather import ArmFacts, gather
+from headtohead.report.panels.training.curves import curve_rows
+from headtohead.study.judge.verdict import sentence, study_verdicts
+from headtohead.study.store.archive import export_runs
+from headtohead.study.store.history import Marks
+from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.run_store import RunDirectory, Store
+from headtohead.study.store.validation import sealed, unsealed, wrong_with_result, wrong_with_spec
+from tests.fuzz import JSON, damaged, fuzz, mutated
+
+
+@pytest.fixture(scope="module")
+def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "study"
+    Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=2560, batch=256, seeds=2, lr=5e-3).run(
+        folder, workers=1, quiet=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture
+def mine(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "study")
+    return tmp_path / "study"
+
+
+def first(folder: Path) -> RunDirectory:
+    return Store(folder).runs()[0]
+
+
+@given(data=st.data())
+@fuzz(150)
+def test_any_result_is_judged_or_refused(whole: Path, data: st.DataObject) -> None:
+    outline, added = read_outline(whole / "study.json")
+    good = {run.id: run.result() or {} for run in Store(whole).runs()}
+    chosen = data.draw(st.sampled_from(sorted(good)))
+    spoilt = data.draw(mutated(good[chosen]) | JSON)
+    if wrong_with_result(spoilt):
+        return
+    rows = study_verdicts(outline, good | {chosen: spoilt}, Marks(added))
+    assert all(sentence(row) for row in rows)
+    assert json.dumps([row.as_dict() for row in rows], allow_nan=False)
+
+
+@given(data=st.data())
+@fuzz(150)
+def test_any_bytes_are_a_result_or_damaged(whole: Path, place: Path, data: st.DataObject) -> None:
+    content = (first(whole).path / "result.json").read_bytes()
+    spoilt = data.draw(damaged(content))
+    run = RunDirectory(place / first(whole).id)
+    run.path.mkdir(exist_ok=True)
+    (run.path / "result.json").write_bytes(spoilt)
+    try:
+        found = run.result()
+    except DamagedFile as error:
+        assert str(run.path / "result.json") in str(error)
+        assert run.state() == "damaged"
+    else:
+        assert found == json.loads(content), "a changed result was taken for a whole one"
+
+
+@given(data=st.data())
+@fuzz(150)
+def test_any_spec_is_taken_whole_or_refused(whole: Path, data: st.DataObject) -> None:
+    spec = first(whole).spec()
+    spoilt = data.draw(mutated(spec) | JSON)
+    if isinstance(spoilt, dict) and isinstance(spoilt.get("identity"), dict) and data.draw(st.booleans()):
+        try:
+            spoilt["id"] = digest(canonical_json(spoilt["identity"]))[:16]
+        except ValueError:
+            return
+    name = spoilt.get("id") if isinstance(spoilt, dict) else spec["id"]
+    if not wrong_with_spec(spoilt, name if isinstance(name, str) else spec["id"]):
+        facts = ArmFacts("x", "x", spoilt, 1, {}, [], {1: [{"step": 1, "tokens": None, "nats": 1.0}]})
+        assert len(curve_rows([facts])) == 1
+
+
+@given(content=st.lists(st.text(max_size=30) | JSON.map(lambda value: json.dumps(value)), max_size=8))
+@fuzz(200)
+def test_any_metrics_file_gives_rows_that_a_chart_can_take(
+    place: Path, whole: Path, content: list[str]
+) -> None:
+    run = RunDirectory(place / first(whole).id)
+    run.path.mkdir(exist_ok=True)
+    row = '{"step": 3, "tokens": 768, "nats": 2.5}'
+    text = "\n".join([row, *content, row])
+    (run.path / "metrics.jsonl").write_bytes(text.encode("utf-8", errors="surrogatepass"))
+    rows = run.metrics()
+    assert rows[0] == json.loads(row)
+    assert all(isinstance(found, dict) and isinstance(found["step"], int) for found in rows)
+
+
+@given(data=st.data())
+@fuzz(100)
+def test_any_study_file_is_an_outline_or_damaged(whole: Path, place: Path, data: st.DataObject) -> None:
+    spoilt = data.draw(mutated(json.loads((whole / "study.json").read_text())) | JSON)
+    folder = place / "study"
+    folder.mkdir(exist_ok=True)
+    (folder / "study.json").write_text(json.dumps(spoilt))
+    try:
+        found = h2h.open_study(folder)
+    except UserError as error:
+        assert str(error)
+        return
+    assert all(row.n == 0 for row in found.verdicts)
+
+
+def test_a_seal_holds_every_byte() -> None:
+    text = sealed({"status": "done", "x": [1.5, None, "é"]}).encode()
+    assert unsealed(text)["x"] == [1.5, None, "é"]
+    for place in range(len(text)):
+        for change in (b"", b"#", b" "):
+            spoilt = text[:place] + change + text[place + 1 :]
+            try:
+                found = unsealed(spoilt)
+            except ValueError:  # JSON's own, or ours
+                continue
+            # All that can pass is a seal that is no longer one, with every value as it was.
+            assert {key: found[key] for key in ("status", "x")} == {"status": "done", "x": [1.5, None, "é"]}
+
+
+@pytest.mark.page
+def test_a_page_is_built_beside_damaged_runs_and_says_so(mine: Path) -> None:
+    pytest.importorskip("altair")
+    runs = Store(mine).runs()
+    (runs[0].path / "result.json").write_text("{")
+    (runs[1].path / "cost.json").write_text('{"train_seconds": "soon", "tokens_per_second": []}')
+    (runs[1].path / "environment.json").write_text('{"stretches": [3, {"date": 5}]}')
+    (runs[2].path / "metrics.jsonl").write_text('{"step": 5, "nats": "low"}\n{"step": true}\n[]\n{"step": 9')
+    (runs[3].path / "spec.json").write_text("[]")
+    found = h2h.open_study(mine)
+    found.write(quiet=True)
+    page = (mine / "report.html").read_text()
+    assert f"damaged file {runs[0].path / 'result.json'}" in page
+    assert len(found.damage) == 1
+
+
+# A stranger's run directory.
+
+
+def forge(folder: Path, **changes: Any) -> RunDirectory:
+    """Rewrite a run so that its name is again the hash of what it now says it is."""
+    run = first(folder)
+    spec = run.spec()
+    for key, value in changes.items():
+        target = spec["identity"] if key in spec["identity"] and key != "layers" else spec
+        if isinstance(value, dict):
+            spec[key] = spec[key] | value
+            target[key] = target[key] | value
+        else:
+            spec[key] = value
+    if "layers" in changes:
+        spec["identity"]["layers"] = [
+            [{"mechanism": "Evil", "options": {}, "source": "0"}] for _ in spec["layers"]
+        ]
+    spec["id"] = digest(canonical_json(spec["identity"]))[:16]
+    target_path = run.path.with_name(spec["id"])
+    run.path.rename(target_path)
+    (target_path / "spec.json").write_text(json.dumps(spec))
+    return RunDirectory(target_path)
+
+
+EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
+
+
+def test_a_strangers_run_executes_no_code(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    run = forge(mine, layers=[f"{tmp_path / 'evil.py'}:Evil"] * 2)
+    for deed in (
+        lambda: h2h.load(run.path),
+        lambda: h2h.evaluate(run.path, "stdlib", quiet=True),
+        lambda: list(h2h.generate_text(run.path, "x")),
+    ):
+        with pytest.raises(UserError, match="trust_files"):
+            deed()
+    h2h.open_study(mine).write(quiet=True)
+    h2h.examine_study(mine, mend=True, quiet=True)
+    export_runs(Store(mine), tmp_path / "x.tar.gz")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["result.json", "cost.json", "environment.json", "study.json"])
+def test_a_pickle_in_the_place_of_a_file_is_not_executed(mine: Path, tmp_path: Path, name: str) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    target = mine / name if name == "study.json" else first(mine).path / name
+    target.write_bytes(pickle.dumps(Evil()))
+    try:
+        h2h.open_study(mine).write(quiet=True)
+    except UserError as error:
+        assert "damaged file" in str(error)
+    h2h.examine_study(mine, quiet=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_that_were_changed_are_refused(mine: Path) -> None:
+    run = first(mine)
+    content = bytearray(run.weights.read_bytes())
+    content[-3] ^= 1
+    run.weights.write_bytes(content)
+    with pytest.raises(UserError, match="checksum is not the one it was written with"):
+        h2h.load(run.path)
+
+
+def test_a_pickle_in_the_place_of_weights_is_refused(mine: Path) -> None:
+    run = first(mine)
+    torch.save({"x": torch.zeros(2)}, run.weights)
+    run.weights.with_suffix(".sha256").unlink()
+    with pytest.raises(UserError, match="damaged file"):
+        h2h.load(run.path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": {"width": 2**23, "heads": 4}},
+        {"size": {"vocabulary": 2**24}},
+        {"size": {"layers": 2**20}},
+        {"size": {"context": 2**23, "settings": {"positions": "learned"}}},
+    ],
+    ids=lambda changes: str(changes["size"]),
+)
+def test_a_size_that_the_weights_do_not_fill_takes_no_memory(mine: Path, changes: dict[str, Any]) -> None:
+    inner = changes["size"]
+    if "settings" in inner:
+        inner = inner | {"settings": first(mine).spec()["size"]["settings"] | inner["settings"]}
+    run = forge(mine, size=inner)
+    before = _peak_bytes()
+    with pytest.raises(UserError, match="does not fit the run's model"):
+        h2h.load(run.path)
+    assert _peak_bytes() - before < 200 * 2**20
+
+
+def test_a_dimension_beyond_reason_is_refused(mine: Path) -> None:
+    with pytest.raises(UserError, match="too large"):
+        forge(mine, size={"layers": 2**40}).spec()
+
+
+def test_a_tensor_that_claims_too_much_is_refused(mine: Path) -> None:
+    run = first(mine)
+    header = {"norm.gain": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
+    text = json.dumps(header).encode()
+    run.weights.write_bytes(len(text).to_bytes(8, "little") + text)
+    run.weights.with_suffix(".sha256").unlink()
+    with pytest.raises(UserError, match="damaged file"):
+        h2h.load(run.path)
+
+
+def test_other_tensors_than_the_models_are_refused(mine: Path) -> None:
+    run = first(mine)
+    content = save({f"x{place}": torch.zeros(3) for place in range(40)})
+    run.keep_weights(content)
+    with pytest.raises(UserError, match="is nothing and should be"):
+        h2h.load(run.path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc", "..", "/etc/passwd", "a/b", "x" * 16, "0123456789ABCDEF", ""]
+)
+def test_names_from_files_never_become_paths_outside(mine: Path, name: str) -> None:
+    record = json.loads((mine / "study.json").read_text())
+    record["outline"]["entries"][0]["run"] = name
+    (mine / "study.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"is not a run's name|damaged file"):
+        h2h.open_study(mine)
+
+
+def test_links_out_of_the_study_are_not_exported(mine: Path, tmp_path: Path) -> None:
+    import tarfile
+
+    run = first(mine)
+    (tmp_path / "secret").write_text("secret")
+    (run.path / "metrics.jsonl").unlink()
+    os.symlink(tmp_path / "secret", run.path / "metrics.jsonl")
+    export_runs(Store(mine), tmp_path / "x.tar.gz")
+    with tarfile.open(tmp_path / "x.tar.gz") as archive:
+        assert f"{run.id}/metrics.jsonl" not in archive.getnames()
+        assert f"{run.id}/result.json" in archive.getnames()
+
+
+def test_a_file_of_absurd_size_is_not_read(mine: Path) -> None:
+    path = first(mine).path / "result.json"
+    with open(path, "wb") as stream:
+        stream.truncate(2**40)
+    assert first(mine).state() == "damaged"
+
+
+def test_json_that_nests_without_end_is_damage(mine: Path) -> None:
+    (first(mine).path / "result.json").write_text("[" * 10**6)
+    assert first(mine).state() == "damaged"
+    (first(mine).path / "metrics.jsonl").write_text("[" * 10**6 + "\n" + '{"step": 1}')
+    assert first(mine).metrics() == [{"step": 1}]
+
+
+def test_a_tokenizer_with_gaps_is_refused(mine: Path) -> None:
+    from headtohead.data.tokenizers import BytePairs
+
+    content = json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": None,
+            "model": {"type": "BPE", "vocab": {"a": 0, "<|endoftext|>": 10**9}, "merges": []},
+        }
+    )
+    with pytest.raises(UserError, match=r"not numbered|cannot be read"):
+        BytePairs("hostile", content)
+
+
+def test_curves_of_any_numbers_are_drawn(whole: Path) -> None:
+    outline, _ = read_outline(whole / "study.json")
+    arms = gather(whole, outline, outline.contests()[0], Store(whole).results([]), [])
+    arms[0].curves[1] = [
+        {"step": 2, "tokens": None, "nats": 1e308},
+        {"step": 10**12, "tokens": 5, "nats": -1.0},
+    ]
+    assert all(np.isfinite(row["mean"]) for row in curve_rows(arms))
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_numbers_that_no_float_holds_are_damage(whole: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    run = Store(copy).runs()[0]
+    result = run.result()
+    assert result is not None
+    result["test"]["blocks"] = [[10**400, 1]]
+    assert "are not numbers" in wrong_with_result(result)
+    run.log({"step": 10**400, "nats": 1.0})
+    assert all(row["step"] < 10**9 for row in run.metrics())

@@ -1,0 +1,100 @@
+"""What a trainer is fed: shares, padding, real tokens counted, steps that are a function of their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headtohead.common.errors import UserError
+from headtohead.data.tasks.base import Task
+from headtohead.data.tasks.batches import collated
+from headtohead.data.tasks.registry import prepare_task
+from headtohead.model.classifier import Classifier, Reader
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import Size
+from headtohead.training.batches import TaskFeed, divide
+from headtohead.training.settings import TrainSettings
+from headtohead.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def grammar() -> Task:
+    return prepare_task("grammar:train=70", context=48)
+
+
+def feed(task: Task, tokens: int = 4000, batch: int = 200, seed: int = 1) -> TaskFeed:
+    outputs = len(task.classes) or task.vocabulary
+    return TaskFeed(task.splits["train"], TrainSettings(tokens=tokens, batch=batch), seed, outputs)
+
+
+def classifier(task: Task) -> Classifier:
+    size = Size("t", 32, 2, 2, 64, task.vocabulary, 48).with_settings(init_std=0.1)
+    return Classifier(size, parse_layout("standard").layers(2), 2, seed=3).double()
+
+
+def test_a_padded_step_has_the_loss_and_gradients_of_its_examples_alone(grammar: Task) -> None:
+    fed, model = feed(grammar), classifier(grammar)
+    (part,) = fed.parts(0, 1000)
+    assert part.padding is not None
+    assert not part.padding.all()
+    objective, nats, _ = model(part.tokens, part.targets, 0.1, part.padding)
+    objective.backward()
+    together = {name: row.grad.clone() for name, row in model.named_parameters() if row.grad is not None}
+    model.zero_grad()
+    places, total = fed.batches.places(0), 0.0
+    for place in places:
+        alone = collated(grammar.splits["train"], [place])
+        assert alone.padding is None
+        objective, one, _ = model(alone.tokens, alone.targets, 0.1)
+        (objective / len(places)).backward()
+        total += float(one) / len(places)
+    assert float(nats) == pytest.approx(total, rel=1e-10)
+    for name, row in model.named_parameters():
+        if row.grad is not None:
+            assert torch.allclose(row.grad, together[name], rtol=1e-8, atol=1e-12), name
+
+
+def test_parts_of_a_step_weigh_by_their_targets() -> None:
+    task = prepare_task("recall:train=40,pairs=4,queries=3", context=32)
+    fed = feed(task, batch=120)
+    whole = list(fed.parts(2, 100))
+    parts = list(fed.parts(2, 3))
+    assert len(whole) == 1
+    assert len(parts) > 1
+    assert sum(part.share for part in parts) == pytest.approx(1.0)
+    size = Size("t", 32, 2, 2, 64, task.vocabulary, 32).with_settings(init_std=0.1)
+    model = Reader(size, parse_layout("standard").layers(2), seed=3).double()
+    once = model(whole[0].tokens, whole[0].targets)[1]
+    split = sum(model(part.tokens, part.targets)[1] * part.share for part in parts)
+    assert float(split) == pytest.approx(float(once), rel=1e-12)
+
+
+def test_tokens_count_what_is_real(grammar: Task) -> None:
+    fed = feed(grammar)
+    counted = 0
+    for step in range(fed.steps):
+        assert fed.tokens(step) == counted
+        for part in fed.parts(step, 1000):
+            counted += part.tokens.numel() if part.padding is None else int(part.padding.sum())
+    assert fed.tokens(fed.steps) == counted
+    assert counted == pytest.approx(4000, rel=0.1)
+    every = sum(len(example.tokens) for example in grammar.splits["train"])
+    assert fed.tokens(fed.division.per_epoch) == every
+    assert fed.unique_tokens(10 * fed.division.per_epoch) == every
+
+
+def test_a_length_that_fills_no_step_is_refused(grammar: Task) -> None:
+    with pytest.raises(UserError, match="do not fill one step"):
+        feed(grammar, tokens=100, batch=200)
+    division = divide([10, 20, 30], 1)
+    assert (division.examples, division.per_epoch) == (1, 3)
+
+
+def test_a_loss_beyond_a_guess_among_the_classes_is_lost(grammar: Task) -> None:
+    model = classifier(grammar)
+    rows: list[dict[str, object]] = []
+    trainer = Trainer(
+        model, feed(grammar), TrainSettings(tokens=4000, batch=200, lr=1e3, clip=0.0, warmup=0.0)
+    )
+    outcome = trainer.run()
+    assert outcome.status == "diverged", rows

@@ -1,0 +1,147 @@
+"""Compiled steps: what the function gives, in one graph, and the function itself where there can be none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from headtohead.training.compiled_step import Traced, divide, inductor, parts_of
+from headtohead.training.population import StackedTrainer
+from headtohead.training.trainer import Hooks
+from tests.training.test_population import SEEDS, SETTINGS, TINY, curves, trainer
+
+
+def compiled(*members: Any, backend: Any = aot_eager) -> StackedTrainer:
+    stack = StackedTrainer(members, compile=True)
+    assert stack._traced is not None
+    stack._traced.backend = backend
+    return stack
+
+
+@pytest.mark.parametrize(
+    ("arm", "given"),
+    [
+        ("standard:kv_heads=2,qk_norm=true", {}),
+        pytest.param("coupled", {"micro": 3}, marks=pytest.mark.slow),
+        pytest.param("(gated_linear kuramoto_gated)*1", {}, marks=pytest.mark.slow),
+        pytest.param("fixed_seq_qk", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) -> None:
+    if "kuramoto_gated" in arm:
+        given = given | {"size": TINY.with_settings(tied=False)}
+    said: list[str] = []
+    given = given | {"dtype": torch.float64}
+    whole = StackedTrainer([trainer(seed, arm, **given) for seed in SEEDS])
+    stack = compiled(*(trainer(seed, arm, **given) for seed in SEEDS))
+    assert stack._traced is not None
+    stack._traced.warn = said.append
+    torch.testing.assert_close(curves(stack), curves(whole), rtol=1e-9, atol=1e-10)
+    assert said == []
+    assert stack._traced.able
+
+
+@pytest.mark.slow
+def test_they_are_the_same_under_bf16() -> None:
+    settings = dataclasses.replace(SETTINGS, precision="bf16", smoothing=0.1)
+    whole = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+    stack = compiled(*(trainer(seed, settings=settings) for seed in SEEDS))
+    torch.testing.assert_close(curves(stack), curves(whole), rtol=0.02, atol=0.01)
+
+
+@pytest.mark.slow
+def test_that_it_compiles_is_said_once() -> None:
+    said: list[str] = []
+    hooks = Hooks(compiling=lambda: said.append("compiling"))
+    compiled(*(trainer(seed, hooks=hooks) for seed in SEEDS)).run()
+    assert said == ["compiling"]
+
+
+def test_a_function_that_looks_at_its_numbers_goes_on_as_it_stands() -> None:
+    said: list[str] = []
+
+    def looks(x: Tensor) -> tuple[Tensor, ...]:
+        return (x + x.sum().item(),)
+
+    traced = Traced(looks, said.append, backend=aot_eager)
+    for number in (1.0, 2.0, 3.0):
+        assert traced(torch.full((2,), number))[0].tolist() == [3 * number] * 2
+    assert len(said) == 1
+    assert said[0].startswith("the step is not compiled: ")
+
+
+def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
+    said: list[str] = []
+
+    def refuses(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    traced = Traced(lambda x: (x * 2,), said.append, backend=refuses)
+    assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert len(said) == 1
+    assert "no compiler here" in said[0]
+
+
+@pytest.mark.slow
+def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack, whole = compiled(*map(trainer, SEEDS)), StackedTrainer(list(map(trainer, SEEDS)))
+    assert stack._traced is not None
+    usual, failed = Traced._built, [0]
+
+    def built(self: Traced, given: tuple[Tensor, ...]) -> Any:
+        if not failed[0]:
+            failed[0] += 1
+            raise torch.OutOfMemoryError("too much")
+        return usual(self, given)
+
+    monkeypatch.setattr(Traced, "_built", built)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    found = torch.stack(stack.one_step())
+    assert (stack.first.micro, whole.first.micro) == (2, 4)
+    torch.testing.assert_close(found, torch.stack(whole.one_step()), rtol=1e-4, atol=1e-5)
+
+
+def test_long_sums_of_few_results_are_divided() -> None:
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(3, 2048, wide, generator=draw, dtype=torch.float64) for wide in (40, 24))
+
+    def products(left: Tensor, right: Tensor) -> Tensor:
+        weights = left.transpose(1, 2) @ right
+        return (left @ weights).sum(1)
+
+    graph = make_fx(products)(left, right)
+    assert divide(graph, processors=132) == 1
+    shapes = [
+        tuple(node.args[0].meta["tensor_meta"].shape) if "tensor_meta" in node.args[0].meta else "parts"
+        for node in graph.graph.nodes
+        if node.target is torch.ops.aten.bmm.default
+    ]
+    assert shapes == ["parts", (3, 2048, 40)]
+    torch.testing.assert_close(graph(left, right), products(left, right), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "terms", "parts"), [(5, 8192, 16), (15, 8192, 16), (48, 8192, 4), (200, 8192, 1), (5, 600, 1)]
+)
+def test_a_sum_is_divided_until_all_processors_are_busy(tiles: int, terms: int, parts: int) -> None:
+    assert parts_of(tiles, terms, 132) == parts
+
+
+@pytest.mark.slow
+def test_the_compiler_gives_the_same_steps_and_is_not_asked_twice() -> None:
+    stack = compiled(*(trainer(seed) for seed in SEEDS), backend=inductor)
+    whole = StackedTrainer([trainer(seed) for seed in SEEDS])
+    torch.testing.assert_close(curves(stack), curves(whole), rtol=2e-4, atol=2e-5)
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    compiled(*(trainer(seed + 7) for seed in SEEDS), backend=inductor).one_step()
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1

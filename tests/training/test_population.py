@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headtohead.common.errors import UserError
+from headtohead.data.shards import Split
+from headtohead.data.windows import Windows
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import SIZES, Size
+from headtohead.training.optimizer import make_optimiser, set_rates
+from headtohead.training.population import StackedTrainer, stacks
+from headtohead.training.settings import TrainSettings
+from headtohead.training.trainer import Hooks, Trainer
+
+TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=64)
+SETTINGS = TrainSettings(tokens=64 * 20, batch=64, lr=1e-2)
+SEEDS = (1, 2, 5)
+TEXT = (np.random.default_rng(0).integers(0, 61, 3000) // 7 * 3).astype(np.uint8)
+SPLIT = Split(TEXT, np.array([0], dtype=np.uint64), len(TEXT))
+
+
+def trainer(
+    seed: int,
+    arm: str = "standard",
+    settings: TrainSettings = SETTINGS,
+    size: Size = TINY,
+    dtype: torch.dtype = torch.float32,
+    **given: Any,
+) -> Trainer:
+    model = Decoder(size.with_settings(init_std=0.2), parse_layout(arm).layers(2), seed, companion=TEXT)
+    return Trainer(model.to(dtype), Windows(SPLIT, 16, seed), settings, **given)
+
+
+def curves(stack: StackedTrainer) -> Tensor:
+    """Return nats and norms (seeds, steps, 2)."""
+    rows = []
+    for _ in range(stack.first.steps):
+        rows.append(torch.stack(stack.one_step(), -1))
+        for member in stack.members:
+            member.step += 1
+    return torch.stack(rows, 1)
+
+
+def curve(one: Trainer) -> Tensor:
+    one.model.train()
+    rows = []
+    for _ in range(one.steps):
+        rows.append(torch.stack(one._one_step()))
+        one.step += 1
+    return torch.stack(rows)
+
+
+def assert_same(stack: StackedTrainer, separate: list[Trainer], tolerance: float = 2e-4) -> None:
+    together, alone = curves(stack), torch.stack([curve(one) for one in separate])
+    torch.testing.assert_close(together, alone, rtol=tolerance, atol=tolerance / 10)
+    for member, one in zip(stack.members, separate, strict=True):
+        for name, parameter in one.model.named_parameters():
+            found = member.model.get_parameter(name)
+            assert (found - parameter).norm() <= 10 * tolerance * (parameter.norm() + 0.01), name
+
+
+ARMS = (
+    "standard",
+    "standard:kv_heads=2,qk_norm=true",
+    "coupled",
+    "coupled:dynamics=leapfrog,force=potential,steps=2",
+    "sharing:tie=kv",
+    "kuramoto",
+    "(kuramoto_gated standard)*1",
+    "(standard coupled)*1",
+    "differential",
+    "approximate",
+    "gated_linear",
+    "rnd_emb_qk",
+    "fixed_seq_qk",
+    "latent",
+)
+
+
+FEW = ("standard:kv_heads=2,qk_norm=true", "coupled", "(kuramoto_gated standard)*1", "fixed_seq_qk")
+
+
+@pytest.mark.parametrize(
+    "arm", [arm if arm in FEW else pytest.param(arm, marks=pytest.mark.slow) for arm in ARMS]
+)
+def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
+    # In float64: twenty steps of some arms make a difference in the last digit of float32 a large one.
+    given: dict[str, Any] = {
+        "size": TINY.with_settings(tied="kuramoto_gated" not in arm),
+        "dtype": torch.float64,
+    }
+    separate = [trainer(seed, arm, **given) for seed in SEEDS]
+    assert_same(StackedTrainer([trainer(seed, arm, **given) for seed in SEEDS]), separate, 1e-7)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"tag": "qk", "factor": 1},
+        {"tag": "qk", "kind": "ramp", "start": 1, "end": 1},
+        {"tag": "qk", "kind": "hold_return", "factor": 1, "hold": 0.5, "back": 0.1},
+    ],
+)
+def test_a_ratio_of_one_changes_no_bit_of_stacked_seeds(rule: dict[str, Any]) -> None:
+    ruled = dataclasses.replace(SETTINGS, circuit_lr=[rule])
+    plain, same = (
+        StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS]) for settings in (SETTINGS, ruled)
+    )
+    assert torch.equal(curves(plain), curves(same))
+    for one, other in zip(plain.members, same.members, strict=True):
+        for name, parameter in one.model.named_parameters():
+            assert torch.equal(parameter, other.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("clip", [0.05, 0.0])
+def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> None:
+    settings = dataclasses.replace(SETTINGS, clip=clip, circuit_lr=[{"tag": "qk", "factor": 3}])
+
+    def members() -> tuple[list[Trainer], list[list[dict[str, Any]]]]:
+        rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
+        pairs = zip(SEEDS, rows, strict=True)
+        given = {"settings": settings, "dtype": torch.float64}
+        return [trainer(seed, **given, hooks=Hooks(log=row.append)) for seed, row in pairs], rows
+
+    (separate, alone), (stacked, together) = members(), members()
+    for one in separate:
+        one.run()
+    StackedTrainer(stacked).run()
+    for rows, others in zip(together, alone, strict=True):
+        for row, other in zip(rows, others, strict=True):
+            for circuit, numbers in other["circuits"].items():
+                for name, values in numbers.items():
+                    assert row["circuits"][circuit][name] == pytest.approx(values, rel=1e-4), (circuit, name)
+
+
+@pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
+def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
+    assert_same(
+        StackedTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS]
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip": 0.05},
+        {"clip": 0.0},
+        {"smoothing": 0.1},
+        {"circuit_lr": {"qk": "1x..4x", "ffn": "0.5x"}},
+        {"precision": "bf16"},
+        {"schedule": "wsd", "weight_decay": 1.0},
+    ],
+    ids=str,
+)
+def test_settings_mean_the_same_for_stacked_seeds(changes: dict[str, Any]) -> None:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    separate = [trainer(seed, settings=settings) for seed in SEEDS]
+    stack = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+    if settings.precision == "bf16":
+        torch.testing.assert_close(
+            curves(stack), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01
+        )
+    else:
+        assert_same(stack, separate)
+
+
+def test_micro_batches_change_nothing_but_the_last_digits() -> None:
+    whole = curves(StackedTrainer([trainer(seed) for seed in SEEDS]))
+    parts = curves(StackedTrainer([trainer(seed, micro=3) for seed in SEEDS]))
+    torch.testing.assert_close(whole, parts, rtol=2e-4, atol=2e-5)
+
+
+def test_the_models_themselves_move() -> None:
+    members = [trainer(seed) for seed in SEEDS]
+    stack = StackedTrainer(members)
+    before = [member.model.readout.clone() for member in members]
+    stack.run()
+    for member, old in zip(members, before, strict=True):
+        assert not torch.equal(member.model.readout, old)
+        (part,) = member.feed.parts(0, 4)
+        nats = member.model(part.tokens, part.targets)[1]
+        assert nats.item() < math.log(64)
+
+
+def test_each_seed_logs_its_own_rows() -> None:
+    rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
+    members = [trainer(seed, hooks=Hooks(log=found.append)) for seed, found in zip(SEEDS, rows, strict=True)]
+    outcomes = StackedTrainer(members).run()
+    alone: list[dict[str, Any]] = []
+    trainer(5, hooks=Hooks(log=alone.append)).run()
+    assert [outcome.status for outcome in outcomes] == ["done"] * 3
+    assert [row["step"] for row in rows[2]] == [row["step"] for row in alone]
+    for row, own in zip(rows[2], alone, strict=True):
+        for key in ("tokens", "nats", "lr", "grad_norm", "grad_norm_max"):
+            assert row[key] == pytest.approx(own[key], rel=2e-4)
+    assert rows[0][-1]["nats"] != rows[1][-1]["nats"]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_seed_that_diverges_harms_no_other(broken: float) -> None:
+    members = [trainer(seed) for seed in SEEDS]
+    with torch.no_grad():
+        members[1].model.get_parameter("blocks.0.mechanism.v.weight")[0, 0] = broken
+    stack = StackedTrainer(members)
+    told: list[int] = []
+    outcomes = stack.run(lambda place, outcome: told.append(place))
+    assert [outcome.status for outcome in outcomes] == ["done", "diverged", "done"]
+    assert outcomes[1].diverged_at == 0
+    assert told == [1]
+    alone = StackedTrainer([trainer(1), trainer(5)])
+    alone.run()
+    for place, member in ((0, alone.members[0]), (2, alone.members[1])):
+        for name, parameter in member.model.named_parameters():
+            torch.testing.assert_close(
+                members[place].model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6
+            )
+
+
+def stopping(step: int) -> Any:
+    count = [0]
+
+    def stop() -> bool:
+        count[0] += 1
+        return count[0] >= step
+
+    return stop
+
+
+def group(folder: Path, **given: Any) -> StackedTrainer:
+    members = [trainer(seed, folder=folder / str(seed), name=f"run{seed}") for seed in SEEDS]
+    return StackedTrainer(members, **given)
+
+
+def states(stack: StackedTrainer) -> list[dict[str, Tensor]]:
+    return [member.model.state_dict() for member in stack.members]
+
+
+def test_a_resumed_stack_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+    whole = group(tmp_path / "whole")
+    whole.run()
+    first = group(tmp_path / "parts", stop=stopping(7))
+    assert [outcome.status for outcome in first.run()] == ["stopped"] * 3
+    again = group(tmp_path / "parts")
+    assert [outcome.step for outcome in again.run()] == [20] * 3
+    for one, other in zip(states(whole), states(again), strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def test_saved_at_its_last_step_a_stack_has_no_step_left_to_do(tmp_path: Path) -> None:
+    whole = group(tmp_path)
+    expected = whole.run()
+    whole.save([1])
+    assert not (tmp_path / "2").exists()
+    whole.save([])
+    again = group(tmp_path)
+    assert again.run() == expected
+    assert [member.seconds for member in again.members] == [member.seconds for member in whole.members]
+    for one, other in zip(states(whole), states(again), strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+    for flat, other in zip(whole.flats, again.flats, strict=True):
+        for key, tensor in whole.optimiser.state[flat].items():
+            assert torch.equal(tensor, again.optimiser.state[other][key]), key
+
+
+def test_a_stack_goes_on_from_the_newest_step_that_all_have(tmp_path: Path) -> None:
+    whole = group(tmp_path / "whole")
+    whole.run()
+    group(tmp_path / "parts", stop=stopping(5)).run()
+    group(tmp_path / "parts", stop=stopping(4)).run()
+    (newest,) = (tmp_path / "parts" / "2").glob("step-*9")
+    for path in newest.iterdir():
+        path.unlink()
+    again = group(tmp_path / "parts")
+    again.resume()
+    assert [member.step for member in again.members] == [5] * 3
+    again.run()
+    for one, other in zip(states(whole), states(again), strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def test_a_run_of_its_own_can_go_on_from_a_stacks_checkpoint(tmp_path: Path) -> None:
+    group(tmp_path, stop=stopping(5)).run()
+    one = trainer(2, folder=tmp_path / "2", name="run2")
+    assert one.run().status == "done"
+    separate = trainer(2)
+    separate.run()
+    for name, parameter in separate.model.named_parameters():
+        assert (one.model.get_parameter(name) - parameter).norm() <= 2e-3 * parameter.norm() + 1e-5
+
+
+def test_dropout_is_not_stacked() -> None:
+    size = TINY.with_settings(dropout=0.1)
+    assert "dropout" in stacks(Decoder(size, parse_layout("standard").layers(2), 1))
+    with pytest.raises(UserError, match="dropout"):
+        StackedTrainer([trainer(seed, size=size) for seed in SEEDS])
+
+
+def test_what_vmap_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Decoder(TINY, parse_layout("standard").layers(2), 1)
+    assert stacks(model) == ""
+    usual = model.layers[0].mechanism.forward
+
+    def looking(x: Tensor, *rest: Any) -> Tensor:
+        return usual(x, *rest) if x.sum().item() > -1e9 else x
+
+    monkeypatch.setattr(model.layers[0].mechanism, "forward", looking)
+    assert "torch.vmap cannot stack it" in stacks(model)
+
+
+class NoHost(TorchDispatchMode):
+    """Refuses every number that would be brought to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "_local_scalar_dense" not in str(func), "a number was asked for"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arm", ["standard", "coupled", "kuramoto", "gated_linear", "fixed_seq_qk"])
+def test_a_step_asks_the_device_for_nothing(arm: str) -> None:
+    stack = StackedTrainer([trainer(seed, arm) for seed in SEEDS])
+    stack.one_step()
+    batches = [part for member in stack.members for part in member.feed.parts(0, 4)]
+    tokens = torch.stack([batch.tokens for batch in batches])
+    targets = torch.stack([batch.targets for batch in batches])
+    with NoHost():
+        stack._whole_step(tokens, targets)
+
+
+def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
+    settings = dataclasses.replace(SETTINGS, circuit_lr={"qk": "3x"})
+    one = trainer(1, settings=settings)
+    plain, recordable = (make_optimiser(one.model, settings, kind) for kind in (False, True))
+    for step in (0, 7):
+        for optimiser in (plain, recordable):
+            set_rates(optimiser, settings, step, 20)
+        for group, other in zip(plain.param_groups, recordable.param_groups, strict=True):
+            assert isinstance(other["lr"], Tensor)
+            assert group["lr"] == pytest.approx(other["lr"].item())
+    assert len({group["lr"].data_ptr() for group in recordable.param_groups}) == len(recordable.param_groups)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "3x",
+        "1x..3x",
+        "0x..2x",
+        [{"tag": "qk", "kind": "hold_return", "factor": 0.25, "hold": 0.2, "back": 0.2}],
+    ],
+)
+def test_a_recordable_optimiser_does_the_steps_of_the_other(rule: Any) -> None:
+    given = {"qk": rule} if isinstance(rule, str) else rule
+    settings = dataclasses.replace(SETTINGS, circuit_lr=given, weight_decay=0.5)
+    ends = []
+    for recordable in (False, True):
+        one = trainer(1, settings=settings)
+        one.optimiser = make_optimiser(one.model, settings, recordable)
+        moved = [group for group in one.optimiser.param_groups if "shrink" in group]
+        assert bool(moved) == (recordable and rule != "3x")
+        for _ in range(12):
+            one._one_step()
+            one.step += 1
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()]))
+    assert torch.linalg.vector_norm(ends[0] - ends[1]) < 1e-5 * torch.linalg.vector_norm(ends[0])
