@@ -40,12 +40,12 @@ def interval(count: int, total: int, share: float = 0.95) -> tuple[float, float]
 def judged(result: Any, seeds: int) -> list[dict[str, Any]]:
     """Return the verdict of every group of seeds, each judged as a study of its own."""
     rows = []
-    every = result.outline.seeds
+    every = result.manifest.seeds
     for first in range(0, len(every), seeds):
         own = every[first : first + seeds]
-        entries = tuple(entry for entry in result.outline.entries if entry.seed in own)
+        entries = tuple(entry for entry in result.manifest.entries if entry.seed in own)
         (verdict,) = study_verdicts(
-            dataclasses.replace(result.outline, seeds=own, entries=entries), result.results
+            dataclasses.replace(result.manifest, seeds=own, entries=entries), result.results
         )
         rows.append(
             {
@@ -110,7 +110,7 @@ def main() -> None:
         "regrouped_rate": regrouped(differences, given.seeds),
         "spread_of_differences": float(differences.std(ddof=1)),
         "correlation": float(np.corrcoef(np.array(pairs).T)[0, 1]),
-        "references": result.outline.references,
+        "references": result.manifest.references,
         "rows": rows,
     }
     if given.out:

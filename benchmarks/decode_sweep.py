@@ -26,7 +26,7 @@ from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.bench.decode import DecodeCase, decode_cases
 from headtohead.common.files import finite, write_json
 from headtohead.kernels import attend, backend_name, rotary_table
-from headtohead.kernels.attention.decode import TURNS, decode_plain
+from headtohead.kernels.attention.decode import ROPE_MODES, decode_plain
 from headtohead.kernels.attention.decode_rope_triton import Sums, products, sums
 from headtohead.kernels.attention.decode_triton import CONFIGS, Config, decode
 from headtohead.study.environment import device_name, provenance
@@ -112,7 +112,7 @@ class Measured:
 
     def row(self, config: Config | Sums, turn: int = 1) -> dict[str, Any]:
         """Return the layout's times and error, or why it has none."""
-        facts: dict[str, Any] = {"case": vars(self.case), "turned": TURNS[turn], "config": repr(config)}
+        facts: dict[str, Any] = {"case": vars(self.case), "turned": ROPE_MODES[turn], "config": repr(config)}
         try:
             if turn == 1:
                 before = len(self.compiled.made(config))
@@ -149,7 +149,7 @@ def sweep(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     for place, case in enumerate(cases):
         layouts = ALONE if case.heads == case.kv_heads else SHARED
         layouts = layouts if device.type == "cuda" else layouts[:: len(layouts) // 3]
-        ends = given.begun + given.seconds * (place + 1) / len(cases)
+        ends = given.started + given.seconds * (place + 1) / len(cases)
         try:
             measured = Measured(case, device, bandwidth)
         except Exception as failure:
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the document, written after every row")
     parser.add_argument("--seconds", type=float, default=100.0, help="no layout is begun after so long")
     given = parser.parse_args()
-    given.begun = time.monotonic()
+    given.started = time.monotonic()
     document = sweep(given, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     for case in decode_cases(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[:2]:
         timed = [

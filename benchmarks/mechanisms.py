@@ -70,7 +70,7 @@ class Setting:
     threads: int
 
 
-class Bench:
+class Fixture:
     """Makes trainers of arms, and keeps those of `standard` that the arms are measured beside."""
 
     def __init__(self, given: argparse.Namespace, setting: Setting, context: int) -> None:
@@ -134,7 +134,7 @@ def positions_of(arm: str) -> str:
     return "rope" if able else "learned"
 
 
-def measure_speed(bench: Bench, arm: str, rounds: int, steps: int) -> dict[str, Any]:
+def measure_speed(bench: Fixture, arm: str, rounds: int, steps: int) -> dict[str, Any]:
     """Return tokens/s of an arm and its ratio to `standard`, round by round."""
     positions = positions_of(arm)
     partner = bench.partner(positions)
@@ -175,7 +175,7 @@ def compiled_graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def measure_memory(benches: Iterable[Bench], arm: str) -> dict[str, Any]:
+def measure_memory(benches: Iterable[Fixture], arm: str) -> dict[str, Any]:
     """Return what training and prefill take at each length over what model, gradients and optimiser hold."""
     positions, rows = positions_of(arm), []
     for bench in benches:
@@ -203,7 +203,7 @@ def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict
         return {name: in_a_line(error)}
 
 
-def training_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:
+def training_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
     """Return the peak of forward and backward on one sequence."""
     trainer = bench.trainer(arm, positions)
     trainer._one_step()  # optimiser states, tables, compilation
@@ -212,7 +212,7 @@ def training_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:
     return {"own_bytes": own, "train_bytes": peak_over(bench.device, trainer._backward)}
 
 
-def prefill_memory(bench: Bench, arm: str, positions: str) -> dict[str, Any]:
+def prefill_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
     """Return what the caches declare and take, what stays on the device, and the peak over the caches."""
     size = bench.size.with_settings(positions=positions)
     layers = parse_layout(arm).layers(size.layers)
@@ -274,7 +274,7 @@ class Clock:
         """Return whether a row as slow as the slowest so far would end in time."""
         return time.monotonic() + self.longest < self.limit
 
-    def tell(self, words: str) -> None:
+    def emit(self, words: str) -> None:
         """Print what a row gave, and the time left."""
         now = time.monotonic()
         self.done += 1
@@ -295,7 +295,7 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
     print(f"{clock.rows} of {sum(map(len, keys))} rows to measure on {setting.device}", flush=True)
     for group, part in zip(groups, missing, strict=True):
         torch._dynamo.reset()
-        benches = [Bench(given, setting, context) for context in group]
+        benches = [Fixture(given, setting, context) for context in group]
         for key in part:
             if not clock.fits():
                 print(
@@ -310,7 +310,7 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
                 found = attempt("error", measure_speed, benches[0], arm, given.rounds, given.steps)
             release()
             rows.add(key, finite(key | provenance() | found))
-            clock.tell(f"{'/'.join(map(str, group))} {arm}: {words_of(found)}")
+            clock.emit(f"{'/'.join(map(str, group))} {arm}: {words_of(found)}")
     return [row for part in keys for key in part if (row := rows.find(key))]
 
 

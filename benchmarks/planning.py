@@ -53,7 +53,7 @@ def main() -> None:
     began = time.perf_counter()
     result = study.run(Path(tempfile.mkdtemp()), quiet=True)
     whole = time.perf_counter() - began
-    found = {"runs": len({entry.run for entry in result.outline.entries}), "contests": 9, "arms": len(ARMS)}
+    found = {"runs": len({entry.run for entry in result.manifest.entries}), "contests": 9, "arms": len(ARMS)}
     found |= {"planning_seconds": round(sum(spent), 2), "study_seconds": round(whole, 2)}
     print(f"planning {sum(spent):.1f} s of {whole:.1f} s: {sum(spent) / whole:.1%}")
     share = {"share": round(sum(spent) / whole, 4)}

@@ -52,14 +52,14 @@ def put_back(other: Trainer, plain: Trainer) -> None:
         for name, parameter in plain.model.named_parameters():
             place = other.model.get_parameter(name)
             place.copy_(parameter)
-            for key, value in plain.optimiser.state.get(parameter, {}).items():
-                if key in (own := other.optimiser.state.get(place, {})):
+            for key, value in plain.optimizer.state.get(parameter, {}).items():
+                if key in (own := other.optimizer.state.get(place, {})):
                     own[key].copy_(value)
 
 
 def moments(trainer: Trainer) -> dict[str, Tensor]:
     """Return the mean gradients that the optimiser keeps, by parameter."""
-    state = trainer.optimiser.state
+    state = trainer.optimizer.state
     return {
         name: state[parameter]["exp_avg"].clone()
         for name, parameter in trainer.model.named_parameters()

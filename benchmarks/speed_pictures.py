@@ -34,7 +34,7 @@ def kernels(measured: Measured) -> Any:
         group="kernel",
         value="share",
         title="share of the roof: bytes at copy speed, or products at a large product's speed",
-        colours={"ours": BLUE, "plain twin, compiled": BASELINE},
+        colors={"ours": BLUE, "plain twin, compiled": BASELINE},
         form="%",
         whole=1.0,
     )
@@ -86,7 +86,7 @@ def roofline(measured: Measured) -> Any:
         {**row, "kernel": name, "number": place}
         for place, (row, name) in enumerate(zip(ordered, names, strict=True), start=1)
     ]
-    colour = alt.Color(
+    color = alt.Color(
         "kernel:N",
         sort=names,
         scale=alt.Scale(domain=names, range=[PALETTE[place % len(PALETTE)] for place in range(len(names))]),
@@ -100,7 +100,7 @@ def roofline(measured: Measured) -> Any:
     layers = [
         alt.Chart(alt.Data(values=roof)).mark_line(color=_INK).encode(x=x, y=y),
         said.encode(x=x, y=y, text="words:N"),
-        alt.Chart(alt.Data(values=dots)).mark_circle(size=90, opacity=0.8).encode(x=x, y=y, color=colour),
+        alt.Chart(alt.Data(values=dots)).mark_circle(size=90, opacity=0.8).encode(x=x, y=y, color=color),
     ]
     # Numbers go to three sides in turn: neighbours in intensity are often neighbours in speed.
     for side, place in enumerate(({"dx": 13}, {"dy": 17}, {"dx": -13})):
@@ -130,7 +130,7 @@ def train(measured: Measured) -> Any:
         group="size",
         value="rate",
         title="tokens per second, the better peer at each size = 1",
-        colours={"headtohead": BLUE, "litgpt": ORANGE, "transformers": BASELINE},
+        colors={"headtohead": BLUE, "litgpt": ORANGE, "transformers": BASELINE},
         whole=1.3,
     )
 
@@ -168,7 +168,7 @@ def mechanisms(measured: Measured) -> Any:
         sort=sorted(best, key=lambda arm: best[arm]),
         axis=alt.Axis(labelLimit=320, grid=True, **_BIG),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "at:N",
         scale=alt.Scale(domain=places, range=list(PALETTE[: len(places)])),
         legend=alt.Legend(
@@ -179,7 +179,7 @@ def mechanisms(measured: Measured) -> Any:
     standard = alt.Chart(alt.Data(values=[{"over": 1.0}])).mark_rule(strokeDash=[5, 4]).encode(x=x)
     return alt.layer(
         standard,
-        dots.mark_circle(size=110, opacity=1).encode(color=colour),
+        dots.mark_circle(size=110, opacity=1).encode(color=color),
         dots.mark_text(dx=9, align="left", fontSize=13).encode(text=alt.Text("over:Q", format=".2f")),
     ).properties(width=WIDTH - 100, height=32 * len(best))
 
@@ -224,12 +224,12 @@ def decode(measured: Measured) -> Any:
         scale=alt.Scale(type="log", domain=[0.8 * least, 1.3 * most], nice=False),
         axis=alt.Axis(format="~g", tickCount=6, **_BIG),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "line:N",
         scale=alt.Scale(domain=list(shades), range=list(shades.values())),
         legend=alt.Legend(title=None, orient="right", labelFontSize=14, labelLimit=300, symbolStrokeWidth=3),
     )
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour)
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=color)
 
     # What is turned back costs next to nothing: a thin line on a thick one shows both.
     thick, floor = "datum.line == 'ours, nothing turned'", "indexof(datum.line, 'floor') == 0"
@@ -266,13 +266,13 @@ def stack(measured: Measured) -> Any:
             aims[name] = _STACK_AIMS[row["seeds"]]
     if not rows:
         return None
-    colours = {"a single run": BASELINE, "separate processes": ORANGE, "stacked in one pass": BLUE}
+    colors = {"a single run": BASELINE, "separate processes": ORANGE, "stacked in one pass": BLUE}
     return _bars(
         rows,
         group="seeds",
         value="rate",
         title="million tokens per second, all seeds together",
-        colours=colours,
+        colors=colors,
         aims=aims,
     )
 
@@ -290,13 +290,13 @@ def generate(measured: Measured) -> Any:
     ]
     if not rows:
         return None
-    colours = {"headtohead": BLUE, "transformers": BASELINE}
+    colors = {"headtohead": BLUE, "transformers": BASELINE}
     return _bars(
         rows,
         group="contender",
         value="rate",
         title="thousand tokens per second",
-        colours=colours,
+        colors=colors,
         apart=False,
     )
 
@@ -307,7 +307,7 @@ def _bars(
     group: str,
     value: str,
     title: str,
-    colours: dict[str, str],
+    colors: dict[str, str],
     form: str = ".3~f",
     aims: dict[str, float] | None = None,
     whole: float = 0.0,
@@ -318,7 +318,7 @@ def _bars(
     `aims` are marked in their group, and `whole` in all of them. Where a group has one bar they are not set `apart`.
     """
     order = list(dict.fromkeys(row[group] for row in rows))
-    here = [who for who in colours if any(row["who"] == who for row in rows)]
+    here = [who for who in colors if any(row["who"] == who for row in rows)]
     most = max(*(row[value] for row in rows), whole, *(aims or {}).values())
     height = 22 * (len(here) if apart else 1) + 16
     x = alt.X(
@@ -334,16 +334,16 @@ def _bars(
         axis=alt.Axis(labelLimit=330, **_BIG),
         scale=alt.Scale(paddingInner=0.3),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "who:N",
-        scale=alt.Scale(domain=here, range=[colours[who] for who in here]),
+        scale=alt.Scale(domain=here, range=[colors[who] for who in here]),
         legend=alt.Legend(title=None, orient="top", labelFontSize=14, labelLimit=300, symbolSize=160),
     )
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
     if apart:
         base = base.encode(yOffset=alt.YOffset("who:N", sort=here))
     layers = [
-        base.mark_bar().encode(color=colour),
+        base.mark_bar().encode(color=color),
         base.mark_text(align="left", dx=5, fontSize=13).encode(text="words:N"),
     ]
     if whole:

@@ -25,7 +25,7 @@ from headtohead.study.environment import provenance
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import sealed
+from headtohead.study.store.validation import with_checksum
 
 ARMS = [
     "standard",
@@ -88,7 +88,7 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
         "environment.json": json.dumps({"stretches": [provenance() | {"device": "cpu", "threads": 1}]}),
         "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
         "cost.json": json.dumps({"train_seconds": 10.0, "tokens_per_second": 9e4, "peak_bytes": 10**9}),
-        "result.json": sealed(result),
+        "result.json": with_checksum(result),
     }
     for name, content in files.items():
         (folder.path / name).write_text(content, encoding="utf-8")

@@ -48,7 +48,7 @@ def trained(out: Path) -> dict[str, Decoder]:
     arms = [{"arm": name, "name": name} | ARMS.get(name, {}) for name in names]
     settings = {"tokens": TOKENS, "batch": 1024, "lr": 4e-3, "model": {"init_std": 0.08}}
     result = h2h.Study(arms, name="gallery", seeds=1, **settings).run(out, workers=1)
-    runs = {entry.label: entry.run for entry in result.outline.entries}
+    runs = {entry.label: entry.run for entry in result.manifest.entries}
     return {name: h2h.load(out / "runs" / runs[name])[0] for name in names}
 
 
@@ -116,7 +116,7 @@ def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
         domain=False,
     )
     signed = model.layers[layer].mechanism.signed
-    colour = alt.Color(
+    color = alt.Color(
         "weight:Q",
         scale=alt.Scale(scheme="redblue", type="sqrt", domain=[-1, 1], domainMid=0, clamp=True),
         legend=alt.Legend(
@@ -131,7 +131,7 @@ def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
     return (
         alt.Chart(alt.Data(values=rows))
         .mark_rect()
-        .encode(x=alt.X("seen:O", axis=axis), y=alt.Y("read:O", axis=axis), color=colour)
+        .encode(x=alt.X("seen:O", axis=axis), y=alt.Y("read:O", axis=axis), color=color)
         .properties(width=PANEL, height=PANEL, title=alt.Title(label, subtitle=subtitle))
     )
 

@@ -63,7 +63,7 @@ def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pyt
     page = pytest.importorskip("headtohead.report.page")
 
     def stub(
-        path: Path, outline: object, verdicts: object, results: object, damage: object, stamp: str
+        path: Path, manifest: object, verdicts: object, results: object, damage: object, stamp: str
     ) -> Path:
         (path / "report.html").write_text(f"<!-- {stamp} -->", encoding="utf-8")
         return path / "report.html"

@@ -20,7 +20,7 @@ from headtohead.common.files import finite
 from headtohead.common.schema import SCHEMA, check_schema, with_schema
 from headtohead.study.store.archive import import_runs
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import sealed
+from headtohead.study.store.validation import with_checksum
 from headtohead.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from tests.golden.make import DATA, EXPORTED, STUDIES, make_studies
 
@@ -163,7 +163,7 @@ def test_golden_documents_carry_their_schema_and_name_no_place_of_a_machine(stor
 def test_golden_stores_open_with_the_verdicts_they_were_written_with(stores: Path) -> None:
     for name in STUDIES:
         result = h2h.open_study(stores / name)
-        assert len(result.results) == len({entry.run for entry in result.outline.entries})
+        assert len(result.results) == len({entry.run for entry in result.manifest.entries})
         assert not result.damage
         expected = json.loads((stores / name / "verdicts.json").read_text())
         assert_same_verdicts(result, expected)
@@ -246,7 +246,7 @@ def make_newer(path: Path) -> str:
     """Give a document the next schema; return the line that refuses it."""
     value = json.loads(path.read_text(encoding="utf-8")) | {"schema": SCHEMA + 1}
     seal = value.pop("checksum", None)
-    path.write_text(sealed(value) if seal else json.dumps(value), encoding="utf-8")
+    path.write_text(with_checksum(value) if seal else json.dumps(value), encoding="utf-8")
     return (
         f"{path} was written by a newer headtohead (schema {SCHEMA + 1}, this version reads up to {SCHEMA}); "
         "upgrade headtohead"
@@ -279,7 +279,7 @@ def test_a_newer_document_is_refused_in_one_line_and_left_as_it_is(
         'name = "corpus"\narms = ["standard", "sharing:tie=kv"]\ncorpus = "tinyshakespeare"\ncontext = 32\n'
         'batch = 256\nseeds = 2\ntokens = 1024\nshape = "params"\nevaluations = 2\n'
     )
-    first = h2h.open_study(store.path).outline.entries[0].run
+    first = h2h.open_study(store.path).manifest.entries[0].run
     path = store.path / kind.replace("ID", first)
     line = make_newer(path)
     content = path.read_bytes()
@@ -374,7 +374,7 @@ def test_studies_in_results_give_their_committed_verdicts(name: str, tmp_path: P
     import_runs(Store(tmp_path), RESULTS / name / "runs.tar.gz")
     shutil.copy(RESULTS / name / "study.json", tmp_path)
     result = h2h.open_study(tmp_path)
-    assert {entry.run for entry in result.outline.entries} == set(result.results)
+    assert {entry.run for entry in result.manifest.entries} == set(result.results)
     assert_same_verdicts(result, json.loads((RESULTS / name / "verdicts.json").read_text()))
     run("report", str(tmp_path))
     assert (tmp_path / "report.html").is_file()

@@ -68,7 +68,7 @@ def test_the_runs_in_results_have_the_ids_that_planning_gives_on_the_real_corpus
         monkeypatch.setattr(f"headtohead.study.{module}.NUMERICS", 1)  # these runs are older than numerics 2
     plan = plan_study(build_study(read_study(ROOT / study)), data_dir=shared_data)
     found = {(run.arm.label, run.seed): run.id for run in plan.runs if run.arm.label in labels}
-    outline = json.loads((ROOT / "results" / result / "study.json").read_text())["outline"]
-    kept = {(row["label"], row["seed"]): row["run"] for row in outline["entries"] if row["label"] in labels}
+    manifest = json.loads((ROOT / "results" / result / "study.json").read_text())["outline"]
+    kept = {(row["label"], row["seed"]): row["run"] for row in manifest["entries"] if row["label"] in labels}
     assert found == kept
-    assert len(found) == len(labels) * len(outline["seeds"])
+    assert len(found) == len(labels) * len(manifest["seeds"])

@@ -12,7 +12,7 @@ from headtohead.bench.growth import bench_growth
 from headtohead.bench.kernels import measure_kernels
 from headtohead.bench.population import bench_stack
 from headtohead.bench.train import bench_train
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.study.environment import choose_device
 
 __all__ = [
@@ -35,7 +35,7 @@ def bench_kernels(
     `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
     """
     place = choose_device(device)
-    with piece_of_work("measuring kernels", quiet) as progress:
+    with progress_bar("measuring kernels", quiet) as progress:
         return measure_kernels(place, out, progress)
 
 
@@ -47,7 +47,7 @@ def bench_decode(
     `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
     """
     place = choose_device(device)
-    with piece_of_work("measuring decode", quiet) as progress:
+    with progress_bar("measuring decode", quiet) as progress:
         return measure_decode(place, out, progress)
 
 

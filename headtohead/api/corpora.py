@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.data.shards import prepare
 from headtohead.evaluate.corpus_stats import WINDOW, Statistics, corpus_statistics
 
@@ -19,7 +19,7 @@ def corpus_stats(
 ) -> dict[str, Statistics]:
     """Return the statistics of corpora by label, for windows of so many bytes (headtohead/evaluate/corpus_stats.py says which)."""
     found = {}
-    with piece_of_work("statistics", quiet) as progress:
+    with progress_bar("statistics", quiet) as progress:
         for name in [corpora] if isinstance(corpora, str) else corpora:
             corpus = prepare(name, data_dir=data_dir, progress=progress)
             found[corpus.label] = corpus_statistics(corpus, window, progress)

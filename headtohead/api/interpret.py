@@ -12,24 +12,24 @@ import numpy as np
 
 from headtohead.api.runs import load_model
 from headtohead.common.errors import UserError
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.data.tasks.base import OWN_TOKENS, Example, Task
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tasks.synthetic import SYNTHETIC
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.interpret.faithfulness import explain_model
-from headtohead.interpret.inspection import look_at
+from headtohead.interpret.inspection import inspect_text
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import choose_device
 from headtohead.study.judge.intervals import over_seeds
-from headtohead.study.plan.dataset import data_of, ground_of
+from headtohead.study.plan.dataset import data_of, dataset_of
 from headtohead.study.store.run_store import RunDirectory, find_run
 
 if TYPE_CHECKING:
-    from headtohead.report.inspection_page import Sight
+    from headtohead.report.inspection_page import InspectionView
 
-_MOST_CELLS = 4_000_000
+_MAX_CELLS = 4_000_000
 """Weights on one page: some eleven megabytes."""
 Looking = str | Path | Decoder
 """A run, or a model that is at hand already."""
@@ -48,7 +48,7 @@ class _Subject:
 
 
 @dataclass(frozen=True)
-class _Matter:
+class _Input:
     """What is looked at, in tokens."""
 
     tokens: list[int]
@@ -89,7 +89,7 @@ def look(
     target = Path(out).expanduser()
     if not target.parent.is_dir() or target.is_dir():
         raise UserError(f"cannot write the page to {target}: give a file in a directory that exists")
-    with piece_of_work("looking", quiet) as progress:
+    with progress_bar("looking", quiet) as progress:
         sights = []
         for place, run in enumerate(given):
             subject = _subject(run, tokenizer, device, trust_files)
@@ -99,7 +99,7 @@ def look(
             else:
                 found = _task(task, subject, data_dir, progress, "a text (--text) or a task (--task)")
                 matter = _example(found, split, example, subject.model)
-            sights.append(_sight(subject, matter))
+            sights.append(_view(subject, matter))
         return write_look(target, sights)
 
 
@@ -128,7 +128,7 @@ def explain(
         raise UserError(f"these runs were trained on {', '.join(names)}; explain those of one task at a time")
     _check_seeds(folders)
     summaries = []
-    with piece_of_work("explaining", quiet) as progress:
+    with progress_bar("explaining", quiet) as progress:
         for place, run in enumerate(given):
             subject = _subject(run, None, str(choose_device(device)), trust_files)
             found = _task(task, subject, data_dir, progress, "a task (--task)")
@@ -188,7 +188,7 @@ def _task(
     if "task" not in record:
         raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
     progress(f"making {record['corpus']['label']}", 0.0)
-    task = data_of(ground_of(subject.run, record, data_dir))
+    task = data_of(dataset_of(subject.run, record, data_dir))
     assert isinstance(task, Task)
     return task
 
@@ -207,7 +207,7 @@ def _prepared(
     return task
 
 
-def _text(text: str, subject: _Subject) -> _Matter:
+def _text(text: str, subject: _Subject) -> _Input:
     tokenizer = subject.tokenizer
     if tokenizer is None and subject.run is not None:
         raise UserError(
@@ -217,10 +217,10 @@ def _text(text: str, subject: _Subject) -> _Matter:
     if tokenizer is None:
         raise UserError("a model in place of a run needs tokenizer= to read a text")
     tokens = [int(token) for token in tokenizer.encode(text.encode("utf-8", "replace"))]
-    return _Matter(tokens, lambda token: tokenizer.decode([token]))
+    return _Input(tokens, lambda token: tokenizer.decode([token]))
 
 
-def _example(task: Task, split: str, number: int, model: Decoder) -> _Matter:
+def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
     if split not in task.splits:
         raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
     rows = task.splits[split]
@@ -232,7 +232,7 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Matter:
     tokenizer, words = task.tokenizer, _names(task)
     if row.targets is None:
         right = task.classes[row.label] if isinstance(model, Classifier) else ""
-        return _Matter(
+        return _Input(
             row.tokens.tolist(),
             words,
             None,
@@ -249,7 +249,7 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Matter:
     answer = [int(row.targets[place])]
     if isinstance(model, Pointer):
         answer = row.tokens[slice(*(row.span or (0, 0)))].tolist()
-    return _Matter(
+    return _Input(
         row.tokens[:stop].tolist(),
         words,
         place,
@@ -268,13 +268,13 @@ def _names(task: Task) -> Callable[[int], str]:
     return lambda token: names[token] if token < len(names) else str(token)
 
 
-def _sight(subject: _Subject, matter: _Matter) -> Sight:
-    from headtohead.report.inspection_page import Sight
+def _view(subject: _Subject, matter: _Input) -> InspectionView:
+    from headtohead.report.inspection_page import InspectionView
 
     model, count = subject.model, len(matter.tokens)
     if not count:
         raise UserError("the text has no tokens; there is nothing to look at")
-    cells = math.isqrt(2 * _MOST_CELLS // (model.size.layers * model.size.heads))
+    cells = math.isqrt(2 * _MAX_CELLS // (model.size.layers * model.size.heads))
     most = min(model.size.context, cells)
     cut = max(0, count - most)
     notes = []
@@ -285,12 +285,12 @@ def _sight(subject: _Subject, matter: _Matter) -> Sight:
         notes.append(f"{count} tokens, and {why}: the first {cut} were cut off{words}.")
     place = None if matter.place is None else max(0, matter.place - cut)
     tokens = matter.tokens[cut:]
-    looked = look_at(model, tokens, matter.words, matter.classes, place)
+    looked = inspect_text(model, tokens, matter.words, matter.classes, place)
     without = [layer.mechanism for layer in looked.layers if layer.weights is None]
     if len(without) == len(looked.layers):
         names = ", ".join(dict.fromkeys(without))
         notes.append(f"{names} gives no attention map: only the prediction is shown.")
-    return Sight(
+    return InspectionView(
         subject.label,
         subject.about,
         [matter.words(token) for token in tokens],

@@ -12,20 +12,20 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from headtohead.api.study import Study, StudyResult, open_study, processes, say_skipped
+from headtohead.api.study import Study, StudyResult, open_study, processes, report_skipped
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.study.environment import choose_device
 from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import Stacking
-from headtohead.study.plan.step_timing import LockedPace
+from headtohead.study.plan.population import PopulationPolicy
+from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import grid_spec
 from headtohead.study.store.frozen import NAME as LOCK
-from headtohead.study.store.frozen import frozen_stacking
+from headtohead.study.store.frozen import frozen_population
 from headtohead.study.store.run_store import Store
 
 
@@ -48,7 +48,7 @@ class TableResult(StudyResult):
         try:
             from headtohead.report.judge_page import write_judged
         except ImportError as error:
-            say_skipped(error, quiet)
+            report_skipped(error, quiet)
             return
         self.report = write_judged(self.path, self.judged, self.source)
 
@@ -81,7 +81,7 @@ def judge(
     place = Path(out) if out is not None else Path(table).parent
     result = TableResult(
         place,
-        judged.outline,
+        judged.manifest,
         judged.verdicts,
         results=judged.results,
         judged=judged,
@@ -123,15 +123,17 @@ def forecast(
         spread = seen_spread(open_study(folder).verdicts)
         source = f"seen in {folder}" if spread is not None else ""
     count = processes(chosen, workers, threads)
-    with piece_of_work("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
-        begun = frozen_stacking(folder) if folder is not None else None
-        conditions = Conditions(device=str(chosen), threads=threads)
-        stacking = Stacking(None, conditions, begun)
+    with progress_bar("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
+        started = frozen_population(folder) if folder is not None else None
+        execution = ExecutionSettings(device=str(chosen), threads=threads)
+        stacking = PopulationPolicy(None, execution, started)
         # Seconds per step are frozen when the study runs; here those that are known are taken, and none are kept.
         if folder is not None and (folder / LOCK).is_file():
             shutil.copy(folder / LOCK, scratch)
-        pace = LockedPace(Path(scratch), conditions, progress=progress)
-        plan = plan_study(study.spec, data_dir=data_dir, progress=progress, pace=pace, stack=stacking)
+        step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)
+        plan = plan_study(
+            study.spec, data_dir=data_dir, progress=progress, step_times=step_times, stack=stacking
+        )
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)
             tuning = plan_study(tried, data_dir=data_dir, progress=progress)

@@ -52,7 +52,7 @@ class Reproduction:
 
 
 def reproduce(
-    paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **conditions: Any
+    paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **execution: Any
 ) -> Reproduction:
     """Run the studies of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
 
@@ -63,7 +63,7 @@ def reproduce(
     """
     known = read_paper(find_paper(paper))
     folder = Path(out) if out is not None else Path("races") / f"{known.name}-{scale}"
-    work = _Work(known, scale, folder, conditions)
+    work = _Work(known, scale, folder, execution)
     parts = [*known.studies(scale), *([TOY] if scale in known.toy else [])]
     if only and only not in parts:
         raise unknown(f"study of {known.name} at scale {scale}", only, parts)
@@ -71,16 +71,16 @@ def reproduce(
     wanted = {only, known.start(scale, only)} if only and only != TOY else {only or name for name in parts}
     for name in parts:
         (work.run if name in wanted else work.read)(name, alone=bool(only))
-    return work.judged(quiet=bool(conditions.get("quiet")))
+    return work.judged(quiet=bool(execution.get("quiet")))
 
 
 class _Work:
     """A paper at one scale: its studies are run or read one by one, then judged together."""
 
-    def __init__(self, paper: Paper, scale: str, folder: Path, conditions: dict[str, Any]) -> None:
-        self.paper, self.scale, self.folder, self.conditions = paper, scale, folder, conditions
+    def __init__(self, paper: Paper, scale: str, folder: Path, execution: dict[str, Any]) -> None:
+        self.paper, self.scale, self.folder, self.execution = paper, scale, folder, execution
         self.settings = paper.studies(scale)
-        self.end = time.monotonic() + as_seconds(conditions.get("seconds", math.inf))
+        self.end = time.monotonic() + as_seconds(execution.get("seconds", math.inf))
         self.absent: dict[str, str] = {}
         self.found = Reproduction(scale, [], folder / CLAIMS, {})
 
@@ -108,7 +108,7 @@ class _Work:
         left = max(0.0, self.end - time.monotonic())
         if name == TOY:
             shared = {
-                key: self.conditions[key] for key in ("device", "workers", "quiet") if key in self.conditions
+                key: self.execution[key] for key in ("device", "workers", "quiet") if key in self.execution
             }
             found.toy = run_toy(self.paper.toy[self.scale], self.folder, seconds=left, **shared)
             found.summary.left += found.toy.left
@@ -116,7 +116,7 @@ class _Work:
             return
         try:
             study = Study(**self._started(name))
-            result = study.run(self._place(name), **(self.conditions | {"seconds": left}))
+            result = study.run(self._place(name), **(self.execution | {"seconds": left}))
         except UserError as error:
             if alone or name == MAIN:
                 raise
@@ -168,7 +168,7 @@ class _Work:
         """Judge the claims by all that there is; write claims.json, and the page of [study] where it has one."""
         found = self.found
         studies = {
-            name: Finished(result.outline, result.verdicts, result.results, _finder(Store(result.path)))
+            name: Finished(result.manifest, result.verdicts, result.results, _finder(Store(result.path)))
             for name, result in found.studies.items()
         }
         found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)

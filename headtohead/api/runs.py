@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.data.corpora import SPLITS
 from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
@@ -20,10 +20,10 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import skipped_layers
 from headtohead.study.environment import choose_device
-from headtohead.study.plan.dataset import ground_of
+from headtohead.study.plan.dataset import dataset_of
 from headtohead.study.plan.execution import layers_of
 from headtohead.study.run.restore import restore
-from headtohead.study.store.run_store import find_run, refuse_untrained
+from headtohead.study.store.run_store import check_trained_weights, find_run
 from headtohead.study.store.validation import training_of
 
 
@@ -40,7 +40,7 @@ def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = Fals
     """Return the trained model of a run; one of a task that draws its own tokens has no tokenizer to go with it."""
     folder = find_run(run)
     record = folder.spec()
-    refuse_untrained(folder)
+    check_trained_weights(folder)
     model = restore(folder, record, _trusted_layers(record, trust_files))
     return model.to(choose_device(device)).eval()
 
@@ -65,7 +65,7 @@ def evaluate(
     from headtohead.data.retokenize import tokens_of
 
     model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
-    with piece_of_work("scoring", quiet) as progress:
+    with progress_bar("scoring", quiet) as progress:
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
         shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
         return score_split(model, data, tokenizer.token_bytes(), progress=shown)
@@ -94,13 +94,13 @@ def evaluate_task(
         )
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    with piece_of_work("scoring", quiet) as progress:
+    with progress_bar("scoring", quiet) as progress:
         model = load_model(run, device=device, trust_files=trust_files)
-        ground = ground_of(folder, record, data_dir)
+        dataset = dataset_of(folder, record, data_dir)
         _leave_out(model, skip, keep_ffn)
-        name, precision = ground.label, training_of(record).precision
-        score = ground.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
-    return {"task": name, "split": split, **score, "without_a_model": ground.references()}
+        name, precision = dataset.label, training_of(record).precision
+        score = dataset.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
+    return {"task": name, "split": split, **score, "without_a_model": dataset.references()}
 
 
 def score_task(
@@ -142,7 +142,7 @@ def score_tasks(
     model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
     total = sum(len(task.examples) for task in found)
     scores: list[TaskScore] = []
-    with piece_of_work("scoring", quiet) as progress:
+    with progress_bar("scoring", quiet) as progress:
         for task in found:
             before = sum(score.n for score in scores)
 
@@ -158,13 +158,13 @@ def _load_skipping(
 ) -> tuple[Decoder, Tokenizer]:
     """Return a run's model without the blocks that are to be left out, and its tokenizer."""
     chosen = choose_device(device)
-    _refuse_task(run)
+    _check_not_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     _leave_out(model, skip, keep_ffn)
     return model, tokenizer
 
 
-def _refuse_task(run: str | Path) -> None:
+def _check_not_task(run: str | Path) -> None:
     """Refuse a run that was trained on a task: it knows nothing of plain text."""
     record = find_run(run).spec()
     if "task" in record:
@@ -196,7 +196,7 @@ def generate_text(
     On a GPU decoding steps are recorded as a CUDA graph; `warn` is told where the run's mechanism does not allow it.
     """
     chosen = choose_device(device)
-    _refuse_task(run)
+    _check_not_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
     start = torch.tensor([tokenizer.encode(prompt.encode("utf-8")).astype("int64").tolist()], device=chosen)
     written: list[int] = []

@@ -17,35 +17,35 @@ import torch
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
-from headtohead.common.progress import choose_display, piece_of_work
+from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.common.version import VERSION
-from headtohead.integrations.forwarder import followed
+from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study.config.folder import check_same_study, default_folder
 from headtohead.study.config.spec import StudySpec, build_study, changed_settings, read_study
 from headtohead.study.environment import choose_device
-from headtohead.study.judge.explanations import ArmExplained, study_explained
+from headtohead.study.judge.explanations import ArmExplanation, study_explanations
 from headtohead.study.judge.runs_csv import runs_csv
 from headtohead.study.judge.stability import Stability, study_stability
 from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
 from headtohead.study.judge.trends import Trend, study_trends
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import Stacking
+from headtohead.study.plan.population import PopulationPolicy
 from headtohead.study.plan.run_spec import Plan, Rates
-from headtohead.study.plan.step_timing import LockedPace
+from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import Tuning, tune_study
 from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.executor import Summary, execute
-from headtohead.study.run.resume import forget_failed, reuse_notes, sound_results, unprobed_note
+from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
-from headtohead.study.store.frozen import frozen_seconds, frozen_stacking
+from headtohead.study.store.frozen import frozen_population, frozen_seconds
 from headtohead.study.store.history import History, study_marks
-from headtohead.study.store.manifest import Outline, read_outline
+from headtohead.study.store.manifest import Manifest, read_manifest
 from headtohead.study.store.run_store import Store
 
 CLAIMS = "claims.json"
@@ -105,7 +105,7 @@ class Study:
         limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
         chosen = choose_device(device)
         display = choose_display(quiet)
-        conditions = Conditions(
+        execution = ExecutionSettings(
             device=str(chosen),
             threads=threads,
             data_dir=str(Path(data_dir).resolve()) if data_dir else os.environ.get("H2H_DATA", ""),
@@ -115,36 +115,38 @@ class Study:
             log_circuits=self.spec.log_circuits,
         )
         _check_newer(store.path)
-        stacking = Stacking(stack, conditions, frozen_stacking(store.path))
+        stacking = PopulationPolicy(stack, execution, frozen_population(store.path))
         count = processes(chosen, workers, threads)
         end = time.monotonic() + limit
 
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
-            with piece_of_work("preparing", quiet) as progress:
-                pace = LockedPace(store.path, conditions, progress=progress)
+            with progress_bar("preparing", quiet) as progress:
+                step_times = FrozenStepTimes(store.path, execution, progress=progress)
                 # Tuning runs have a learning rate each, and are not stacked.
                 how = {"stack": stacking} if spec is self.spec else {}
-                plan = plan_study(spec, data_dir=data_dir, rates=rates, progress=progress, pace=pace, **how)
+                plan = plan_study(
+                    spec, data_dir=data_dir, rates=rates, progress=progress, step_times=step_times, **how
+                )
                 how_checked = {"allow": allow_failed_check, "apart": count > 1}
-                checks = check_plan(plan, conditions, progress=progress, **how_checked)
+                checks = check_plan(plan, execution, progress=progress, **how_checked)
                 return dataclasses.replace(plan, checks=checks)
 
         def found(plan: Plan) -> dict[str, dict[str, Any]]:
             ids = [run.id for run in plan.distinct()]
             if retry_failed:
-                forget_failed(store, ids)
-            known, notes = sound_results(store, ids)
+                reset_failed(store, ids)
+            known, notes = valid_results(store, ids)
             for words in [*notes, *reuse_notes(store, plan, known)]:
                 display.note(words)
             return known
 
         def done(plan: Plan) -> Summary:
             left = max(0.0, end - time.monotonic())
-            with followed(display, store, self.spec.name, sinks) as shown:
+            with forwarding(display, store, self.spec.name, sinks) as shown:
                 return execute(
                     store,
                     plan.distinct(),
-                    conditions,
+                    execution,
                     shown,
                     probes=plan.spec.probes,
                     workers=count,
@@ -165,24 +167,24 @@ class Study:
         plan = planned(self.spec, tuning.rates())
         store.make()
         known = found(plan)
-        outline = dataclasses.replace(plan.outline(), tuning=tuning.rows)
+        manifest = dataclasses.replace(plan.manifest(), tuning=tuning.rows)
         history = History.read(store.path)
-        history.plan(outline, plain(self.values), lambda run: run in known or store.run(run).finished())
+        history.plan(manifest, plain(self.values), lambda run: run in known or store.run(run).finished())
         late = planned_seeds(store.path, plan, started=bool(known))
-        added = study_marks(store.path, outline, late).added_seeds
-        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *outline.notes]:
+        added = study_marks(store.path, manifest, late).added_seeds
+        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *manifest.notes]:
             display.note(words)
-        for words in check_lines(outline.checks):
+        for words in check_lines(manifest.checks):
             display.note(words)
         record = {
-            "outline": outline.as_dict(),
+            "outline": manifest.as_dict(),
             "added_seeds": sorted(added),
             "settings": plain(self.values),
             "seconds": frozen_seconds(store.path),
         }
         write_document(store.path / "study.json", record, indent=None)
         summary = done(plan)
-        result = _judged(store, outline, added, known)
+        result = _judge_all(store, manifest, added, known)
         result.summary = summary
         try:
             result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
@@ -197,7 +199,7 @@ class StudyResult:
     """A study's verdicts and where they stand."""
 
     path: Path
-    outline: Outline
+    manifest: Manifest
     verdicts: list[Verdict]
     summary: Summary = field(default_factory=Summary)
     report: Path | None = None
@@ -218,7 +220,7 @@ class StudyResult:
             [
                 {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
                 for row in self.verdicts
-                for contest in self.outline.contests()
+                for contest in self.manifest.contests()
                 if row.of(contest) and row.p is not None
             ]
         )
@@ -229,18 +231,18 @@ class StudyResult:
         if cells := self.matrix():
             write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
         page = self.path / "report.html"
-        stamp = _stamp(self.path, self.outline, rows, self.results)
+        stamp = _stamp(self.path, self.manifest, rows, self.results)
         if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
             self.report = page
             return
-        table = runs_csv(Store(self.path), self.outline, self.results, self.added_seeds)
+        table = runs_csv(Store(self.path), self.manifest, self.results, self.added_seeds)
         write_atomic(self.path / "runs.csv", table)
         try:
             from headtohead.report.page import write_report
         except ImportError as error:
-            say_skipped(error, quiet)
+            report_skipped(error, quiet)
             return
-        self.report = write_report(self.path, self.outline, self.verdicts, self.results, self.damage, stamp)
+        self.report = write_report(self.path, self.manifest, self.verdicts, self.results, self.damage, stamp)
 
     def write_charts(self, quiet: bool = False) -> list[Path]:
         """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
@@ -248,8 +250,8 @@ class StudyResult:
             from headtohead.report.figures import write_charts
         except ImportError as error:
             raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
-        with piece_of_work("drawing", quiet) as progress:
-            return write_charts(self.path, self.outline, self.verdicts, self.results, progress)
+        with progress_bar("drawing", quiet) as progress:
+            return write_charts(self.path, self.manifest, self.verdicts, self.results, progress)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
@@ -261,21 +263,21 @@ class StudyResult:
 
     def trends(self) -> list[Trend]:
         """Return how each arm's gap moves with size, tokens per parameter and context, where the study has several."""
-        return study_trends(self.outline, self.results, self.verdicts)
+        return study_trends(self.manifest, self.results, self.verdicts)
 
     def stability(self) -> list[Stability]:
         """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
-        return study_stability(Store(self.path), self.outline, self.results)
+        return study_stability(Store(self.path), self.manifest, self.results)
 
     def matrix(self) -> list[Cell]:
         """Return every arm trained on one corpus and tested on another, where the probe `corpora` was taken."""
         return corpus_matrix(
-            self.outline, self.results, read_probes(Store(self.path), self.outline, self.results)
+            self.manifest, self.results, read_probes(Store(self.path), self.manifest, self.results)
         )
 
-    def explained(self) -> list[ArmExplained]:
+    def explained(self) -> list[ArmExplanation]:
         """Return where each arm looks on its task, over seeds, where the probe `explain` was taken."""
-        return study_explained(Store(self.path), self.outline, self.results)
+        return study_explanations(Store(self.path), self.manifest, self.results)
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""
@@ -288,7 +290,7 @@ class StudyResult:
     def _repr_html_(self) -> str:
         from headtohead.report.templates import verdict_table
 
-        return verdict_table(self.outline, self.verdicts)
+        return verdict_table(self.manifest, self.verdicts)
 
 
 def _tuned(
@@ -313,10 +315,10 @@ def _tuned(
     if tuning is not None:
         return tuning
     plan, summary = stopped[-1]
-    return StudyResult(store.path, plan.outline(), [], summary)
+    return StudyResult(store.path, plan.manifest(), [], summary)
 
 
-def say_skipped(error: ImportError, quiet: bool) -> None:
+def report_skipped(error: ImportError, quiet: bool) -> None:
     if not quiet:
         print(
             f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
@@ -345,8 +347,8 @@ def open_study(path: str | Path) -> StudyResult:
     folder = Path(path)
     if not (folder / "study.json").is_file():
         raise UserError(f"no study in {folder}: study.json is missing")
-    outline, added = read_outline(folder / "study.json")
-    return _judged(Store(folder), outline, added, {})
+    manifest, added = read_manifest(folder / "study.json")
+    return _judge_all(Store(folder), manifest, added, {})
 
 
 def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
@@ -363,17 +365,17 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
     serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
 
 
-def _judged(
-    store: Store, outline: Outline, added: frozenset[int], known: dict[str, dict[str, Any]]
+def _judge_all(
+    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, dict[str, Any]]
 ) -> StudyResult:
     """Return the verdicts of a study; results that are known already are not read again."""
     damage: dict[str, str] = {}
-    others = sorted({entry.run for entry in outline.entries if entry.run not in known})
+    others = sorted({entry.run for entry in manifest.entries if entry.run not in known})
     results = known | store.results(others, damage)
-    marks = study_marks(store.path, outline, added)
-    verdicts = study_verdicts(outline, results, marks)
+    marks = study_marks(store.path, manifest, added)
+    verdicts = study_verdicts(manifest, results, marks)
     return StudyResult(
-        *(store.path, outline, verdicts),
+        *(store.path, manifest, verdicts),
         results=results,
         damage=list(damage.values()),
         added_seeds=marks.added_seeds,
@@ -381,12 +383,12 @@ def _judged(
 
 
 def _stamp(
-    path: Path, outline: Outline, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
+    path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
 ) -> str:
     """Return what tells one page's content from another's."""
     seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
     claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
-    return digest(json.dumps([VERSION, outline.as_dict(), rows, seals, claims], sort_keys=True))[:32]
+    return digest(json.dumps([VERSION, manifest.as_dict(), rows, seals, claims], sort_keys=True))[:32]
 
 
 def _carries(page: Path, stamp: str) -> bool:
@@ -397,12 +399,12 @@ def _carries(page: Path, stamp: str) -> bool:
         return False
 
 
-def examine_study(path: str | Path, *, mend: bool = False, quiet: bool = False) -> list[Finding]:
+def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False) -> list[Finding]:
     """Return what is damaged in a study's directory; with `mend`, what is safe to mend has been mended."""
-    with piece_of_work("examining", quiet) as progress:
+    with progress_bar("examining", quiet) as progress:
         findings = doctor.examine(Path(path), progress)
-    if mend:
-        doctor.mend(findings)
+    if repair:
+        doctor.repair(findings)
     return findings
 
 

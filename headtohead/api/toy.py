@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from headtohead.api.study import processes, say_skipped
+from headtohead.api.study import processes, report_skipped
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_duration
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.environment import choose_device
@@ -40,9 +40,9 @@ def run_toy(
     try:
         from headtohead.report.toy import write_toy
     except ImportError as error:
-        say_skipped(error, quiet)
+        report_skipped(error, quiet)
         return toy
-    with piece_of_work("drawing", quiet) as progress:
+    with progress_bar("drawing", quiet) as progress:
         try:
             write_toy(Path(out), toy, progress)
         except OSError as error:

@@ -48,19 +48,19 @@ def _alone(call: Callable[[], object], before: Callable[[], object], device: tor
 
 def _event_seconds(call: Callable[[], object], calls: int) -> float:
     """Return the mean seconds of a call by the GPU's own clock."""
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun.record()
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()
     for _ in range(calls):
         call()
     ended.record()
     ended.synchronize()
-    return begun.elapsed_time(ended) / 1000 / calls
+    return started.elapsed_time(ended) / 1000 / calls
 
 
 def _clock(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def copy_bandwidth(device: torch.device) -> float:

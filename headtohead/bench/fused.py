@@ -18,7 +18,7 @@ from headtohead.kernels.matmul.loss_triton import cross_entropy_rows
 from headtohead.kernels.path import triton_serves
 from headtohead.kernels.pointwise.norm import rms_norm_plain
 from headtohead.kernels.pointwise.norm_triton import norm_rows
-from headtohead.kernels.pointwise.rope_swiglu_triton import gate, turn
+from headtohead.kernels.pointwise.rope_swiglu_triton import apply_rope, gate
 from headtohead.kernels.pointwise.rotary import rotate_plain
 
 Outputs = tuple[Tensor, ...]
@@ -69,7 +69,7 @@ def rotation(batch: int, heads: int, time: int, dim: int) -> Fused:
         return (rotate_plain(x, table),)
 
     def kernel(x: Tensor, table: Tensor) -> Outputs:
-        return (turn(x, table, False),) if triton_serves(x) else twin(x, table)
+        return (apply_rope(x, table, False),) if triton_serves(x) else twin(x, table)
 
     size = batch * heads * time * dim
     return Fused("rotation", (batch, heads, time, dim), given, kernel, twin, 4 * size, 6 * size)

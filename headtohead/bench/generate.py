@@ -25,7 +25,7 @@ from headtohead.bench.rows import Rows, in_a_line
 from headtohead.bench.train import find_shape
 from headtohead.common.errors import UserError, unknown
 from headtohead.model.decoder import Decoder
-from headtohead.model.decoding import Decoding, one_step, unrecordable
+from headtohead.model.decoding import Decoding, graph_blocker, one_step
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
@@ -156,10 +156,12 @@ class _Case:
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-        told: list[str] = []
+        receive: list[str] = []
         model = self._model(name) if ours else None
         write = (
-            peer_writer(name, self.size, self.device, self.dtype) if model is None else _writer(model, told)
+            peer_writer(name, self.size, self.device, self.dtype)
+            if model is None
+            else _writer(model, receive)
         )
         chance = torch.Generator().manual_seed(0)
         prompt = torch.randint(0, self.size.vocabulary, (self.batch, self.cached), generator=chance)
@@ -199,8 +201,8 @@ class _Case:
         progress("comparing with the whole forward", 1.0)
         return found | {
             "parameters": model.parameter_count(),
-            "recorded": cuda and not told,
-            "told": told,
+            "recorded": cuda and not receive,
+            "told": receive,
             "disagreement": disagreement(model, prompt[:2]),
             "disagreement_step_by_step": disagreement(model, prompt[:2], record=False),
         }
@@ -213,7 +215,7 @@ class _Case:
 
     def _bytes(self, arm: str) -> float:
         """Return the fewest bytes a step reads halfway through: every weight once, and what the caches hold then."""
-        model = Decoder.outline(self.size, parse_layout(arm).layers(self.size.layers))
+        model = Decoder.on_meta(self.size, parse_layout(arm).layers(self.size.layers))
         filled = self.cached + (self.new - 1) // 2
         cache = model.cache_bytes(self.batch, filled, self.dtype) or 0
         return float(model.parameter_count() * self.dtype.itemsize + cache)
@@ -223,11 +225,11 @@ class _Case:
             torch.cuda.synchronize(self.device)
 
 
-def _writer(model: Decoder, told: list[str]) -> Writer:
+def _writer(model: Decoder, receive: list[str]) -> Writer:
     """Return ours: `generate`, greedy; `told` gets the reason where steps are not recorded."""
 
     def write(prompt: Tensor, count: int, hand: Callable[[Tensor], object]) -> int:
-        for token in generate(model, prompt, count, Sampling(temperature=0), warn=told.append):
+        for token in generate(model, prompt, count, Sampling(temperature=0), warn=receive.append):
             hand(token.cpu())
         return model.cache_bytes(len(prompt), prompt.shape[1] + count - 1, model.readout.dtype) or 0
 
@@ -248,7 +250,7 @@ def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
     start = max(1, length - _COMPARED)
     caches = model.new_caches(batch, length)
     scores = model.logits(text[:, :start], caches=caches, rows=last - (length - start))[:, -1]
-    recorded = Decoding(model, caches) if record and not unrecordable(model, caches) else None
+    recorded = Decoding(model, caches) if record and not graph_blocker(model, caches) else None
     for place in range(start, length):
         token = text[:, place : place + 1]
         scores = recorded(token) if recorded is not None else one_step(model, caches, token)

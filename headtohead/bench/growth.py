@@ -21,7 +21,7 @@ from typing import Any
 from headtohead.bench.rows import Rows
 from headtohead.bench.slice import VOCABULARY, Slice
 from headtohead.bench.train import find_shape
-from headtohead.bench.worker_pool import Alone, Crew, OutOfTime
+from headtohead.bench.worker_pool import InProcess, TimeLimitReached, WorkerPool
 from headtohead.common.errors import UserError, unknown
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.layout import parse_layout
@@ -109,12 +109,12 @@ def bench_growth(
     known = {key: row for row in kept if (key := _key(row)) in wanted}
     missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds
-    crew = Crew(workers or os.cpu_count() or 1, deadline) if compiled else Alone()
-    with suppress(OutOfTime), closing(crew):
-        crew.warm(missing, progress)
+    pool = WorkerPool(workers or os.cpu_count() or 1, deadline) if compiled else InProcess()
+    with suppress(TimeLimitReached), closing(pool):
+        pool.warm(missing, progress)
         for place, one in enumerate(missing):
             if time.monotonic() > deadline:
-                raise OutOfTime
+                raise TimeLimitReached
             progress(
                 f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}", place / len(missing)
             )
@@ -124,7 +124,7 @@ def bench_growth(
                 words = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
                 found: Row = {"skipped": words}
             else:
-                found = crew.measure(one)
+                found = pool.measure(one)
             rows.add(facts, declared(one) | found)
             known[_key(facts)] = rows.rows[-1]
     measured = [known[key] for key in wanted if key in known]

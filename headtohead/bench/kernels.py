@@ -23,7 +23,7 @@ _STACKED = 3
 # How far a result may be from the float64 twin, by relative norm: the step between neighbouring numbers where products
 # are rounded on the way, and a few hundred of them in float32, where sums over all rows are.
 BOUNDS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "float32": 2e-5}
-_MOST_LOST = 0.1
+_MAX_LOST = 0.1
 UNUSABLE = "CUDA error"
 """What an error says after which the device refuses everything else of this process."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
@@ -176,7 +176,7 @@ def _compared(
         errors[name] = _distance(one, other)
         # Numbers too small for a precision are lost whoever forms them.
         lost = 2 * _distance(other.to(one.dtype), other)
-        bounds[name] = max(BOUNDS[dtype], lost if lost < _MOST_LOST else 0.0)
+        bounds[name] = max(BOUNDS[dtype], lost if lost < _MAX_LOST else 0.0)
     worst = max(names, key=lambda name: errors[name] / bounds[name])
     return {
         "errors": errors,

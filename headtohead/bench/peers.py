@@ -142,7 +142,7 @@ def peer_step(
     """
     torch.manual_seed(0)
     model = _PEERS[name](size, **settings).to(device).train()
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     batches = torch.randint(0, size.vocabulary, (8, batch, size.context), device=device)
@@ -156,8 +156,8 @@ def peer_step(
             loss = forward(batches[turn % len(batches)])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return step
 

@@ -30,7 +30,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, device_name
 from headtohead.training.acceleration import compiler_serves
-from headtohead.training.population import StackedTrainer
+from headtohead.training.population import PopulationTrainer
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Trainer
 
@@ -39,7 +39,7 @@ Warn = Callable[[str], None]
 WARM, BURST = 6, 20
 _COMPARED = 20
 _START_SECONDS = 300.0
-_MOST_SEEDS = 1024
+_MAX_SEEDS = 1024
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class Case:
 
         return step
 
-    def stack(self, seeds: int, compile: bool = False, warn: Warn = lambda words: None) -> StackedTrainer:
+    def stack(self, seeds: int, compile: bool = False, warn: Warn = lambda words: None) -> PopulationTrainer:
         """Return that many seeds, trained in one pass."""
         members = [self.trainer(seed, warn=warn) for seed in range(seeds)]
-        return StackedTrainer(members, record=True, compile=compile)
+        return PopulationTrainer(members, record=True, compile=compile)
 
     def stacked(
         self, seeds: int, compile: bool = False, warn: Warn = lambda words: None
@@ -132,8 +132,8 @@ def bench_stack(
     shape, where = find_shape(size), choose_device(device)
     if rounds < 1 or any(count < 1 for count in seeds):
         raise UserError(f"rounds={rounds} and seeds={','.join(map(str, seeds))} must be at least 1")
-    if max(seeds, default=0) > _MOST_SEEDS:
-        raise UserError(f"seeds={max(seeds)} do not fit in one pass; at most {_MOST_SEEDS} are tried")
+    if max(seeds, default=0) > _MAX_SEEDS:
+        raise UserError(f"seeds={max(seeds)} do not fit in one pass; at most {_MAX_SEEDS} are tried")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
     if not arms:
@@ -268,7 +268,7 @@ class _Contest:
             "over_single": stacked / single if stacked and single else None,
             "separate_tokens_per_second": separate,
             "over_separate": stacked / separate if stacked and separate else None,
-            "parameters": Decoder.outline(size, parse_layout(case.arm).layers(size.layers)).parameter_count(),
+            "parameters": Decoder.on_meta(size, parse_layout(case.arm).layers(size.layers)).parameter_count(),
         }
 
 
@@ -289,7 +289,7 @@ def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
     not compiled. What is no number is no agreement, and raises.
     """
     case = dataclasses.replace(case, precision="float32", batch=4 * find_shape(case.size).context)
-    stack = case.stack(seeds, compile, _refuse)
+    stack = case.stack(seeds, compile, _reject)
     separate = [case.trainer(seed, record=True) for seed in range(seeds)]
     worst = 0.0
     for place in range(_COMPARED):
@@ -305,7 +305,7 @@ def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
     return worst
 
 
-def _refuse(words: str) -> None:
+def _reject(words: str) -> None:
     raise RuntimeError(words)
 
 
@@ -320,29 +320,29 @@ def separate_rate(case: Case, count: int, duration: float, compile: bool = False
     try:
         for seed, worker in enumerate(workers):
             order = {"case": dataclasses.asdict(case), "seed": seed, "seconds": duration, "compile": compile}
-            _tell(worker, json.dumps(order))
+            _emit(worker, json.dumps(order))
         end = time.monotonic() + _START_SECONDS
         for worker in workers:
-            if time.monotonic() > end or _heard(worker) != "ready":
+            if time.monotonic() > end or _received(worker) != "ready":
                 raise UserError(
                     "a separate process did not come to its first step; --no-processes leaves them out"
                 )
         for worker in workers:
-            _tell(worker, "go")
-        return sum(float(_heard(worker) or "nan") for worker in workers)
+            _emit(worker, "go")
+        return sum(float(_received(worker) or "nan") for worker in workers)
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
 
 
-def _tell(worker: subprocess.Popen[str], words: str) -> None:
+def _emit(worker: subprocess.Popen[str], words: str) -> None:
     assert worker.stdin is not None
     worker.stdin.write(words + "\n")
     worker.stdin.flush()
 
 
-def _heard(worker: subprocess.Popen[str]) -> str:
+def _received(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout is not None
     return worker.stdout.readline().strip()
 

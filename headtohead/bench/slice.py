@@ -30,8 +30,8 @@ from headtohead.model.sizes import Size
 
 VOCABULARY = 256
 """With the size's own, the read-out would take most of a step of two layers, and mechanisms differ by little."""
-_BURST_SECONDS, _MOST_STEPS, _WARM = 0.05, 20, 2
-_MOST_GRAPHS = 512
+_BURST_SECONDS, _MAX_STEPS, _WARM = 0.05, 20, 2
+_MAX_GRAPHS = 512
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Slice:
     @cached_property
     def declared(self) -> tuple[int, float]:
         """Parameters, and the training FLOPs of a step that the mechanism declares, keys seen counted."""
-        model = Decoder.outline(self.shape, self.mechanisms)
+        model = Decoder.on_meta(self.shape, self.mechanisms)
         return model.parameter_count(), 3.0 * self.tokens * model.flops(self.context, self.batch).causal
 
     def measure(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Slice:
         seconds = min(self._burst(step, 1) for _ in range(_WARM))
         if on_gpu:
             peak = torch.cuda.max_memory_allocated(self.device) - own
-        count = max(1, min(_MOST_STEPS, math.ceil(_BURST_SECONDS / seconds)))
+        count = max(1, min(_MAX_STEPS, math.ceil(_BURST_SECONDS / seconds)))
         times = [self._burst(step, count) for _ in range(self.rounds)]
         return {
             "seconds": statistics.median(times),
@@ -159,7 +159,7 @@ class Slice:
 
     def _compile(self, model: Decoder) -> None:
         """Let one compiled block serve all layers."""
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MAX_GRAPHS
         with torch.no_grad():  # the rotary tables are made outside the graph
             model.hidden(torch.zeros(1, self.context, dtype=torch.long, device=self.device))
         # The companion's pass enters a block by `after`, which `forward` calls; compiled within compiled breaks in torch 2.11.

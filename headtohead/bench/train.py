@@ -141,7 +141,7 @@ def rounder(size: Size, layers: Sequence[Composed], target: int) -> Size:
     for multiple in (64, 32, 16, 8):
         width = multiple * max(1, round(size.ffn / multiple))
         near = dataclasses.replace(size, ffn=width)
-        if abs(Decoder.outline(near, layers).parameter_count() - target) <= TOLERANCE * target:
+        if abs(Decoder.on_meta(near, layers).parameter_count() - target) <= TOLERANCE * target:
             return near
     return size
 
@@ -264,7 +264,7 @@ class _Row:
         theirs = next((one.memory for one in peers if one.name == "transformers"), None)
         return {
             "results": result,
-            "parameters": self._outline(first.name).parameter_count(),
+            "parameters": self._on_meta(first.name).parameter_count(),
             "better_peer": None if better is None else better.name,
             "over_better_peer": None if better is None else result[better.name]["first_over_this"],
             "memory_over_transformers": first.memory / theirs if first.memory and theirs else None,
@@ -287,7 +287,7 @@ class _Row:
             "mfu": None if peak is None else self._flops(arm) * rate / peak,
             "peak_bytes": one.memory,
             "start_seconds": round(one.start_seconds, 1),
-            "parameters": self._outline(arm).parameter_count(),
+            "parameters": self._on_meta(arm).parameter_count(),
             "ffn": self._solved(arm).ffn,
         }
 
@@ -311,20 +311,20 @@ class _Row:
 
     def _flops(self, arm: str) -> float:
         """Return training FLOPs per token, causal attention counted by the keys seen."""
-        return 3.0 * self._outline(arm).flops(self.size.context, self.batch // self.size.context).causal
+        return 3.0 * self._on_meta(arm).flops(self.size.context, self.batch // self.size.context).causal
 
     def _layers(self, arm: str) -> Any:
         return parse_layout(arm).layers(self.size.layers)
 
-    def _outline(self, arm: str) -> Decoder:
-        return Decoder.outline(self._solved(arm), self._layers(arm))
+    def _on_meta(self, arm: str) -> Decoder:
+        return Decoder.on_meta(self._solved(arm), self._layers(arm))
 
     def _solved(self, arm: str) -> Size:
         """Return the size an arm has under the shape rule; the first arm and peers have the row's."""
         first = self.arms[0]
         if self.shape == "as_is" or arm == first:
             return self.size
-        target = Decoder.outline(self.size, self._layers(first)).parameter_count()
+        target = Decoder.on_meta(self.size, self._layers(first)).parameter_count()
         return rounder(match_params(self.size, self._layers(arm), target), self._layers(arm), target)
 
     def _step(self, name: str) -> Step:

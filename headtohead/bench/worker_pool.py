@@ -21,11 +21,11 @@ Progress = Callable[[str, float], None]
 _MEMORY = "out of memory"
 
 
-class OutOfTime(Exception):
+class TimeLimitReached(Exception):
     """The time that was given is over."""
 
 
-class Alone:
+class InProcess:
     """This process, where nothing is compiled."""
 
     def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
@@ -39,7 +39,7 @@ class Alone:
         """Nothing is left open."""
 
 
-class Crew:
+class WorkerPool:
     """As many processes as there are cores; a slice is measured by the one that compiled it."""
 
     def __init__(self, most: int, deadline: float) -> None:
@@ -63,8 +63,8 @@ class Crew:
                 worker, unit = idle.pop(), waiting.pop(0)
                 busy[worker] = unit
                 self.owners |= dict.fromkeys(unit, worker)
-                worker.tell("warm", unit)
-            worker, answer = self._hear(
+                worker.emit("warm", unit)
+            worker, answer = self._receive(
                 lambda: progress(
                     f"compiling side by side, {count - len(waiting) - len(busy)} of {count} done", 0
                 )
@@ -87,9 +87,9 @@ class Crew:
         owner = self.owners[one]
         if owner.ended:
             return {"error": f"its process ended before ({owner.end()})"}
-        owner.tell("measure", [one])
+        owner.emit("measure", [one])
         while True:
-            worker, answer = self._hear(lambda: None)
+            worker, answer = self._receive(lambda: None)
             if worker is owner:
                 break
         return {"error": f"its process ended ({owner.end()})"} if answer is None else answer
@@ -100,13 +100,13 @@ class Crew:
             worker.process.kill()
             worker.process.wait()
 
-    def _hear(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
+    def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
         """Return the next answer, None for the end of a process."""
         while True:
             meanwhile()
             left = self.deadline - time.monotonic()
             if left <= 0:
-                raise OutOfTime
+                raise TimeLimitReached
             with suppress(queue.Empty):
                 worker, answer = self.answers.get(timeout=min(left, 1.0))
                 worker.ended = worker.ended or answer is None
@@ -130,7 +130,7 @@ class _Worker:
         )
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
-    def tell(self, what: str, slices: Sequence[Slice]) -> None:
+    def emit(self, what: str, slices: Sequence[Slice]) -> None:
         """Give it work."""
         assert self.process.stdin is not None
         with suppress(OSError):  # it is gone; the listener says so

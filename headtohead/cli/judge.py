@@ -13,7 +13,7 @@ from headtohead.cli.race import chosen_study, parse_seeds, show_result, show_ver
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count, short_time
 from headtohead.study.judge.forecast import Forecast
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 
 
 def forecast(
@@ -130,7 +130,7 @@ def _show(found: Forecast) -> None:
     disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while at work"
     print(f"disk:    {disk}")
     known = found.spread is not None
-    unit = metric_words(found.metric) if known else "spreads"
+    unit = metric_label(found.metric) if known else "spreads"
     form = ".4f" if known else ".2f"
     print(f"\ndifference found with probability {found.power:g}, two-sided 5 %, in {unit}:")
     table = [

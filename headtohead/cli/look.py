@@ -31,7 +31,7 @@ def catalogue() -> dict[str, Any]:
     mechanisms = [describe(kind).as_dict() for kind in builtin_mechanisms().values()]
     sizes = []
     for name, size in SIZES.items():
-        model = Decoder.outline(size, parse_layout("standard").layers(size.layers))
+        model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
         sizes.append(
             {"name": name, "dims": size.dims, "parameters": model.parameter_count()} | size.as_dict()
         )

@@ -29,8 +29,8 @@ COSTS = (
 
 def mechanism_pages() -> dict[str, str]:
     """Return the text of every page by its file's name: one for each mechanism, and README.md that links them."""
-    told = [describe(kind) for kind in builtin_mechanisms().values()]
-    return {"README.md": _index(told)} | {f"{one.name}.md": _page(one) for one in told}
+    receive = [describe(kind) for kind in builtin_mechanisms().values()]
+    return {"README.md": _index(receive)} | {f"{one.name}.md": _page(one) for one in receive}
 
 
 def write_pages(folder: Path) -> list[Path]:
@@ -47,39 +47,39 @@ def option_values(option: dict[str, Any]) -> str:
     return "|".join(map(value_text, option["choices"])) if option["choices"] else str(option["type"])
 
 
-def _page(told: Description) -> str:
-    size = _size(told.name)
-    arms = ["standard", *([] if told.name == "standard" else [told.name]), *told.arms]
+def _page(receive: Description) -> str:
+    size = _size(receive.name)
+    arms = ["standard", *([] if receive.name == "standard" else [receive.name]), *receive.arms]
     options = [
         (f"`{one['name']}`", f"`{value_text(one['default'])}`", f"`{option_values(one)}`", one["help"])
-        for one in told.options
+        for one in receive.options
     ]
     parts = [
-        f"# `{told.name}`",
+        f"# `{receive.name}`",
         NOTE,
-        f"**{told.summary}**",
+        f"**{receive.summary}**",
         "## Idea",
-        told.idea,
+        receive.idea,
         "## Equation",
-        told.equation,
+        receive.equation,
         "## Options",
         _table(("option", "default", "values", "what it does"), options) if options else "None.",
         "## Cost",
         _conditions(size),
         _table(("arm", *COSTS), [(f"`{arm}`", *_costs(arm, size)) for arm in arms]),
         "## What the paper claims",
-        told.claims,
+        receive.claims,
         "## What to watch",
-        told.watch,
-        _limits(told.name),
+        receive.watch,
+        _limits(receive.name),
         "All mechanisms: [README](README.md). The contract, arms and `h2h check`: [mechanisms](../mechanisms.md).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _index(told: Sequence[Description]) -> str:
+def _index(receive: Sequence[Description]) -> str:
     size, rows, others = find_size(SIZE), [], ""
-    for one in told:
+    for one in receive:
         own = _size(one.name)
         rows.append((f"[`{one.name}`]({one.name}.md)", one.summary.rstrip("."), *_costs(one.name, own)))
         others += f"; `{one.name}` with {own.settings.positions} positions" if own != size else ""

@@ -19,7 +19,7 @@ from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS, numerics_of
 from headtohead.study.run.executor import Summary
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 from headtohead.study.store.run_store import Store
 
 
@@ -245,7 +245,7 @@ def runs(
         place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
         test = (result or {}).get("test", {})
         metric = test.get("metric", METRIC)
-        units[metric_words(metric)] = None
+        units[metric_label(metric)] = None
         numerics = numerics_of(spec)
         mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
         rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
@@ -274,13 +274,13 @@ def doctor(
         folder: the study's directory.
         dry_run: say what would be mended, and change nothing.
     """
-    findings = examine_study(folder, mend=not dry_run)
+    findings = examine_study(folder, repair=not dry_run)
     for finding in findings:
         print(finding)
-    left = sum(not finding.mended for finding in findings)
+    left = sum(not finding.repaired for finding in findings)
     count = len(Store(Path(folder)).runs())
     print(f"{count} runs examined: {len(findings)} findings, {len(findings) - left} mended, {left} left")
-    if any(finding.mend and not finding.mended for finding in findings):
+    if any(finding.repair and not finding.repaired for finding in findings):
         print(f"h2h doctor {folder} mends what can be mended")
     return 1 if left else 0
 
@@ -297,12 +297,12 @@ def show_verdicts(result: StudyResult) -> None:
     """Print a sentence per arm, the verdicts as tables, trends, and how budgets were solved."""
     for words in result.headlines():
         print(words)
-    for contest in result.outline.contests():
+    for contest in result.manifest.contests():
         rows: list[tuple[object, ...]] = []
         found = [row for row in result.verdicts if row.of(contest)]
         metric = found[0].metric if found else METRIC
         columns = (
-            *("arm", "verdict", metric_words(metric), "difference", "95 % interval"),
+            *("arm", "verdict", metric_label(metric), "difference", "95 % interval"),
             *("p (Holm)", "detectable", "n", "remarks"),
         )
         # Another metric than bits per byte may be of any magnitude.
@@ -323,7 +323,7 @@ def show_verdicts(result: StudyResult) -> None:
                 )
             )
         base = number(found[0].baseline_mean if found else None, form)
-        rows.append((result.outline.baseline, "baseline", base, "", "", "", "", "", ""))
+        rows.append((result.manifest.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
     _show_trends(result)
     _show_matrix(result)
@@ -356,16 +356,16 @@ def _show_matrix(result: StudyResult) -> None:
         place = (row.label, short[cell.trained], *([apart[cell.contest]] if several else []))
         words = "–" if row.difference is None else f"{row.difference:+.4f} {row.verdict}"
         rows.setdefault(place, {})[short[cell.evaluated]] = words
-    labels = [label for _, label in result.outline.arms]
+    labels = [label for _, label in result.manifest.arms]
     columns = ("arm", "trained on", *(["contest"] if several else []), *tested)
     lines = [(*place, *(found.get(name, "–") for name in tested)) for place, found in rows.items()]
     lines.sort(key=lambda line: labels.index(str(line[0])))
-    title = f"trained here, tested there: difference to {result.outline.baseline} in bits per byte"
+    title = f"trained here, tested there: difference to {result.manifest.baseline} in bits per byte"
     print_table(title, columns, lines, right=tested)
 
 
 def _show_explained(result: StudyResult) -> None:
-    contests = result.outline.contests()
+    contests = result.manifest.contests()
     rows = []
     for row in result.explained():
         name = next((name for name in ATTENTION if name in row.found["explanations"]), "")
@@ -402,10 +402,10 @@ def _show_solved(result: StudyResult) -> None:
             row.held,
             f"{row.match:.2%}",
         )
-        for row in result.outline.solved
+        for row in result.manifest.solved
     ]
     if rows:
-        several = len(result.outline.contests()) > 1
+        several = len(result.manifest.contests()) > 1
         shown = rows if several else [row[1:] for row in rows]
         print_table(
             "how budgets were solved",
@@ -413,7 +413,7 @@ def _show_solved(result: StudyResult) -> None:
             shown,
             right=("from", "to", "match"),
         )
-        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.outline.solved if row.note):
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
             print(words)
 
 

@@ -79,7 +79,7 @@ def reproduce(
     )
     for name in found.ran:
         if found.studies[name].verdicts:
-            print(f"\n{found.studies[name].outline.name}")
+            print(f"\n{found.studies[name].manifest.name}")
             show_result(found.studies[name])
     print()
     columns = ("claim", "statement", "published", "direction", "size", "scale", "reason")

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_MOST_LAID_OUT = 500
-COLOURS = {
+_MAX_LAID_OUT = 500
+COLORS = {
     "better": "green",
     "worse": "red",
     "equivalent": "blue",
@@ -27,7 +27,7 @@ def print_table(
 ) -> None:
     """Print rows under columns; those named in `right` are aligned right. Text is shown as it is, never as markup."""
     rows = list(rows)
-    if len(rows) > _MOST_LAID_OUT:
+    if len(rows) > _MAX_LAID_OUT:
         _print_plainly(title, columns, rows, right)
         return
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -40,7 +40,7 @@ def print_table(
             Text(column), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
         )
     for row in rows:
-        table.add_row(*(Text(str(cell), style=COLOURS.get(str(cell), "")) for cell in row))
+        table.add_row(*(Text(str(cell), style=COLORS.get(str(cell), "")) for cell in row))
     console.print(table)
 
 

@@ -14,7 +14,7 @@ from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count, short_bytes
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
 from headtohead.data.tasks import zeroshot
@@ -24,7 +24,7 @@ from headtohead.evaluate.references import reference_lines
 from headtohead.evaluate.tasks import MARGINS
 from headtohead.evaluate.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 from headtohead.study.store.run_store import find_run
 
 Run = Annotated[str, tyro.conf.Positional, flag("RUN")]
@@ -110,7 +110,7 @@ def data_prepare(
     if ":" not in name and name not in corpus_names():
         raise unknown("corpus or task", name, [*corpus_names(), *task_names()])
     began = time.monotonic()
-    with piece_of_work(f"preparing {name}") as progress:
+    with progress_bar(f"preparing {name}") as progress:
         corpus = prepare(name, tokenizer, data_dir=data_dir, progress=progress)
         progress("reference lines", 0.99)
         lines = reference_lines(corpus)
@@ -135,7 +135,7 @@ def data_prepare(
 
 
 def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> int:
-    with piece_of_work(f"preparing {name}") as progress:
+    with progress_bar(f"preparing {name}") as progress:
         task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
     columns = ("split", "examples", "mean tokens", "with relevant tokens", *task.classes)
     rows = []
@@ -315,7 +315,7 @@ def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep
         return
     metrics = [name for name in MARGINS if name in found]
     lines = found["without_a_model"]
-    columns = ("task", "split", *map(metric_words, metrics), "nats per target", "examples", *lines)
+    columns = ("task", "split", *map(metric_label, metrics), "nats per target", "examples", *lines)
     scores = [f"{found[name]:.4f}" for name in (*metrics, "nats")]
     row = (
         found["task"],

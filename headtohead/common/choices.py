@@ -9,7 +9,7 @@ from headtohead.common.errors import unknown
 
 
 @cache
-def allowed_words(kind: type) -> dict[str, tuple[Any, ...]]:
+def allowed_choices(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the fields of a dataclass that are typed as a choice, with what each may be."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
@@ -27,9 +27,9 @@ def split_outside(text: str, mark: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def refuse_other_words(settings: Any) -> None:
+def check_choices(settings: Any) -> None:
     """Refuse a dataclass that holds a word its type does not list."""
-    for name, words in allowed_words(settings.__class__).items():
+    for name, words in allowed_choices(settings.__class__).items():
         value = getattr(settings, name)
         if value not in words:
             raise unknown(f"value for {name}", str(value), [str(word) for word in words])

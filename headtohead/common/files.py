@@ -13,7 +13,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
 
-_MOST_BYTES = 256 * 2**20
+_MAX_BYTES = 256 * 2**20
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -62,7 +62,7 @@ def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
     try:
         with open(path, "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise DamagedFile(f"damaged file {path}: {size:,} bytes")
             return parse(stream.readall())
     except FileNotFoundError:

@@ -106,7 +106,7 @@ class Plain(Display):
         super().stepped(run, step, nats, rate)
         if time.monotonic() - self.last >= _LINE_EVERY:
             self.line(
-                f"[{self.done}/{self.runs}] {self.active[run].title}: {_step_words(self.active[run], nats, rate)}"
+                f"[{self.done}/{self.runs}] {self.active[run].title}: {_step_text(self.active[run], nats, rate)}"
             )
 
     def scoring(self, run: str, share: float) -> None:
@@ -154,7 +154,7 @@ class Live(Display):
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Move both bars."""
         super().stepped(run, step, nats, rate)
-        self.bars.update(self.tasks[run], completed=step, words=_step_words(self.active[run], nats, rate))
+        self.bars.update(self.tasks[run], completed=step, words=_step_text(self.active[run], nats, rate))
         self._update()
 
     def compiling(self, run: str) -> None:
@@ -200,7 +200,7 @@ def part_of(
 
 
 @contextmanager
-def piece_of_work(title: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
+def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
     """Yield a callable (words, share done) that shows the progress of one piece of work."""
     if quiet:
         yield lambda words, share: None
@@ -232,7 +232,7 @@ class _Lines:
             print(f"{words}: {share:.0%}{left}", flush=True)
 
 
-def _step_words(state: _Active, nats: float, rate: float) -> str:
+def _step_text(state: _Active, nats: float, rate: float) -> str:
     return (
         f"step {state.step}/{state.steps}, loss {nats / math.log(2):.3f} bits, {short_count(rate)} tokens/s"
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def told() -> tuple[Any, Callable[[], bool]]:
+def receive() -> tuple[Any, Callable[[], bool]]:
     """Return what the first line says, and a function that says whether to stop; Ctrl-C is for the parent to notice."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline())
@@ -27,7 +27,7 @@ def told() -> tuple[Any, Callable[[], bool]]:
     return order, stopped.is_set
 
 
-def tell(event: dict[str, Any]) -> None:
+def emit(event: dict[str, Any]) -> None:
     """Write one event as a line."""
     try:
         print(json.dumps(event), flush=True)

@@ -33,7 +33,7 @@ PIECE = 64
 _PREFIX = "coherence:"
 _GRAMMAR = re.compile(r"coherence:([0-9]*\.?[0-9]+)(?:/([0-9]+))?\((.+)\)")
 _SHORTEST, _LONGEST = 16, 2**20
-_MOST_DOMAINS = 26
+_MAX_DOMAINS = 26
 """Domains are told apart by a letter."""
 Piece = tuple[str, bytes]
 
@@ -88,7 +88,7 @@ def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
     )
 
 
-def refuse_long_pieces(label: str, notes: dict[str, object], window_bytes: float) -> None:
+def check_piece_length(label: str, notes: dict[str, object], window_bytes: float) -> None:
     """Refuse pieces of which a window does not hold two: the dial would turn nothing that a model can see."""
     piece = notes.get("piece")
     if isinstance(piece, int) and 2 * piece > window_bytes:
@@ -105,8 +105,8 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
             for name, text in documents:
                 domain = corpus.topic(name) if corpus.topic else corpus.name
                 domains.setdefault(domain, {}).setdefault(split, []).append((f"{corpus.name}/{name}", text))
-    if not 2 <= len(domains) <= _MOST_DOMAINS:
-        raise UserError(f"a dial mixes 2 to {_MOST_DOMAINS} domains, here are {len(domains)}")
+    if not 2 <= len(domains) <= _MAX_DOMAINS:
+        raise UserError(f"a dial mixes 2 to {_MAX_DOMAINS} domains, here are {len(domains)}")
     whole: dict[str, list[Piece]] = {}
     splits: dict[str, list[Piece]] = {}
     order: dict[str, str] = {}

@@ -89,7 +89,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
         return _stdlib()
     if name.startswith("file:"):
         return _from_path(Path(name.removeprefix("file:")).expanduser())
-    refuse_unknown(name)
+    check_known(name)
     if name.startswith("coherence:"):
         from headtohead.data.coherence import coherence_corpus  # made of corpora: it stands above this module
 
@@ -101,18 +101,18 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
     return _from_hub(name, kind, paths, cache)
 
 
-def refuse_unknown(name: str) -> None:
+def check_known(name: str) -> None:
     """Refuse a name that no corpus has; whether its files are at hand is not asked."""
     if name.startswith("coherence:"):
         from headtohead.data.coherence import parse_dial
 
         for source in parse_dial(name).sources:
-            refuse_unknown(source)
+            check_known(source)
     elif name != "stdlib" and not name.startswith("file:") and name not in _KINDS:
         raise unknown("corpus", name, corpus_names())
 
 
-def lasting_name(name: str) -> str:
+def stable_name(name: str) -> str:
     """Return the name that means the same corpus from any directory: paths are made absolute."""
     if name.startswith("file:"):
         return f"file:{Path(name[5:]).expanduser().resolve()}"
@@ -120,7 +120,7 @@ def lasting_name(name: str) -> str:
         from headtohead.data.coherence import parse_dial
 
         dial = parse_dial(name)
-        return dial.text(tuple(map(lasting_name, dial.sources)))
+        return dial.text(tuple(map(stable_name, dial.sources)))
     return name
 
 

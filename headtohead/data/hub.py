@@ -14,7 +14,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import digest, sync_directory
 
 # Web-sized sets are read from their start up to this much text: more than any size here is trained on.
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _rows(datasets: Any, source: HubSet) -> dict[str, Iterable[str]]:
             if text.strip():
                 yield text
                 taken += len(text)
-            if taken >= MOST_BYTES:
+            if taken >= MAX_BYTES:
                 return
 
     if source.splits:

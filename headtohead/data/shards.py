@@ -186,7 +186,7 @@ def _make(
 ) -> None:
     progress(f"reading {corpus.label}", 0.0)
     documents = corpus.read(progress)
-    _refuse_bad_splits(corpus, documents)
+    _check_splits(corpus, documents)
     tokenizer = make_tokenizer(
         tokenizer_name,
         fingerprint,
@@ -300,7 +300,7 @@ def _write_split(
     }
 
 
-def _refuse_bad_splits(corpus: Corpus, documents: Documents) -> None:
+def _check_splits(corpus: Corpus, documents: Documents) -> None:
     """Refuse a corpus with an empty split, or one whose splits share a document of any length."""
     owners: dict[bytes, str] = {}
     for split in SPLITS:

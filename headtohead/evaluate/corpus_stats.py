@@ -57,7 +57,7 @@ _FORMS = {
     "bigram": ".2f",
 }
 _VERSION = 1
-_MOST_BYTES, _STRETCHES = 4_000_000, 64
+_MAX_BYTES, _STRETCHES = 4_000_000, 64
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 _TYPED = 1000
 
@@ -143,7 +143,7 @@ def _stretches(corpus: Prepared) -> list[bytes]:
     """Return the text of stretches of the train split, spread evenly over it."""
     train, tokenizer = corpus.splits["train"], corpus.tokenizer
     count = len(train.tokens)
-    length = min(count // _STRETCHES, int(_MOST_BYTES / _STRETCHES * count / max(1, train.bytes))) or count
+    length = min(count // _STRETCHES, int(_MAX_BYTES / _STRETCHES * count / max(1, train.bytes))) or count
     texts = []
     for start in np.linspace(0, count - length, _STRETCHES if length < count else 1).astype(int):
         tokens = np.asarray(train.tokens[start : start + length])

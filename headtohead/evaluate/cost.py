@@ -29,7 +29,7 @@ def arm_cost(
     What `batch` sequences share, a companion above all, is divided among them.
     """
     context = context or size.context
-    model = Decoder.outline(size, layers)
+    model = Decoder.on_meta(size, layers)
     train, decode = model.flops(context, batch), model.flops(context, batch, "decode")
     return {
         "parameters": model.parameter_count(),
@@ -47,7 +47,7 @@ def arm_cost(
 
 def attention_parameters(size: Size, layers: Sequence[Composed]) -> list[int]:
     """Return how many parameters each layer's mechanism has, the stages in it included."""
-    blocks = Decoder.outline(size, layers).layers
+    blocks = Decoder.on_meta(size, layers).layers
     return [sum(parameter.numel() for parameter in block.mechanism.parameters()) for block in blocks]
 
 

@@ -14,8 +14,8 @@ from headtohead.data.shards import Split
 from headtohead.data.windows import scoring_windows
 from headtohead.model.decoder import Decoder
 
-MOST_BLOCKS = 256
-FEWEST_DOCUMENTS = 8
+MAX_BLOCKS = 256
+MIN_DOCUMENTS = 8
 _CUTS_OF_ONE_TEXT = 64
 
 
@@ -123,10 +123,10 @@ def _blocks(
 ) -> list[list[float]]:
     """Return sums over blocks of whole documents; a split of few documents is cut into runs of text instead."""
     starts = documents.astype(np.int64)
-    if len(starts) < FEWEST_DOCUMENTS:
+    if len(starts) < MIN_DOCUMENTS:
         starts = np.linspace(0, len(nats), _CUTS_OF_ONE_TEXT, endpoint=False).astype(np.int64)
-    elif len(starts) > MOST_BLOCKS:
-        wanted = np.linspace(0, len(nats), MOST_BLOCKS, endpoint=False)
+    elif len(starts) > MAX_BLOCKS:
+        wanted = np.linspace(0, len(nats), MAX_BLOCKS, endpoint=False)
         starts = np.unique(starts[np.searchsorted(starts, wanted, "right") - 1])
     starts = np.unique(starts)
     sums = np.add.reduceat(nats, starts), np.add.reduceat(lengths, starts)

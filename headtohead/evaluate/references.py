@@ -14,7 +14,7 @@ from headtohead.data.shards import Prepared
 
 VERSION = 1
 # Counting pairs of a large vocabulary takes memory for each distinct pair; this much text settles the line.
-_MOST_TOKENS = 20_000_000
+_MAX_TOKENS = 20_000_000
 
 
 def reference_lines(corpus: Prepared) -> dict[str, float]:
@@ -30,7 +30,7 @@ def reference_lines(corpus: Prepared) -> dict[str, float]:
             return {str(name): float(value) for name, value in stored["bits_per_byte"].items()}
     except (UserError, KeyError, TypeError, AttributeError, ValueError):
         pass  # not there yet, or damaged: they are worked out again
-    train = np.asarray(corpus.splits["train"].tokens[:_MOST_TOKENS]).astype(np.int64)
+    train = np.asarray(corpus.splits["train"].tokens[:_MAX_TOKENS]).astype(np.int64)
     test = np.asarray(corpus.splits["test"].tokens).astype(np.int64)
     vocabulary = corpus.tokenizer.vocabulary
     size = float(corpus.splits["test"].token_lengths(corpus.tokenizer.token_bytes())[1:].sum())

@@ -35,7 +35,7 @@ def task_metrics(task: Task) -> tuple[str, ...]:
     """Return the metrics that a task is scored by."""
     if task.classes:
         return ("accuracy", "macro_f1", "matthews")
-    return ("f1", "exact_match") if in_words(task) else ("accuracy", "exact_match")
+    return ("f1", "exact_match") if as_phrase(task) else ("accuracy", "exact_match")
 
 
 def chosen_metric(task: Task, given: str = "") -> str:
@@ -47,20 +47,20 @@ def chosen_metric(task: Task, given: str = "") -> str:
     return given
 
 
-def refuse_unpointed(task: Task) -> None:
+def check_answerable(task: Task) -> None:
     """Refuse to point at answers of a task that does not say where they stand."""
     places = [
         example.prompt and example.relevant[0, : example.prompt].any()
         for split in task.splits.values()
         for example in split
     ]
-    if not in_words(task) or not all(places):
+    if not as_phrase(task) or not all(places):
         raise UserError(
             f"task '{task.name}' has no answer to point at in every text; answer = 'write' is what it can be given"
         )
 
 
-def in_words(task: Task) -> bool:
+def as_phrase(task: Task) -> bool:
     """Whether answers are texts, of which several may be right."""
     return task.tokenizer is not None and not task.classes
 
@@ -140,7 +140,7 @@ def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
 
 def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str, float]:
     exact = float((found.right == found.asked).mean())
-    if in_words(task):
+    if as_phrase(task):
         return {"f1": float(found.f1.mean()), "exact_match": exact}
     accuracy = float(found.right.sum() / found.asked.sum())
     if not task.classes:
@@ -218,7 +218,7 @@ def _one(
     np.add.at(found.nats, rows, F.cross_entropy(scores, targets, reduction="none").numpy())
     np.add.at(found.asked, rows, 1)
     np.add.at(found.right, rows, (scores.argmax(-1) == targets).numpy())
-    if in_words(task):
+    if as_phrase(task):
         progress(0.0)
         _judge_texts(found, places, chosen, _written(model, task, chosen, progress))
 
@@ -322,7 +322,7 @@ def task_references(task: Task, metric: str = "") -> dict[str, float]:
             }[chosen]
             for name, rows in (("chance", even), ("majority class", table))
         }
-    if in_words(task):
+    if as_phrase(task):
         answer = Counter(example.answers[0] for example in train).most_common(1)[0][0]
         judge = answer_f1 if chosen == "f1" else lambda a, b: float(plain_answer(a) == plain_answer(b))
         scores = [max(judge(answer, right) for right in example.answers) for example in test]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headtohead.common.progress import Display
-from headtohead.integrations.sinks import Channel, Sink, Tracked
+from headtohead.integrations.sinks import Channel, Sink, TrackedRun
 from headtohead.study.store.run_store import Store
 
 _EVERY = 1.0
@@ -25,14 +25,14 @@ PATIENCE = 30.0
 
 
 @contextmanager
-def followed(display: Display, store: Store, study: str, sinks: Sequence[Sink]) -> Iterator[Display]:
+def forwarding(display: Display, store: Store, study: str, sinks: Sequence[Sink]) -> Iterator[Display]:
     """Yield a display that shows what `display` does and lets trackers follow; without trackers, `display` itself."""
     if not sinks:
         yield display
         return
-    follower = _Follower(store, study, sinks)
+    follower = _Forwarder(store, study, sinks)
     try:
-        yield Followed(display, follower)
+        yield ForwardingDisplay(display, follower)
     finally:
         follower.close()
         follower.show_warnings(display)
@@ -47,7 +47,7 @@ class _Line:
     """Step and names of each row that was sent; a row of scores may share its step with one of training."""
 
 
-class _Follower:
+class _Forwarder:
     """The thread that serves trackers."""
 
     def __init__(self, store: Store, study: str, sinks: Sequence[Sink]) -> None:
@@ -59,7 +59,7 @@ class _Follower:
         self.thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
         self.thread.start()
 
-    def tell(self, run: str, ended: bool = False) -> None:
+    def emit(self, run: str, ended: bool = False) -> None:
         """A run has logged something, or has ended."""
         self.news.put((run, ended))
 
@@ -110,7 +110,7 @@ class _Follower:
         if line is None:
             spec = folder.spec()
             name = f"{spec['label']}, {spec['corpus']['label']}, {spec['size']['name']}, seed {spec['seed']}"
-            tracked = Tracked(run, name, self.study, self.store.path, spec)
+            tracked = TrackedRun(run, name, self.study, self.store.path, spec)
             line = self.lines[key] = _Line(sink.open(tracked))
         rows = folder.metrics()
         for row in rows:
@@ -137,10 +137,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-class Followed(Display):
+class ForwardingDisplay(Display):
     """A display that shows what another does, and tells the follower when a run has logged something or ended."""
 
-    def __init__(self, shown: Display, follower: _Follower) -> None:
+    def __init__(self, shown: Display, follower: _Forwarder) -> None:
         super().__init__()
         self.shown, self.follower = shown, follower
 
@@ -155,7 +155,7 @@ class Followed(Display):
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Pass it on; there is a new row."""
         self.shown.stepped(run, step, nats, rate)
-        self.follower.tell(run)
+        self.follower.emit(run)
         self.follower.show_warnings(self.shown)
 
     def compiling(self, run: str) -> None:
@@ -169,7 +169,7 @@ class Followed(Display):
     def ended(self, run: str, words: str) -> None:
         """Pass it on; the run has its result."""
         self.shown.ended(run, words)
-        self.follower.tell(run, ended=True)
+        self.follower.emit(run, ended=True)
         self.follower.show_warnings(self.shown)
 
     def note(self, words: str) -> None:

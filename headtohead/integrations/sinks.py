@@ -18,7 +18,7 @@ from headtohead.common.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
-class Tracked:
+class TrackedRun:
     """A run as a tracker is told of it."""
 
     id: str
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
     name: str
 
-    def open(self, run: Tracked) -> Channel:
+    def open(self, run: TrackedRun) -> Channel:
         """Return the channel of a run; one that was tracked before goes on."""
 
 
@@ -82,7 +82,7 @@ class TensorBoard:
     def __init__(self) -> None:
         self.writer = _library("torch.utils.tensorboard", self.name).SummaryWriter
 
-    def open(self, run: Tracked) -> Channel:
+    def open(self, run: TrackedRun) -> Channel:
         """Return a writer; what an earlier stretch wrote is hidden, since every row is sent again."""
         place = re.sub(r"[^\w.,=+()-]+", "_", run.name)[:80]
         writer = self.writer(log_dir=str(run.folder / "tensorboard" / f"{place}_{run.id}"), purge_step=0)
@@ -112,7 +112,7 @@ class WeightsAndBiases:
     def __init__(self) -> None:
         self.library = _library("wandb", self.name)
 
-    def open(self, run: Tracked) -> Channel:
+    def open(self, run: TrackedRun) -> Channel:
         """Return a run under this run's own name, so that a repeated stretch goes on where it was."""
         return _Remote(
             self.library.init(

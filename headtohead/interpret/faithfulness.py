@@ -22,7 +22,7 @@ from headtohead.data.tasks.base import Example, Task
 from headtohead.interpret.deletion import SHARES, USUAL, deletions
 from headtohead.interpret.indicators import indicators
 from headtohead.interpret.maps import layer_maps, watching
-from headtohead.interpret.readout import ReadBatch, batched, budget, chances, reads_of, refuse_other_task
+from headtohead.interpret.readout import ReadBatch, batched, budget, chances, check_task_matches, reads_of
 from headtohead.interpret.saliency import chance, gradient_x_input
 from headtohead.mechanisms.contract.base import Frame, Mechanism
 from headtohead.model.classifier import Pointer
@@ -293,7 +293,7 @@ def explain_model(
     """
     if split not in task.splits:
         raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
-    refuse_other_task(model, task)
+    check_task_matches(model, task)
     examples = task.splits[split]
     if limit and limit < len(examples):
         examples = [examples[place * len(examples) // limit] for place in range(limit)]

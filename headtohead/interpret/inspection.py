@@ -40,7 +40,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Inspection:
     """What a model did with one text of (time,) tokens."""
 
     layers: list[LayerMap]
@@ -56,13 +56,13 @@ class Looked:
 
 
 @torch.no_grad()
-def look_at(
+def inspect_text(
     model: Decoder,
     tokens: Sequence[int],
     words: Callable[[int], str],
     classes: Sequence[str] = (),
     place: int | None = None,
-) -> Looked:
+) -> Inspection:
     """Return what a model does with tokens; `words` shows one, `place` is read instead of the last."""
     device = model.readout.device
     given = torch.tensor([list(tokens)], device=device)
@@ -78,7 +78,7 @@ def look_at(
         rows = model.logits(given)[0].float().softmax(-1)
         guesses = [_likeliest(row, words) for row in rows]
     causal = bool(getattr(model, "causal", True))
-    return Looked(layer_maps(model, given), causal, place, kind, guesses, _phases(model, given))
+    return Inspection(layer_maps(model, given), causal, place, kind, guesses, _phases(model, given))
 
 
 def _likeliest(chances: Tensor, words: Callable[[int], str]) -> list[Guess]:

@@ -65,7 +65,7 @@ class ReadBatch:
         return None if int(self.lengths.min()) == self.tokens.shape[1] else self.real
 
 
-def refuse_other_task(model: Decoder, task: Task) -> None:
+def check_task_matches(model: Decoder, task: Task) -> None:
     """Refuse a task that the model cannot answer: other tokens, other classes, longer examples."""
     if task.vocabulary > model.size.vocabulary:
         raise UserError(

@@ -96,15 +96,15 @@ class CoupledOptions(Options):
     def validate(self) -> None:
         """Refuse what contradicts itself, does nothing, or never starts."""
         if self.dynamics == "affine":
-            self._refuse(
+            self._reject(
                 "dynamics=affine is a map of its own", "force", "force_input", "dt_init", "dt_per", "dt_param"
             )
         if self.force == "zero":
             if self.dynamics == "uncoupled":
                 raise UserError("dynamics=uncoupled with force=zero changes nothing; write standard")
-            self._refuse("force=zero has no weights", "force_input", "per_head", "hidden", "force_bias")
+            self._reject("force=zero has no weights", "force_input", "per_head", "hidden", "force_bias")
         if self.force == "linear":
-            self._refuse("force=linear is one matrix", "hidden")
+            self._reject("force=linear is one matrix", "hidden")
             if self.force_bias is True:
                 raise UserError("force=linear is one matrix; force_bias=true would make it affine")
         if self.force_input == "k" and self.dynamics != "euler":
@@ -122,7 +122,7 @@ class CoupledOptions(Options):
         if self.dt_param == "softplus" and self.dt_init <= 0:
             raise UserError(f"dt_param=softplus keeps dt positive; dt_init={value_text(self.dt_init)} is not")
 
-    def _refuse(self, why: str, *names: str) -> None:
+    def _reject(self, why: str, *names: str) -> None:
         for name, value in changed_options(self).items():
             if name in names:
                 raise UserError(f"{why}; it takes no {name}={value_text(value)}")
@@ -220,7 +220,7 @@ class Coupled(Stage):
 
     name: ClassVar[str] = "coupled"
     Options: ClassVar[type] = CoupledOptions
-    recordable: ClassVar[bool] = True
+    graph_safe: ClassVar[bool] = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)

@@ -351,13 +351,15 @@ class Sharing(Projected):
         return fits and frame.time == 1 and frame.padding is None and decode_serves(q, v)
 
     def _decode(self, q: Tensor, kv: Tensor, frame: Frame) -> Tensor:
-        """Return the mix of one query with its cache, read once; what rotary positions turn is turned on the way."""
-        turn = self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
+        """Return the mix of one query with its cache, read once; what rotary positions rope_mode is turned on the way."""
+        rope_mode = (
+            self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
+        )
         table = None
-        if turn != "nothing" and frame.rotary is not None:
+        if rope_mode != "nothing" and frame.rotary is not None:
             table = frame.rotary.slice(0, kv.shape[-2], kv)
             table = table[0] if table.ndim == 4 else table
-        return decode(q, kv, table, turn, place=frame.place)
+        return decode(q, kv, table, rope_mode, place=frame.place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Keep what the new tokens leave; return all keys and values so far."""
@@ -414,11 +416,11 @@ class Sharing(Projected):
         return tuple(entries)
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Where nothing is added to the scores, and keys are not normed behind the cache."""
         options = self.options
         usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
-        return type(self) is Sharing and usual and self.recordable_stages()
+        return type(self) is Sharing and usual and self.graph_safe_stages()
 
     def new_cache(
         self,

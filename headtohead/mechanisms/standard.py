@@ -89,9 +89,9 @@ class Standard(Projected):
         return q, k
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """With every option."""
-        return type(self) is Standard and self.recordable_stages()
+        return type(self) is Standard and self.graph_safe_stages()
 
     def circuit_tags(self) -> dict[str, str]:
         """The gains set the scores: qk."""

@@ -33,7 +33,7 @@ class Reader(Decoder):
     ) -> None:
         super().__init__(size, layers, seed, companion)
         self.causal = causal
-        self._refuse_unsupported(padded=False, causal=causal)
+        self._check_supported(padded=False, causal=causal)
 
     def hidden(
         self,

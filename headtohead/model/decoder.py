@@ -33,7 +33,7 @@ from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.residual import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 
-_MOST_GRAPHS = 512
+_MAX_GRAPHS = 512
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 
 
@@ -192,7 +192,7 @@ class Decoder(nn.Module):
             self.initialise(seed)
 
     @classmethod
-    def outline(cls, size: Size, layers: Sequence[Composed]) -> Decoder:
+    def on_meta(cls, size: Size, layers: Sequence[Composed]) -> Decoder:
         """Return the model on the `meta` device: shapes and counts, no memory, no values."""
         with torch.device("meta"):
             return cls(size, layers, seed=None)
@@ -231,7 +231,7 @@ class Decoder(nn.Module):
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
             padding = caches.padding[:, : start + time]
-        self._refuse_unsupported(padding is not None, causal)
+        self._check_supported(padding is not None, causal)
         frame = frame or Frame()
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.place = None if caches is None else caches.place
@@ -335,7 +335,7 @@ class Decoder(nn.Module):
     def compile_hidden(self) -> None:
         """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
         # Graphs are kept by shape: another seed of an arm finds its own. Past the limit a model would run eagerly.
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MAX_GRAPHS
         with torch.no_grad():  # the rotary tables are made outside the graph
             self.hidden(torch.zeros(1, self.size.context, dtype=torch.long, device=self.readout.device))
         self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]
@@ -395,9 +395,9 @@ class Decoder(nn.Module):
         return all(block.mechanism.decodable for block in self.layers)
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Whether every layer's decoding step may be recorded once and replayed at other places."""
-        return self.companion_spec is None and all(block.mechanism.recordable for block in self.layers)
+        return self.companion_spec is None and all(block.mechanism.graph_safe for block in self.layers)
 
     def new_caches(
         self, batch: int, capacity: int, dtype: torch.dtype | None = None, padding: Tensor | None = None
@@ -498,7 +498,7 @@ class Decoder(nn.Module):
             ):
                 groups += _by_rank(f"{place}.{part}", getattr(block, part), tag)
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
-        self._refuse_incomplete(groups)
+        self._check_complete(groups)
         return groups
 
     def _head(self) -> nn.Module | None:
@@ -508,7 +508,7 @@ class Decoder(nn.Module):
     def _readout(self) -> tuple[Tensor, Tensor | None]:
         return self.spaces[-1].readout(self.embedding, self.head)
 
-    def _refuse_unsupported(self, padded: bool, causal: bool) -> None:
+    def _check_supported(self, padded: bool, causal: bool) -> None:
         for block in self.layers:
             able = block.mechanism.supports
             if padded and not able.padding:
@@ -516,7 +516,7 @@ class Decoder(nn.Module):
             if not causal and not able.bidirectional:
                 raise UserError(f"{block.mechanism.name} is causal only; it cannot look both ways")
 
-    def _refuse_incomplete(self, groups: list[Circuit]) -> None:
+    def _check_complete(self, groups: list[Circuit]) -> None:
         seen: set[str] = set()
         for circuit in groups:
             if circuit.tag not in (*TAGS, *MODEL_TAGS):

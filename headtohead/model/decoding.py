@@ -28,7 +28,7 @@ def decoding(
     """Return the step for `steps` more tokens: recorded where it can be, else step by step, with a reason given to `warn`."""
     if model.readout.device.type != "cuda" or steps < _WORTH:
         return lambda token: one_step(model, caches, token)
-    if why := unrecordable(model, caches):
+    if why := graph_blocker(model, caches):
         warn(f"decoding goes step by step, not as a CUDA graph: {why}")
         return lambda token: one_step(model, caches, token)
     return Decoding(model, caches, warn)
@@ -39,12 +39,12 @@ def one_step(model: Decoder, caches: Caches, token: Tensor) -> Tensor:
     return model.logits(token, caches=caches)[:, -1]
 
 
-def unrecordable(model: Decoder, caches: Caches) -> str:
+def graph_blocker(model: Decoder, caches: Caches) -> str:
     """Return why a step of this model cannot be recorded, or nothing."""
     if caches.padding is not None:
         return "prompts of different lengths are padded"
-    if not model.recordable:
-        names = sorted({block.mechanism.name for block in model.layers if not block.mechanism.recordable})
+    if not model.graph_safe:
+        names = sorted({block.mechanism.name for block in model.layers if not block.mechanism.graph_safe})
         return f"it does not serve {', '.join(names) or 'a companion'} with these options"
     return ""
 

@@ -91,7 +91,7 @@ def parse_layout(given: str | type) -> Layout:
     return _Parser(given).whole()
 
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 _DEEPEST = 20
 
 
@@ -160,8 +160,8 @@ class _Parser:
         count = self.match(r"[0-9]+", "a count after '*'")
         if part.named:
             raise self.error(f"{part.named}(...) fills the model by itself and takes no count")
-        if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MOST_LAYERS:
-            raise self.error(f"count {count[:8]} does not give between 1 and {_MOST_LAYERS:,} layers")
+        if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MAX_LAYERS:
+            raise self.error(f"count {count[:8]} does not give between 1 and {_MAX_LAYERS:,} layers")
         return Layout(self.text, part.pattern * int(count), counted=True)
 
     def unit(self) -> Layout:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headtohead.common.choices import refuse_other_words
+from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.mechanisms.contract.base import Bias, Positions
 
@@ -35,7 +35,7 @@ class Settings:
     """added under the root of a norm."""
 
     def __post_init__(self) -> None:
-        refuse_other_words(self)
+        check_choices(self)
         if not 0.0 <= self.dropout < 1.0:
             raise UserError(f"dropout={self.dropout} is not in 0 to 1")
         if not (0 < self.init_std < 1e6 and 1 < self.rope_theta < 1e30 and 0 < self.norm_eps < 1):

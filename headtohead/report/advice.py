@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.report.gather import ArmFacts
-from headtohead.study.judge.trust import failed_words
+from headtohead.study.judge.trust import failed_check_label
 from headtohead.study.judge.verdict import METRIC, Verdict
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 
 _COUNTED = {
     "parameters": "parameters",
@@ -59,7 +59,7 @@ def _words(row: Verdict, cheaper: list[str], dearer: list[str]) -> str:
     if row.difference is None:
         return "no advice: no pair of runs is finished"
     if row.failed_check or row.baseline_failed_check:
-        return f"no advice{failed_words(row)}"
+        return f"no advice{failed_check_label(row)}"
     if row.verdict == "better":
         price = f", if its price ({', '.join(dearer)}) can be paid" if dearer else ""
         return f"worth trying in place of {base} in a setting like this one{price}"
@@ -72,7 +72,7 @@ def _words(row: Verdict, cheaper: list[str], dearer: list[str]) -> str:
         if cheaper:
             low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
             return (
-                f"only where the saving ({saved}) is worth {low:.3f} to {high:.3f} {metric_words(row.metric)}"
+                f"only where the saving ({saved}) is worth {low:.3f} to {high:.3f} {metric_label(row.metric)}"
             )
         return f"nothing here speaks for it: worse than {base}, and not cheaper"
     found = "" if row.detectable is None else f" (they find {row.detectable:.3f} or more four times in five)"

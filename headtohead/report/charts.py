@@ -34,7 +34,7 @@ def theme(ink: str, line: str, font: str) -> Row:
     }
 
 
-def colours(labels: list[str], baseline: str) -> alt.Scale:
+def colors(labels: list[str], baseline: str) -> alt.Scale:
     """Return one colour per arm, the same in every chart."""
     others = [label for label in labels if label != baseline]
     shades = {label: PALETTE[place % len(PALETTE)] for place, label in enumerate(others)} | {

@@ -17,7 +17,7 @@ from headtohead.report import charts
 from headtohead.report.gather import gather
 from headtohead.report.panels import CONTEST, STUDY, Figure, Table, View
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.store.manifest import Outline
+from headtohead.study.store.manifest import Manifest
 
 Definition = dict[str, Any]
 _FONT = "Liberation Sans, Arial, sans-serif"
@@ -90,7 +90,7 @@ def as_svg(definition: Definition, theme: Definition, width: int = _WIDTH) -> st
 
 def write_charts(
     path: Path,
-    outline: Outline,
+    manifest: Manifest,
     verdicts: list[Verdict],
     results: dict[str, Any],
     progress: Callable[[str, float], None],
@@ -104,15 +104,15 @@ def write_charts(
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
     wanted: dict[str, Definition] = {}
-    contests = outline.contests()
+    contests = manifest.contests()
     views = []
     for place, contest in enumerate(contests, start=1):
-        arms = gather(path, outline, contest, results, [])
+        arms = gather(path, manifest, contest, results, [])
         # Names of corpora are a user's words: only letters and digits of them come into a file's name.
         words = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
         prefix = f"{place}-{words}-" if len(contests) > 1 else ""
         rows = [row for row in verdicts if row.of(contest)]
-        views.append(View(path, outline, contest, arms, rows))
+        views.append(View(path, manifest, contest, arms, rows))
         wanted |= _files(draw(views[-1]), prefix)
     wanted |= _files(draw_study(views), "")
     written = []

@@ -10,7 +10,7 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
 from headtohead.evaluate.tasks import MARGINS
-from headtohead.study.store.manifest import METRIC, Contest, Outline
+from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
@@ -57,15 +57,15 @@ class ArmFacts:
 
 
 def gather(
-    path: Path, outline: Outline, contest: Contest, results: dict[str, Row], damage: list[str]
+    path: Path, manifest: Manifest, contest: Contest, results: dict[str, Row], damage: list[str]
 ) -> list[ArmFacts]:
     """Return the arms of a contest with everything their runs left behind; `damage` takes what cannot be read."""
     store = Store(path)
     arms = []
-    runs = sum(len(outline.runs(contest, label)) for _, label in outline.arms)
+    runs = sum(len(manifest.runs(contest, label)) for _, label in manifest.arms)
     every = max(1, runs * LOGGED_POINTS // _ROWS_READ)
-    for text, label in outline.arms:
-        planned = outline.runs(contest, label)
+    for text, label in manifest.arms:
+        planned = manifest.runs(contest, label)
         facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
         for seed, run_id in planned.items():
             run = store.run(run_id)
@@ -76,7 +76,7 @@ def gather(
                     damage.append(str(error))
             if run_id in results:
                 facts.results[seed] = results[run_id]
-                for name in outline.probes:
+                for name in manifest.probes:
                     try:
                         if (found := read_probe(run, name)) is not None:
                             facts.probes.setdefault(name, {})[seed] = found
@@ -143,11 +143,11 @@ def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row
     return equal, different
 
 
-def environments(path: Path, outline: Outline) -> list[Row]:
+def environments(path: Path, manifest: Manifest) -> list[Row]:
     """Return the distinct environments the runs were done in, with how many each."""
     store = Store(path)
     counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
-    for run_id in sorted({entry.run for entry in outline.entries}):
+    for run_id in sorted({entry.run for entry in manifest.entries}):
         for stretch in store.run(run_id).stretches():
             key = tuple(
                 (name, str(stretch.get(name, "unknown")))

@@ -18,7 +18,7 @@ from headtohead.report.figures import PAPER, as_svg
 
 Row = dict[str, Any]
 GROWS, STAYS, STANDARD = "declared to grow with the context", "declared to stay", "standard"
-_COLOURS = {STANDARD: "#24292f", GROWS: PALETTE[1], STAYS: PALETTE[0]}
+_COLORS = {STANDARD: "#24292f", GROWS: PALETTE[1], STAYS: PALETTE[0]}
 _HEIGHT, _LINE = 460, 15.0
 """Of the chart, and of a label, in points."""
 _LABELS = 0.42
@@ -72,9 +72,9 @@ def growth_chart(rows: Sequence[Row]) -> Row:
         scale=alt.Scale(type="log", domain=_range(times), nice=False),
         axis=alt.Axis(format="~g", values=_ticks(times)),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "kind:N",
-        scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
+        scale=alt.Scale(domain=list(_COLORS), range=list(_COLORS.values())),
         legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolStrokeWidth=3, labelLimit=300),
     )
     # What is drawn last lies on top: the baseline.
@@ -84,15 +84,15 @@ def growth_chart(rows: Sequence[Row]) -> Row:
         *(
             lines.transform_filter(f"datum.kind {sign} '{STANDARD}'")
             .mark_line(opacity=0.85, strokeWidth=width)
-            .encode(x=x, y=y, color=colour, detail="arm:N")
+            .encode(x=x, y=y, color=color, detail="arm:N")
             for sign, width in (("!=", 1.6), ("==", 3.5))
         ),
-        lines.mark_point(filled=True, size=28, opacity=1).encode(x=x, y=y, color=colour),
+        lines.mark_point(filled=True, size=28, opacity=1).encode(x=x, y=y, color=color),
         labels.mark_rule(color=BASELINE, strokeWidth=0.6).encode(
             x=x, y=y, x2=alt.X2("beside:Q"), y2=alt.Y2("place:Q")
         ),
         labels.mark_text(align="left", dx=3, fontSize=12).encode(
-            x=alt.X("beside:Q"), y=alt.Y("place:Q"), text="label:N", color=colour
+            x=alt.X("beside:Q"), y=alt.Y("place:Q"), text="label:N", color=color
         ),
     ]
     first = _setting(rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
-from headtohead.interpret.inspection import Looked
+from headtohead.interpret.inspection import Inspection
 from headtohead.report.templates import beside, templates
 
 _STEPS = 32767
@@ -22,14 +22,14 @@ _STEPS = 32767
 
 
 @dataclass(frozen=True)
-class Sight:
+class InspectionView:
     """One model and what it did with a text."""
 
     label: str
     about: str
     """The run it is, and of what study."""
     tokens: Sequence[str]
-    looked: Looked
+    looked: Inspection
     relevant: Sequence[bool] = ()
     """By token; nothing where none are marked."""
     right: str = ""
@@ -39,7 +39,7 @@ class Sight:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def write_look(path: Path, sights: Sequence[Sight]) -> Path:
+def write_look(path: Path, sights: Sequence[InspectionView]) -> Path:
     """Write the page of one model, or of several side by side; return where it is."""
     page = (
         templates()
@@ -60,7 +60,7 @@ def write_look(path: Path, sights: Sequence[Sight]) -> Path:
     return path
 
 
-def sentence(sight: Sight) -> str:
+def sentence(sight: InspectionView) -> str:
     """Return what the reader should know first: the prediction, how spread attention is, how much of it is relevant."""
     looked = sight.looked
     guess = looked.guesses[looked.place if len(looked.guesses) > 1 else 0][0]
@@ -81,7 +81,7 @@ def sentence(sight: Sight) -> str:
     return f"{words}, {_percent(mass)} on the underlined ones (even attention: {_percent(even)})."
 
 
-def read_row(looked: Looked) -> Tensor | None:
+def read_row(looked: Inspection) -> Tensor | None:
     """Return (time,): what the row that is read looks at, absolute and mean over heads and layers; None without a map."""
     maps = [layer.weights[0, :, looked.place] for layer in looked.layers if layer.weights is not None]
     if not maps:
@@ -98,7 +98,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%" if share >= 0.095 or share == 0 else f"{100 * share:.2g}\u00a0%"
 
 
-def _data(sight: Sight) -> dict[str, Any]:
+def _data(sight: InspectionView) -> dict[str, Any]:
     looked = sight.looked
     return {
         "tokens": list(sight.tokens),

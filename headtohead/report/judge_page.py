@@ -13,20 +13,20 @@ from headtohead.report.panels.verdicts import forest, seeds
 from headtohead.report.templates import beside, templates
 from headtohead.study.judge.runs_csv import Judged
 from headtohead.study.judge.verdict import sentence
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 
 
 def write_judged(path: Path, judged: Judged, source: str) -> Path:
     """Write the page of a judged table into a directory; return where it is. `source` names the table."""
-    outline, measure = judged.outline, judged.measure
-    unit, side = metric_words(measure.name), "left" if measure.better == "lower" else "right"
+    manifest, measure = judged.manifest, judged.measure
+    unit, side = metric_label(measure.name), "left" if measure.better == "lower" else "right"
     contests = []
-    for contest in outline.contests():
-        view = View(path, outline, contest, [], [row for row in judged.verdicts if row.of(contest)])
+    for contest in manifest.contests():
+        view = View(path, manifest, contest, [], [row for row in judged.verdicts if row.of(contest)])
         rows = [
             {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
             for label in view.labels
-            for seed, run in sorted(outline.runs(contest, label).items())
+            for seed, run in sorted(manifest.runs(contest, label).items())
             if judged.results.get(run, {}).get("status") == "done"
         ]
         chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
@@ -49,7 +49,7 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
         templates()
         .get_template("judged.html.jinja")
         .render(
-            outline=outline,
+            manifest=manifest,
             contests=contests,
             measure=measure,
             unit=unit,

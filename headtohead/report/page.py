@@ -21,12 +21,12 @@ from headtohead.report.panels import View
 from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import beside, templates
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
-from headtohead.study.store.manifest import Outline, metric_words
+from headtohead.study.store.manifest import Manifest, metric_label
 
 
 def write_report(
     path: Path,
-    outline: Outline,
+    manifest: Manifest,
     verdicts: list[Verdict],
     results: dict[str, Any],
     damage: list[str],
@@ -40,28 +40,28 @@ def write_report(
     views = [
         View(
             path,
-            outline,
+            manifest,
             contest,
-            gather(path, outline, contest, results, damage),
+            gather(path, manifest, contest, results, damage),
             [row for row in verdicts if row.of(contest)],
         )
-        for contest in outline.contests()
+        for contest in manifest.contests()
     ]
-    places = outline.contests()
+    places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = (
         templates()
         .get_template("page.html.jinja")
         .render(
-            outline=outline,
+            manifest=manifest,
             contests=contests,
             pictures=draw_study(views),
             verdicts=verdicts,
             headlines=headlines(verdicts),
-            primary=_primary(verdicts, outline),
-            better=_better(outline),
-            environments=environments(path, outline),
-            warnings=[*dict.fromkeys(damage), *outline.notes, *warnings(verdicts, contests)],
+            primary=_primary(verdicts, manifest),
+            better=_better(manifest),
+            environments=environments(path, manifest),
+            warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
             bundle=chart_library(),
             style=beside("page.css"),
             script=beside("theme.js") + beside("page.js"),
@@ -74,16 +74,16 @@ def write_report(
     return target
 
 
-def _better(outline: Outline) -> str:
+def _better(manifest: Manifest) -> str:
     """Return which way the study's metrics are better, in words."""
-    found = [outline.measure(contest) for contest in outline.contests()]
-    names = list(dict.fromkeys(metric_words(row.name) for row in found)) or ["bits per byte"]
+    found = [manifest.measure(contest) for contest in manifest.contests()]
+    names = list(dict.fromkeys(metric_label(row.name) for row in found)) or ["bits per byte"]
     way = "Higher" if any(row.better == "higher" for row in found) else "Lower"
     return f"{way} {', '.join(names)} is better"
 
 
 def _contest(view: View) -> dict[str, Any]:
-    outline, contest, arms, rows = view.outline, view.contest, view.arms, view.verdicts
+    manifest, contest, arms, rows = view.manifest, view.contest, view.arms, view.verdicts
     equal, different = configuration(arms)
     return {
         "contest": contest,
@@ -92,20 +92,20 @@ def _contest(view: View) -> dict[str, Any]:
         "sentences": [(row.verdict, sentence(row)) for row in rows],
         "arms": arm_rows(arms, view.measure.name),
         "unit": view.unit,
-        "others": [metric_words(name) for name in _others(view)],
-        "task": view.contest.corpus_label in outline.measures,
+        "others": [metric_label(name) for name in _others(view)],
+        "task": view.contest.corpus_label in manifest.measures,
         "pictures": draw(view),
-        "advice": advice(rows, arms, outline.baseline),
+        "advice": advice(rows, arms, manifest.baseline),
         "equal": equal,
         "different": different,
-        "solved": [row for row in outline.solved if row.contest == contest],
+        "solved": [row for row in manifest.solved if row.contest == contest],
         "size": arms[0].record.get("size", {}) if arms else {},
     }
 
 
-def _primary(verdicts: list[Verdict], outline: Outline) -> str:
+def _primary(verdicts: list[Verdict], manifest: Manifest) -> str:
     """Return the planned comparison in words."""
-    places = outline.contests()
+    places = manifest.contests()
     return next(
         (
             f"{row.label} at {contest.title_among(places)}"

@@ -14,18 +14,18 @@ from markupsafe import escape
 from headtohead.common.numbers import short_count
 from headtohead.report.charts import theme
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.store.manifest import Outline, metric_words
+from headtohead.study.store.manifest import Manifest, metric_label
 
 
-def verdict_table(outline: Outline, verdicts: list[Verdict]) -> str:
+def verdict_table(manifest: Manifest, verdicts: list[Verdict]) -> str:
     """Return the verdicts as an HTML table, for notebooks."""
     template = templates().get_template("verdicts.html.jinja")
-    contests = outline.contests()
+    contests = manifest.contests()
     parts = []
     for contest in contests:
         rows = [row for row in verdicts if row.of(contest)]
         title = f"<h4>{escape(contest.title)}</h4>" if len(contests) > 1 else ""
-        parts.append(title + template.render(verdicts=rows, outline=outline))
+        parts.append(title + template.render(verdicts=rows, manifest=manifest))
     return "".join(parts)
 
 
@@ -43,7 +43,7 @@ def templates() -> jinja2.Environment:
     found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
     found.filters["fixed"] = _shown
     found.filters["definition"] = definition_text
-    found.filters["metric"] = metric_words
+    found.filters["metric"] = metric_label
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
     found.filters["amount"] = lambda value: f"{value:,.4g}" if value < 10_000 else short_count(value)

@@ -132,13 +132,13 @@ def alpha_at_loss(results: list[ToyResult]) -> Any:
     results = [result for result in results if "sweep" not in result.run.name]
     rows, names = _paths(results), _names(results)
     y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.3, 1.0], nice=False))
-    colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
+    color = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
     # More runs than colours are told apart by their dashes.
     dashes = [[1, 0] if place < len(PALETTE) else [4, 3] for place in range(len(names))]
     dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
     return lines.encode(
-        x=_loss_axis(), y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N"
+        x=_loss_axis(), y=y, color=color, strokeDash=dash, order="step:Q", detail="seed:N"
     ).properties(height=320)
 
 
@@ -150,7 +150,7 @@ def adam_beside_sgd(results: list[ToyResult]) -> Any:
     for row in rows:
         row["run"] = row["run"].removeprefix(_ADAM)
     y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.0, 1.02], nice=False))
-    colour = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
+    color = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
     dash = alt.StrokeDash(
         "optimiser:N",
         scale=alt.Scale(domain=["sgd", "adam"], range=[[1, 0], [5, 3]]),
@@ -158,14 +158,14 @@ def adam_beside_sgd(results: list[ToyResult]) -> Any:
     )
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
     return lines.encode(
-        x=_loss_axis(), y=y, color=colour, strokeDash=dash, order="step:Q", detail="seed:N"
+        x=_loss_axis(), y=y, color=color, strokeDash=dash, order="step:Q", detail="seed:N"
     ).properties(height=320)
 
 
 def _paths(results: list[ToyResult]) -> list[dict[str, Any]]:
     """Return a row for every point of the runs' paths."""
     return [
-        {"run": result.run.name, "optimiser": result.run.optimiser, "seed": result.run.seed, "step": place}
+        {"run": result.run.name, "optimiser": result.run.optimizer, "seed": result.run.seed, "step": place}
         | {"loss": point["loss"], "alpha": point["alpha"]}
         for result in results
         for place, point in enumerate(result.path)
@@ -199,9 +199,9 @@ def alpha_over_time(toy: Toy) -> Any:
     axis = alt.Axis(format="~s", grid=False, values=[10**power for power in range(2, 8)])
     x = alt.X("tau:Q", scale=alt.Scale(type="log", nice=False), axis=axis, title="time, t min(lr_OV, lr_QK)")
     y = alt.Y("alpha:Q", title="mass on informative tokens", scale=alt.Scale(domain=[0, 1]))
-    colour = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
+    color = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2.2)
-    return lines.encode(x=x, y=y, color=colour, order="tau:Q").properties(height=300)
+    return lines.encode(x=x, y=y, color=color, order="tau:Q").properties(height=300)
 
 
 def phases(toy: Toy) -> Any:
@@ -222,7 +222,7 @@ def phases(toy: Toy) -> Any:
     equal = [{"ov": point.mu_ov, "qk": point.mu_qk, "loss": f"{point.loss:g}"} for point in between]
     x = alt.X("ov:Q", title="mu_OV, how far the output circuit has gone", axis=alt.Axis(grid=False))
     y = alt.Y("qk:Q", title="mu_QK, how far attention has gone", scale=alt.Scale(domain=[-0.4, 8]))
-    colour = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
+    color = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
     last = [row for row in points if row["ratio"] == "r = 0.01"]
     names = alt.Chart(alt.Data(values=last)).mark_text(dy=14, fontSize=11, color="#57606a")
     return alt.layer(
@@ -231,10 +231,10 @@ def phases(toy: Toy) -> Any:
         .encode(x=x, y=y, detail="loss:N", order="qk:Q"),
         alt.Chart(alt.Data(values=paths))
         .mark_line(strokeWidth=2.2)
-        .encode(x=x, y=y, color=colour, order="ov:Q"),
+        .encode(x=x, y=y, color=color, order="ov:Q"),
         alt.Chart(alt.Data(values=points))
         .mark_point(filled=True, size=42, opacity=1)
-        .encode(x=x, y=y, color=colour),
+        .encode(x=x, y=y, color=color),
         names.encode(x=x, y=y, text="loss:N"),
     ).properties(height=340)
 
@@ -255,10 +255,10 @@ def fixed(results: list[ToyResult]) -> Any:
     names = list(dict.fromkeys(str(row["output"]) for row in rows))
     x = alt.X("alpha:Q", title="imposed mass on distinct tokens", axis=alt.Axis(grid=False))
     y = alt.Y("value:Q", scale=alt.Scale(type="log"), title=None, axis=alt.Axis(format="~g"))
-    colour = alt.Color(
+    color = alt.Color(
         "output:N", scale=_scale(names), legend=alt.Legend(title=None, orient="bottom", columns=2)
     )
-    lines = alt.Chart().mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=colour)
+    lines = alt.Chart().mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=color)
     return lines.properties(width=260, height=240, data=alt.Data(values=rows)).facet(
         column=alt.Column("what:N", title=None, sort=["loss", "gain"])
     )

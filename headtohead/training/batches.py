@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class StackedPart:
+class PopulationPart:
     """What goes through the models of several seeds at once."""
 
     tokens: Tensor
@@ -44,7 +44,7 @@ class StackedPart:
     """Of each seed's objective (seeds,), or the same for all."""
 
 
-def stacked_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[StackedPart]:
+def population_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[PopulationPart]:
     """Yield a step of several seeds, filled up to one shape with what counts nowhere.
 
     A sequence that is too short goes on with padding; a batch of too few examples with copies of its first one, of which
@@ -57,7 +57,7 @@ def stacked_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[StackedPart]:
         shares = [
             part.share if place < len(parts) else 0.0 for part, parts in zip(chosen, seeds, strict=True)
         ]
-        yield StackedPart(
+        yield PopulationPart(
             torch.stack([_filled(part.tokens, rows, time, 0) for part in chosen]),
             torch.stack([_asked(part, rows, time) for part in chosen]),
             None if whole else torch.stack([_filled(_real(part), rows, time, False) for part in chosen]),
@@ -81,7 +81,7 @@ def _real(part: Part) -> Tensor:
     return torch.ones_like(part.tokens, dtype=torch.bool) if part.padding is None else part.padding
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """The steps of a run."""
 
     steps: int
@@ -107,7 +107,7 @@ class Feed(Protocol):
         ...
 
 
-class WindowFeed:
+class WindowBatches:
     """Windows of a corpus, all of one length."""
 
     def __init__(self, windows: Windows, settings: TrainSettings, vocabulary: int) -> None:
@@ -174,7 +174,7 @@ def example_length(example: Example, written: bool = True) -> int:
     return len(example.tokens) if written else example.prompt or len(example.tokens)
 
 
-class TaskFeed:
+class TaskBatches:
     """Batches of a task, in whole examples; with `pointing` the targets are places of an answer, which is not shown."""
 
     def __init__(

@@ -23,12 +23,12 @@ class CircuitLog:
     """Looks at a model in training and changes nothing of it; between two logged steps it costs nothing."""
 
     def __init__(
-        self, model: Decoder, optimiser: torch.optim.Optimizer, settings: TrainSettings, steps: int
+        self, model: Decoder, optimizer: torch.optim.Optimizer, settings: TrainSettings, steps: int
     ) -> None:
         self.model, self.settings, self.steps = model, settings, steps
         parameters = dict(model.named_parameters())
         rules: dict[int, Rule | None] = {
-            id(member): group["rule"] for group in optimiser.param_groups for member in group["params"]
+            id(member): group["rule"] for group in optimizer.param_groups for member in group["params"]
         }
         self._members: dict[tuple[str, int], list[Tensor]] = {}
         for circuit in model.circuits():
@@ -44,7 +44,7 @@ class CircuitLog:
         self._summed = 0
         self._gradients: Tensor | None = None
 
-    def note_gradients(self) -> None:
+    def record_gradients(self) -> None:
         """Take the gradient norms of this step, before any clipping; they stay on the device."""
         nothing = torch.zeros((), device=self.model.readout.device)
         rows = []

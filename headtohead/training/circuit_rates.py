@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from headtohead.common.choices import refuse_other_words
+from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number
 from headtohead.mechanisms.contract.base import TAGS, Circuit
@@ -51,7 +51,7 @@ class Rule:
     """share of the run over which it then returns."""
 
     def __post_init__(self) -> None:
-        refuse_other_words(self)
+        check_choices(self)
         if bool(self.tag) == bool(self.parameters):
             raise UserError("a rule of circuit_lr names a tag or a pattern of parameters, one of the two")
         if self.tag and self.tag not in CIRCUITS:

@@ -24,7 +24,7 @@ _TILE, _TERMS = 128, 512
 _ATEN = torch.ops.aten
 
 
-class Traced:
+class CompiledStep:
     """Calls a function as a compiled graph, built at the first call; where that cannot be, as it stands, and that is said."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Traced:
                     self.warn(f"the step is not compiled: {first_line(error)}")
         return self.function(*given)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Build the graph anew at the next call: the function has changed."""
         self._graph = None
 

@@ -11,13 +11,15 @@ from headtohead.common.errors import first_line
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From tokens and targets on the device to nats and gradient norm there; forward, backward, clipping, optimiser."""
-COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"})
+VERIFIED_MECHANISMS = frozenset(
+    {"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"}
+)
 """Mechanisms whose recorded steps were compared with steps one by one on a GPU; gated_linear's were found to differ."""
 # Steps that run as they are: allocators, tables and the optimiser's state settle in them.
 _FIRST = 3
 
 
-class Recorded:
+class CudaGraphStep:
     """Does the first steps one by one, records the next and from then on replays it; every call is one real step.
 
     A step that cannot be recorded, such as one that asks the device for a number, goes on as it is, and that is said.

@@ -13,7 +13,7 @@ from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
-def make_optimiser(model: Decoder, settings: TrainSettings, recordable: bool = False) -> torch.optim.AdamW:
+def make_optimizer(model: Decoder, settings: TrainSettings, graph_safe: bool = False) -> torch.optim.AdamW:
     """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed.
 
     One that is `recordable` can stand in a CUDA graph: its rates are numbers on the device.
@@ -37,10 +37,10 @@ def make_optimiser(model: Decoder, settings: TrainSettings, recordable: bool = F
         }
         for (tag, follows, decay, rule), members in groups.items()
     ]
-    return adamw(rows, settings, recordable)
+    return adamw(rows, settings, graph_safe)
 
 
-class Recordable(torch.optim.AdamW):
+class GraphSafeAdamW(torch.optim.AdamW):
     """AdamW whose decay may move on the way: a CUDA graph has the library's own as a fixed number."""
 
     def step(self, closure: Any = None) -> Any:
@@ -52,20 +52,20 @@ class Recordable(torch.optim.AdamW):
         return super().step(closure)
 
 
-def adamw(rows: list[dict[str, Any]], settings: TrainSettings, recordable: bool) -> torch.optim.AdamW:
+def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool) -> torch.optim.AdamW:
     """Return the library's fused AdamW over groups of parameters."""
-    if recordable:
+    if graph_safe:
         for row in rows:
             row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
             if row["decays"] and moves_decay(row["rule"], settings):
                 row["shrink"] = torch.ones((), device=row["params"][0].device)
                 row["weight_decay"] = 0.0
-    optimiser = (Recordable if recordable else torch.optim.AdamW)(
-        rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=recordable
+    optimizer = (GraphSafeAdamW if graph_safe else torch.optim.AdamW)(
+        rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=graph_safe
     )
     # The first steps of a graph run outside it, and no one needs to hear of that.
-    optimiser._warned_capturable_if_run_uncaptured = True
-    return optimiser
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
 
 
 def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
@@ -73,10 +73,10 @@ def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
     return rule is not None and rule.kind != "constant" and settings.circuit_decay == "equal"
 
 
-def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
+def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
     """Set every group's learning rate for step 0..steps-1, and its decay where a rule moves the rate."""
     rate = learning_rate(settings, step, steps)
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         rule: Rule | None = group["rule"]
         ratio = 1.0 if rule is None else rule.ratio(step, steps)
         if isinstance(group["lr"], Tensor):
@@ -90,16 +90,16 @@ def set_rates(optimiser: torch.optim.AdamW, settings: TrainSettings, step: int, 
             group["weight_decay"] = settings.weight_decay / ratio
 
 
-def optimiser_tensors(model: Decoder, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+def optimizer_tensors(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return the optimiser's state by parameter name, for a checkpoint."""
     tensors = {}
     for name, parameter in model.named_parameters():
-        for key, value in optimiser.state.get(parameter, {}).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{name}/{key}"] = value
     return tensors
 
 
-def restore_optimiser(model: Decoder, optimiser: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+def restore_optimizer(model: Decoder, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
     """Put back the state that `optimiser_tensors` gave."""
     for name, parameter in model.named_parameters():
         state = {
@@ -108,4 +108,4 @@ def restore_optimiser(model: Decoder, optimiser: torch.optim.AdamW, tensors: dic
             if f"{name}/{key}" in tensors
         }
         if state:
-            optimiser.state[parameter] = state
+            optimizer.state[parameter] = state

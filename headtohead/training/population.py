@@ -21,13 +21,13 @@ from headtohead.kernels import stacking
 from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
-from headtohead.training.batches import StackedPart, WindowFeed, stacked_parts
-from headtohead.training.compiled_step import Traced
-from headtohead.training.cuda_graph import Recorded
+from headtohead.training.batches import PopulationPart, WindowBatches, population_parts
+from headtohead.training.compiled_step import CompiledStep
+from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import adamw, set_rates
 from headtohead.training.trainer import Outcome, Trainer, moved
 
-COMPARED = frozenset({"standard", "coupled", "sharing", "kuramoto"})
+VERIFIED_MECHANISMS = frozenset({"standard", "coupled", "sharing", "kuramoto"})
 """Mechanisms whose stacked seeds were compared with separate runs on a GPU: others are stacked where that is asked for."""
 # Parameters begin at whole cache lines of a group's tensor, as kernels want them.
 _LINE = 32
@@ -55,7 +55,7 @@ class _Place:
         return flat[..., self.start : self.stop].view(*flat.shape[:-1], *self.shape)
 
 
-class StackedTrainer:
+class PopulationTrainer:
     """Trains the models of several trainers, alike in all but their seeds, in one pass."""
 
     def __init__(
@@ -68,15 +68,15 @@ class StackedTrainer:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         first = members[0]
-        if words := unstackable(first.model.size):
+        if words := blocking_layers(first.model.size):
             raise UserError(words)
         self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
         self.settings, self.device = first.settings, first.device
         self.places, self.flats, rows = self._layout()
         # A task's batches are of many lengths: each would be compiled, or recorded, anew.
-        alike = isinstance(first.feed, WindowFeed)
+        alike = isinstance(first.batches, WindowBatches)
         record = record and alike and self.device.type == "cuda"
-        self.optimiser = adamw(rows, self.settings, record)
+        self.optimizer = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
         self._gradients_kept: list[Tensor] = []
         moving = {place.name for places in self.places for place in places}
@@ -85,8 +85,8 @@ class StackedTrainer:
             for name, _ in first.model.named_parameters()
             if name not in moving
         }
-        self._traced = Traced(self._on_windows, first.hooks.warn) if compile and alike else None
-        self._recorded = Recorded(self._whole_step, self.device, first.hooks.warn) if record else None
+        self._traced = CompiledStep(self._on_windows, first.hooks.warn) if compile and alike else None
+        self._recorded = CudaGraphStep(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
         """Train all to the end, or until asked to stop; `ended` is told at once of a seed that diverged."""
@@ -103,7 +103,7 @@ class StackedTrainer:
                     member.evaluate()
             nats, norms = self.one_step()
             if self.first.circuits and self.first.logs_next:
-                self._note_gradients(norms)
+                self._record_gradients(norms)
             for place, member in enumerate(self.members):
                 # One that diverged is still computed, and what comes of it is left where it is.
                 if place in outcomes:
@@ -147,22 +147,22 @@ class StackedTrainer:
         if not self.buffers:
             self._stack_buffers()
         step = self.first.step
-        set_rates(self.optimiser, self.settings, step, self.first.steps)
-        if not isinstance(self.first.feed, WindowFeed):
+        set_rates(self.optimizer, self.settings, step, self.first.steps)
+        if not isinstance(self.first.batches, WindowBatches):
             return self._update(lambda given: self._descent(self._parts(step), given))
         count = self.first.sequences
-        batches = [part for member in self.members for part in member.feed.parts(step, count)]
+        batches = [part for member in self.members for part in member.batches.parts(step, count)]
         tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
         targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
         return (self._recorded or self._whole_step)(tokens, targets)
 
-    def _parts(self, step: int) -> Iterator[StackedPart]:
+    def _parts(self, step: int) -> Iterator[PopulationPart]:
         """Yield a step of a task on the device: batches are of many lengths, and each seed has its own."""
-        for part in stacked_parts(
-            [list(member.feed.parts(step, self.first.micro)) for member in self.members]
+        for part in population_parts(
+            [list(member.batches.parts(step, self.first.micro)) for member in self.members]
         ):
             given = (part.tokens, part.targets, part.padding, part.share)
-            yield StackedPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
+            yield PopulationPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
 
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
@@ -179,13 +179,13 @@ class StackedTrainer:
             except torch.OutOfMemoryError:
                 self.first.halve()
                 if self._traced is not None:
-                    self._traced.forget()
+                    self._traced.reset()
         for flat, grad in zip(self.flats, grads, strict=True):
             flat.grad = grad
         if self.first.circuits:
             self._gradients_kept = grads
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return nats, norms
 
     def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -193,10 +193,10 @@ class StackedTrainer:
         micro = self.first.micro
         pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
         whole = tokens.shape[1]
-        parts = (StackedPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
+        parts = (PopulationPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
         return self._descent(parts, list(given))
 
-    def _descent(self, parts: Iterable[StackedPart], given: list[Tensor]) -> tuple[Tensor, ...]:
+    def _descent(self, parts: Iterable[PopulationPart], given: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
 
         Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
@@ -219,7 +219,7 @@ class StackedTrainer:
         leaves: dict[str, Tensor],
         idle: dict[str, Tensor],
         buffers: dict[str, Tensor],
-        parts: Iterable[StackedPart],
+        parts: Iterable[PopulationPart],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
         total: list[Tensor] = []
@@ -279,7 +279,7 @@ class StackedTrainer:
         clip = self.settings.clip
         return (clip / (norms + 1e-6)).clamp_max(1.0) if clip else torch.ones_like(norms)
 
-    def _note_gradients(self, norms: Tensor) -> None:
+    def _record_gradients(self, norms: Tensor) -> None:
         """Show each member's log of circuits its own gradients of the step just done, as they were before clipping."""
         shares = self._shares(norms)
         for row, member in enumerate(self.members):
@@ -287,7 +287,7 @@ class StackedTrainer:
                 for place in places:
                     member.model.get_parameter(place.name).grad = place.of(grads[row]) / shares[row]
             assert member.circuits is not None
-            member.circuits.note_gradients()
+            member.circuits.record_gradients()
             member.model.zero_grad(set_to_none=True)
 
     def _layout(self) -> tuple[list[list[_Place]], list[Tensor], list[dict[str, Any]]]:
@@ -298,7 +298,7 @@ class StackedTrainer:
         names = {parameter: name for name, parameter in self.first.model.named_parameters()}
         unused = self._unused()
         groups: dict[tuple[Any, bool], tuple[dict[str, Any], list[str]]] = {}
-        for group in self.first.optimiser.param_groups:
+        for group in self.first.optimizer.param_groups:
             members = [names[parameter] for parameter in group["params"] if names[parameter] not in unused]
             facts = {key: group[key] for key in ("rule", "decays", "weight_decay")}
             groups.setdefault((group["rule"], group["decays"]), (facts, []))[1].extend(members)
@@ -365,12 +365,12 @@ class StackedTrainer:
     def _spread(self) -> None:
         """Show each member its own part of the optimiser's state."""
         for flat, places in zip(self.flats, self.places, strict=True):
-            state = self.optimiser.state.get(flat, {})
+            state = self.optimizer.state.get(flat, {})
             for row, member in enumerate(self.members):
                 for place in places if state else ():
                     parameter = member.model.get_parameter(place.name)
                     own = {key: place.of(state[key][row]) for key in _STATE}
-                    member.optimiser.state[parameter] = {"step": state["step"].clone(), **own}
+                    member.optimizer.state[parameter] = {"step": state["step"].clone(), **own}
 
     def _gather(self) -> None:
         """Take over what the members' checkpoints held: weights stand in place already, the optimiser's state is joined."""
@@ -378,14 +378,14 @@ class StackedTrainer:
         for flat, places in zip(self.flats, self.places, strict=True):
             states = [
                 [
-                    dict(member.optimiser.state.get(member.model.get_parameter(place.name), {}))
+                    dict(member.optimizer.state.get(member.model.get_parameter(place.name), {}))
                     for place in places
                 ]
                 for member in self.members
             ]
             if not all(state for row in states for state in row):
                 continue  # they start
-            self.optimiser.state[flat] = {"step": states[0][0]["step"].clone()} | {
+            self.optimizer.state[flat] = {"step": states[0][0]["step"].clone()} | {
                 key: self._joined(
                     [torch.stack([row[index][key] for row in states]) for index in range(len(places))], places
                 )
@@ -393,16 +393,16 @@ class StackedTrainer:
             }
 
 
-def unstackable(size: Size) -> str:
+def blocking_layers(size: Size) -> str:
     """Say why seeds of this size cannot be stacked, or nothing."""
     if size.settings.dropout:
         return "seeds are not stacked under dropout: what is dropped could not be that of separate runs"
     return ""
 
 
-def stacks(model: Decoder) -> str:
+def population_blocker(model: Decoder) -> str:
     """Say why a model cannot be trained by `torch.vmap`, or nothing: it is tried on a few tokens."""
-    if words := unstackable(model.size):
+    if words := blocking_layers(model.size):
         return words
     if isinstance(model, Pointer):
         return "models that point at an answer are not stacked"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headtohead.common.choices import refuse_other_words
+from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
 from headtohead.model.sizes import Size
@@ -53,7 +53,7 @@ class TrainSettings:
     """equal: a circuit's decay is divided by its ratio, so that lr x decay is equal in all; coupled: it is not."""
 
     def __post_init__(self) -> None:
-        refuse_other_words(self)
+        check_choices(self)
         object.__setattr__(self, "circuit_lr", parse_rules(self.circuit_lr))
         for name in ("tokens", "batch"):
             if getattr(self, name) < 1:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headtohead.common.errors import UnreadableFile
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
-from headtohead.training.batches import Feed, Part, WindowFeed
+from headtohead.training.batches import BatchSource, Part, WindowBatches
 from headtohead.training.checkpoint import (
     KEPT,
     Checkpoint,
@@ -25,11 +25,11 @@ from headtohead.training.checkpoint import (
     save_checkpoint,
 )
 from headtohead.training.circuit_log import CircuitLog
-from headtohead.training.cuda_graph import Recorded
+from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import (
-    make_optimiser,
-    optimiser_tensors,
-    restore_optimiser,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
     set_rates,
 )
 from headtohead.training.schedule import learning_rate
@@ -90,7 +90,7 @@ class Trainer:
     def __init__(
         self,
         model: Decoder,
-        windows: Windows | Feed,
+        windows: Windows | BatchSource,
         settings: TrainSettings,
         *,
         micro: int = 0,
@@ -105,10 +105,12 @@ class Trainer:
         sharing: int = 1,
     ) -> None:
         self.model, self.settings, self.hooks = model, settings, hooks
-        self.feed: Feed = (
-            WindowFeed(windows, settings, model.size.vocabulary) if isinstance(windows, Windows) else windows
+        self.batches: BatchSource = (
+            WindowBatches(windows, settings, model.size.vocabulary)
+            if isinstance(windows, Windows)
+            else windows
         )
-        self.steps, self.sequences = self.feed.steps, self.feed.sequences
+        self.steps, self.sequences = self.batches.steps, self.batches.sequences
         self.micro = min(micro or self.sequences, self.sequences)
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
@@ -116,10 +118,10 @@ class Trainer:
         asked = log_circuits or bool(settings.circuit_lr)
         # Gradients of single circuits are looked at between steps, which a graph would not show.
         record = record and self.device.type == "cuda" and not asked
-        self.optimiser = make_optimiser(model, settings, record)
-        self._recorded = Recorded(self._step_on, self.device, hooks.warn) if record else None
+        self.optimizer = make_optimizer(model, settings, record)
+        self._recorded = CudaGraphStep(self._step_on, self.device, hooks.warn) if record else None
         self.log_every = max(1, self.steps // LOGGED_POINTS)
-        self.circuits = CircuitLog(model, self.optimiser, settings, self.steps) if asked else None
+        self.circuits = CircuitLog(model, self.optimizer, settings, self.steps) if asked else None
         self.step = 0
         self.seconds = self.own_seconds = 0.0
         self.train_nats = float("nan")
@@ -166,7 +168,7 @@ class Trainer:
         if self.step % self.log_every == 0 or self.step == self.steps:
             diverged = self._log()
             step, since = self._shown
-            trained = self.feed.tokens(self.step) - self.feed.tokens(step)
+            trained = self.batches.tokens(self.step) - self.batches.tokens(step)
             rate = trained / max(1e-9, now - since)
             self._shown = self.step, now
             self.hooks.progress(self.step, self.train_nats, rate)
@@ -212,7 +214,7 @@ class Trainer:
 
     def _save(self, folder: Path, kept: int | None) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        state = optimiser_tensors(self.model, self.optimiser)
+        state = optimizer_tensors(self.model, self.optimizer)
         tensors |= {f"optimiser/{name}": tensor for name, tensor in state.items()}
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -248,7 +250,7 @@ class Trainer:
             group, _, key = name.partition("/")
             groups.setdefault(group, {})[key] = tensor
         self.model.load_state_dict(groups["model"])
-        restore_optimiser(self.model, self.optimiser, groups.get("optimiser", {}))
+        restore_optimizer(self.model, self.optimizer, groups.get("optimiser", {}))
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in groups["random"]:
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
@@ -298,16 +300,16 @@ class Trainer:
 
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
-        set_rates(self.optimiser, self.settings, self.step, self.steps)
+        set_rates(self.optimizer, self.settings, self.step, self.steps)
         if self._recorded is None:
-            return self._whole_step(lambda: self.feed.parts(self.step, self.micro))
-        (whole,) = self.feed.parts(self.step, self.sequences)
+            return self._whole_step(lambda: self.batches.parts(self.step, self.micro))
+        (whole,) = self.batches.parts(self.step, self.sequences)
         return self._recorded(moved(whole.tokens, self.device), moved(whole.targets, self.device))
 
     def _step_on(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on a batch that stands on the device: what is recorded as a graph."""
         # A recording that failed leaves gradients of nothing behind.
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
         def parts() -> Iterator[Part]:
             for part, wanted in zip(tokens.split(self.micro), targets.split(self.micro), strict=True):
@@ -323,12 +325,12 @@ class Trainer:
                 break
             except torch.OutOfMemoryError:
                 self.halve()
-                self.optimiser.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad(set_to_none=True)
         if self.circuits and self.logs_next:
-            self.circuits.note_gradients()
+            self.circuits.record_gradients()
         norm = self._clip()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return nats, norm
 
     @property
@@ -390,7 +392,7 @@ class Trainer:
         self.hooks.log(
             {
                 "step": self.step,
-                "tokens": self.feed.tokens(self.step),
+                "tokens": self.batches.tokens(self.step),
                 "nats": self.train_nats,
                 "lr": learning_rate(self.settings, self.step - 1, self.steps),
                 "grad_norm": float(norms.mean()),
@@ -399,7 +401,7 @@ class Trainer:
                 **(self.circuits.row(self.step) if self.circuits else {}),
             }
         )
-        lost = ~torch.isfinite(nats) | (nats > _LOST * self.feed.guess + 1) | ~torch.isfinite(norms)
+        lost = ~torch.isfinite(nats) | (nats > _LOST * self.batches.guess + 1) | ~torch.isfinite(norms)
         if not lost.any():
             return None
         return self.step - len(nats) + int(lost.int().argmax())

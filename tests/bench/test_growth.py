@@ -10,7 +10,7 @@ import pytest
 import headtohead
 from headtohead.bench import growth
 from headtohead.bench.slice import Slice
-from headtohead.bench.worker_pool import Crew, OutOfTime
+from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
@@ -36,7 +36,7 @@ def test_rows_hold_what_was_measured_beside_what_is_declared(tmp_path: Path) -> 
     first = rows[0]
     assert (first["context"], first["batch"], first["layers"], first["width"]) == (16, 2, 2, 64)
     one = Slice("standard", "nano", 16, 2, 2, 64, "float32", "cpu", False, 1)
-    model = Decoder.outline(one.shape, one.mechanisms)
+    model = Decoder.on_meta(one.shape, one.mechanisms)
     assert first["flops"] == 3 * 32 * model.flops(16, 2).causal
     assert first["parameters"] == model.parameter_count()
     assert {found["axis"] for found in document["growth"]} == set(growth.AXES)
@@ -117,8 +117,8 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path) -> None:
     assert [one["date"] == date for one, date in zip(again["rows"], dates, strict=True)][2:] == [True, True]
     assert sum("error" in row for row in json.loads(out.read_text())["rows"]) == 2
     (tmp_path / "broken.py").write_text((tmp_path / "broken.py").read_text().replace("raise", "return x  #"))
-    mended = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
-    assert [found.get("error") for found in mended["rows"]] == [None] * 4
+    repaired = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
+    assert [found.get("error") for found in repaired["rows"]] == [None] * 4
 
 
 def test_a_shape_that_a_layout_cannot_fill_is_left_out_with_the_reason() -> None:
@@ -176,21 +176,21 @@ def test_one_compiled_block_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_crew_measures_in_other_processes_and_survives_the_end_of_one() -> None:
-    crew = Crew(1, deadline=math.inf)
+    pool = WorkerPool(1, deadline=math.inf)
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")
     )
     try:
-        crew.warm([one, other], lambda words, share: None)
-        assert crew.measure(one)["seconds"] > 0
-        crew.workers[0].process.kill()
-        assert crew.measure(other) == {"error": "its process ended (signal 9)"}
-        assert crew.measure(one) == {"error": "its process ended before (signal 9)"}
-        crew.deadline = 0.0
-        with pytest.raises(OutOfTime):
-            crew._hear(lambda: None)
+        pool.warm([one, other], lambda words, share: None)
+        assert pool.measure(one)["seconds"] > 0
+        pool.workers[0].process.kill()
+        assert pool.measure(other) == {"error": "its process ended (signal 9)"}
+        assert pool.measure(one) == {"error": "its process ended before (signal 9)"}
+        pool.deadline = 0.0
+        with pytest.raises(TimeLimitReached):
+            pool._receive(lambda: None)
     finally:
-        crew.close()
+        pool.close()
 
 
 def test_the_last_line_is_one_document_and_the_picture_is_drawn(

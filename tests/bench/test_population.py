@@ -43,9 +43,9 @@ def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pyte
 def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stack.Case("nano", "standard", 256, "float32", "cpu")
     assert stack.disagreement(case) < 1e-3
-    usual = stack.StackedTrainer._clip
+    usual = stack.PopulationTrainer._clip
     monkeypatch.setattr(
-        stack.StackedTrainer, "_clip", lambda self, grads: usual(self, [grads[0].mul_(3.0), *grads[1:]])
+        stack.PopulationTrainer, "_clip", lambda self, grads: usual(self, [grads[0].mul_(3.0), *grads[1:]])
     )
     assert stack.disagreement(case) > 1e-3
 
@@ -53,7 +53,7 @@ def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_no_number_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stack.Case("nano", "standard", 256, "float32", "cpu")
     monkeypatch.setattr(
-        stack.StackedTrainer, "_clip", lambda self, grads: grads[0].new_full((3,), float("nan"))
+        stack.PopulationTrainer, "_clip", lambda self, grads: grads[0].new_full((3,), float("nan"))
     )
     with pytest.raises(RuntimeError, match="step 1 comes to"):
         stack.disagreement(case)

@@ -92,11 +92,11 @@ def test_arms_get_the_parameters_of_the_first() -> None:
 def test_equal_parameters_take_the_roundest_width_within_the_tolerance() -> None:
     size, arm = SIZES["60m"], "differential:version=2"
     layers = parse_layout(arm).layers(size.layers)
-    target = Decoder.outline(size, parse_layout("standard").layers(size.layers)).parameter_count()
+    target = Decoder.on_meta(size, parse_layout("standard").layers(size.layers)).parameter_count()
     exact = match_params(size, layers, target)
     near = bench_train.rounder(exact, layers, target)
     assert (exact.ffn, near.ffn) == (1875, 1856)
-    assert abs(Decoder.outline(near, layers).parameter_count() / target - 1) <= 0.005
+    assert abs(Decoder.on_meta(near, layers).parameter_count() / target - 1) <= 0.005
 
 
 def test_each_context_is_a_row() -> None:
@@ -132,9 +132,9 @@ def test_an_arm_that_fails_is_recorded_and_the_others_go_on(
 
 
 def test_contenders_are_compiled_side_by_side_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
+    receive: list[object] = []
     monkeypatch.setattr(
-        bench_train, "warm_up", lambda module, orders, progress: told.append((module, orders))
+        bench_train, "warm_up", lambda module, orders, progress: receive.append((module, orders))
     )
     monkeypatch.setattr(headtohead.model.decoder.Decoder, "compile_hidden", lambda self: None)
     headtohead.bench_train(
@@ -145,7 +145,7 @@ def test_contenders_are_compiled_side_by_side_first(monkeypatch: pytest.MonkeyPa
         warm=True,
         **QUICK,  # type: ignore[arg-type]
     )
-    ((module, orders),) = told  # type: ignore[misc]
+    ((module, orders),) = receive  # type: ignore[misc]
     assert module == "headtohead.bench.train"
     assert [order["name"] for order in orders] == ["standard", "coupled"]  # type: ignore[has-type]
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(orders[1])))  # type: ignore[has-type]

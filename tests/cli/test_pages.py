@@ -40,11 +40,11 @@ def test_no_page_is_left_of_a_mechanism_that_is_gone() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mechanism_says_what_a_page_needs(name: str) -> None:
-    told = describe(builtin_mechanisms()[name])
+    receive = describe(builtin_mechanisms()[name])
     for section in ("summary", "idea", "equation", "claims", "watch"):
-        assert getattr(told, section).strip(), section
-    assert told.equation.startswith("    ")
-    for arm in told.arms:
+        assert getattr(receive, section).strip(), section
+    assert receive.equation.startswith("    ")
+    for arm in receive.arms:
         assert name in {term.kind.name for layer in parse_layout(arm).pattern for term in layer.terms}
 
 
@@ -116,5 +116,5 @@ def test_a_file_without_sections_is_described_by_what_it_has() -> None:
 
         name = "bare"
 
-    told = describe(Bare)
-    assert (told.summary, told.claims, told.arms) == ("Does little.", "", ())
+    receive = describe(Bare)
+    assert (receive.summary, receive.claims, receive.arms) == ("Does little.", "", ())

@@ -1,7 +1,7 @@
 import pytest
 
 from headtohead.common import progress
-from headtohead.common.progress import Display, Plain, choose_display, piece_of_work
+from headtohead.common.progress import Display, Plain, choose_display, progress_bar
 
 
 def test_plain_lines_tell_of_every_run_and_estimate_the_rest(
@@ -50,6 +50,6 @@ def test_what_a_checkpoint_brought_is_not_counted_as_speed(monkeypatch: pytest.M
 
 def test_without_a_terminal_there_are_lines_and_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(choose_display(), Plain)
-    with piece_of_work("preparing", quiet=True) as show:
+    with progress_bar("preparing", quiet=True) as show:
         show("words", 0.5)
     assert capsys.readouterr().out == ""

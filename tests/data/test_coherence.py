@@ -13,7 +13,7 @@ import pytest
 
 from headtohead.common.errors import UserError
 from headtohead.data.coherence import cut, domain_information, parse_dial
-from headtohead.data.corpora import SPLITS, Documents, find_corpus, lasting_name
+from headtohead.data.corpora import SPLITS, Documents, find_corpus, stable_name
 from headtohead.data.shards import prepare
 
 SETTINGS = (0, 0.25, 0.5, 1)
@@ -148,7 +148,7 @@ def test_one_domain_is_refused(tmp_path: Path) -> None:
 
 def test_a_lasting_name_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert lasting_name("file:a.txt") == f"file:{tmp_path}/a.txt"
-    name = lasting_name("coherence:0.50(file:a.txt,stdlib)")
+    assert stable_name("file:a.txt") == f"file:{tmp_path}/a.txt"
+    name = stable_name("coherence:0.50(file:a.txt,stdlib)")
     assert name == f"coherence:0.5/64(file:{tmp_path}/a.txt,stdlib)"
     assert parse_dial(name).sources == (f"file:{tmp_path}/a.txt", "stdlib")

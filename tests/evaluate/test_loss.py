@@ -12,7 +12,7 @@ import torch
 from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Split, prepare
 from headtohead.evaluate.cost import arm_cost
-from headtohead.evaluate.loss import MOST_BLOCKS, score_split
+from headtohead.evaluate.loss import MAX_BLOCKS, score_split
 from headtohead.evaluate.references import reference_lines
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -58,7 +58,7 @@ def test_blocks_hold_every_token_once_and_follow_documents(documents: int) -> No
     score = score_split(model(), text_split(text, starts), np.ones(256, dtype=np.int64))
     assert sum(size for _, size in score.blocks) == score.bytes
     assert sum(nats for nats, _ in score.blocks) == pytest.approx(score.nats * score.tokens, rel=1e-9)
-    assert len(score.blocks) <= MOST_BLOCKS
+    assert len(score.blocks) <= MAX_BLOCKS
     if documents == 20:
         assert len(score.blocks) == 20
     if documents < 8:

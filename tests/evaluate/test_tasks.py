@@ -15,11 +15,11 @@ from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tokenizers import Bytes
 from headtohead.evaluate.tasks import (
     answer_f1,
+    check_answerable,
     chosen_metric,
     macro_f1,
     matthews,
     plain_answer,
-    refuse_unpointed,
     score_task,
     task_references,
 )
@@ -126,14 +126,14 @@ def test_every_pass_of_the_model_gives_a_sign_of_progress(kind: type[Reader], pa
     model = kind(size(task), layers(), seed=1)  # type: ignore[arg-type]
     for block in model.layers:
         block.mechanism.supports = Supports(padding=padding)
-    told: list[float | None] = []
-    model.embedding.register_forward_hook(lambda *_: told.append(None))
-    score_task(model, task, "test", progress=told.append)
-    assert len(told) > (2 if kind is Pointer else 50)
-    assert all(before is not None or after is not None for before, after in pairwise(told))
-    shares = [share for share in told if share is not None]
+    receive: list[float | None] = []
+    model.embedding.register_forward_hook(lambda *_: receive.append(None))
+    score_task(model, task, "test", progress=receive.append)
+    assert len(receive) > (2 if kind is Pointer else 50)
+    assert all(before is not None or after is not None for before, after in pairwise(receive))
+    shares = [share for share in receive if share is not None]
     assert shares == sorted(shares)
-    assert told[-1] == 1.0
+    assert receive[-1] == 1.0
 
 
 def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:
@@ -202,4 +202,4 @@ def test_metrics_a_task_does_not_have_are_refused() -> None:
     with pytest.raises(UserError, match="unknown metric of task 'recall:train=30' 'f1'"):
         chosen_metric(task, "f1")
     with pytest.raises(UserError, match="no answer to point at"):
-        refuse_unpointed(task)
+        check_answerable(task)

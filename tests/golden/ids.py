@@ -29,11 +29,11 @@ from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tokenizers import Bytes
 from headtohead.study.claims.paper import SCALES, read_paper, sister
 from headtohead.study.config.spec import StudySpec, build_study, read_study
-from headtohead.study.plan import dataset as grounds
+from headtohead.study.plan import dataset as datasets
 from headtohead.study.plan import freeze, tuning
 from headtohead.study.plan import planner as plan
-from headtohead.study.plan import step_timing as pace
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan import step_timing as step_times
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.run_spec import Plan, Rates
 from headtohead.study.store import frozen
 from headtohead.study.store.run_store import RunDirectory, Store
@@ -97,7 +97,7 @@ class _Start:
 def stand_ins() -> Iterator[None]:
     """Replace everything that planning takes from outside: data, trained runs, clocks."""
 
-    def samples(self: Any, runs: list[Any], ground: Any, path: str) -> Any:
+    def samples(self: Any, runs: list[Any], dataset: Any, path: str) -> Any:
         """One second per TFLOP, the plain path half as fast."""
         seconds = [run.flops * 1e-12 * (2 if path == "plain" else 1) for run in runs]
         return np.repeat(np.array(seconds)[:, None], 8, axis=1)
@@ -109,8 +109,8 @@ def stand_ins() -> Iterator[None]:
         mock.patch.object(plan, "refuse_unfit"),
         mock.patch.object(plan, "refuse_unready"),
         mock.patch.object(plan, "corpus_statistics", return_value={}),
-        mock.patch.object(grounds, "reference_lines", return_value={}),
-        mock.patch.object(pace.LockedPace, "_measure", samples),
+        mock.patch.object(datasets, "reference_lines", return_value={}),
+        mock.patch.object(step_times.FrozenStepTimes, "_measure", samples),
     ):
         yield
 
@@ -143,11 +143,11 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
     spec = build_study(settings)
     with tempfile.TemporaryDirectory() as folder, stand_ins():
         place = Path(folder)
-        timed = pace.LockedPace(place, Conditions(device="cpu"))
+        timed = step_times.FrozenStepTimes(place, ExecutionSettings(device="cpu"))
         tuned: list[str] = []
 
         def planned(one: StudySpec, rates: Rates | None = None) -> Plan:
-            return plan.plan_study(one, rates=rates, pace=timed)
+            return plan.plan_study(one, rates=rates, step_times=timed)
 
         rates = None
         if spec.tune is not None:

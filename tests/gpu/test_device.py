@@ -14,13 +14,13 @@ from headtohead.bench import kernels as bench
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
 from headtohead.kernels import path_name
-from headtohead.kernels.attention.decode import TURNS, attend_placed, decode, decode_plain
+from headtohead.kernels.attention.decode import ROPE_MODES, attend_placed, decode, decode_plain
 from headtohead.kernels.pointwise.rotary import rotary_table
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training.cuda_graph import COMPARED
-from headtohead.training.population import StackedTrainer
+from headtohead.training.cuda_graph import VERIFIED_MECHANISMS
+from headtohead.training.population import PopulationTrainer
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 from tests.compare import assert_close
@@ -74,7 +74,7 @@ def test_a_kernel_is_its_twin(case: int, dtype: str) -> None:
         assert row["within"], row
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", ROPE_MODES)
 @pytest.mark.parametrize("shape", [(2, 4, 4, 129, 32), (1, 6, 2, 300, 64), (2, 2, 1, 3, 128)])
 def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
     batch, heads, kv_heads, keys, dim = shape
@@ -95,7 +95,7 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
 
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "gated_linear"])
 def test_a_population_takes_the_steps_of_its_members(arm: str) -> None:
-    stack = StackedTrainer([trainer(seed, arm) for seed in SEEDS])
+    stack = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
     rows = []
     for _ in range(FIRST):  # beyond, rounding grows into other paths
         rows.append(torch.stack(stack.one_step(), -1).clone())
@@ -107,7 +107,7 @@ def test_a_population_takes_the_steps_of_its_members(arm: str) -> None:
         assert_close({name: together[..., place]}, {name: alone[..., place]}, 5e-3)
 
 
-@pytest.mark.parametrize("arm", sorted(COMPARED))
+@pytest.mark.parametrize("arm", sorted(VERIFIED_MECHANISMS))
 def test_a_step_captured_as_a_graph_is_the_step(arm: str) -> None:
     plain, captured = curve(trainer(1, arm)), curve(trainer(1, arm, record=True))
     for place, name in enumerate(("nats", "gradient norm")):

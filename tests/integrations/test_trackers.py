@@ -16,8 +16,8 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.progress import Display
 from headtohead.integrations import forwarder as follow
-from headtohead.integrations.forwarder import Followed, followed
-from headtohead.integrations.sinks import Channel, Tracked, find_sinks
+from headtohead.integrations.forwarder import ForwardingDisplay, forwarding
+from headtohead.integrations.sinks import Channel, TrackedRun, find_sinks
 from headtohead.study.store.run_store import Store
 
 SMALL = {"tokens": 2560, "batch": 256, "seeds": 1, "lr": 5e-3}
@@ -67,7 +67,7 @@ class Recorder:
         if self.error is not None and place == self.breaks:
             raise self.error
 
-    def open(self, run: Tracked) -> Channel:
+    def open(self, run: TrackedRun) -> Channel:
         self.reached("open", run.id)
         return Line(self, run.id)
 
@@ -190,8 +190,8 @@ def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
 ) -> None:
     shown = Notes()
     monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
-    broken, sound = Recorder(place, error), Recorder()
-    result = study(story).run(tmp_path, workers=1, track=[broken, sound])
+    broken, is_valid = Recorder(place, error), Recorder()
+    result = study(story).run(tmp_path, workers=1, track=[broken, is_valid])
     assert (result.summary.done, result.summary.left) == (2, 0)
     assert result.summary.trouble == []
     warnings = [words for words in shown.notes if "tracking by" in words]
@@ -199,7 +199,7 @@ def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
     assert warnings[0].startswith("tracking by recorder ends here, the study goes on: ")
     assert "\n" not in warnings[0]
     assert broken.calls.count((place, broken.calls[-1][1])) == 1, "it is let go of"
-    assert [name for name, _ in sound.calls].count("done") == 2, "the other tracker is served on"
+    assert [name for name, _ in is_valid.calls].count("done") == 2, "the other tracker is served on"
 
 
 def test_a_tracker_that_hangs_delays_no_run(
@@ -298,10 +298,10 @@ def test_tracking_changes_neither_runs_nor_results(story: Path, tmp_path: Path) 
 
 def test_without_trackers_the_display_is_left_alone(tmp_path: Path) -> None:
     display = Display()
-    with followed(display, Store(tmp_path), "x", []) as shown:
+    with forwarding(display, Store(tmp_path), "x", []) as shown:
         assert shown is display
 
 
 def test_everything_a_display_can_show_is_passed_on() -> None:
     public = {name for name in vars(Display) if not name.startswith("_")}
-    assert public <= vars(Followed).keys()
+    assert public <= vars(ForwardingDisplay).keys()

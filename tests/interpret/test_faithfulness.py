@@ -271,13 +271,13 @@ def test_even_attention_of_a_pointer_is_over_what_its_rows_see(causal: bool) -> 
 def test_few_passes_of_the_model_are_without_a_sign_of_progress(kind: str, name: str, layout: str) -> None:
     task = prepare_task(name, context=48)
     subject = model(kind, task.vocabulary, layout)
-    told: list[float] = [0.0]
+    receive: list[float] = [0.0]
     passes = [0]
 
     def progress(share: float) -> None:
         assert passes[-1] <= 3
         passes.append(0)
-        told.append(share)
+        receive.append(share)
 
     def count(*_: Any) -> None:
         passes[-1] += 1
@@ -286,8 +286,8 @@ def test_few_passes_of_the_model_are_without_a_sign_of_progress(kind: str, name:
     explain_model(subject, task, progress=progress)
     assert passes[-1] == 0
     assert sum(passes) > 20
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    assert receive == sorted(receive)
+    assert receive[-1] == 1.0
 
 
 def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from headtohead import kernels
 from headtohead.kernels.attention import decode_rope_triton as decode_turned
 from headtohead.kernels.attention import decode_triton
-from headtohead.kernels.attention.decode import TURNS, attend_placed, decode, decode_plain
+from headtohead.kernels.attention.decode import ROPE_MODES, attend_placed, decode, decode_plain
 from headtohead.kernels.dynamics import integrator as dynamics
 from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
 from headtohead.kernels.dynamics import operators as dynamics_fused
@@ -238,7 +238,7 @@ def test_compiling_leaves_the_operator_whole() -> None:
         near(one, other, 1e-6)
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", ROPE_MODES)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -264,7 +264,7 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 64, 299, *(pytest.param(place, marks=SLOW) for place in (1, 63, 200))])
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", ROPE_MODES)
 def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn: str) -> None:
     table = rotary_table(torch.arange(300), 64, 10_000.0, torch.float64)
     q, kv, v = draw(2, 6, 1, 64), draw(2, 2, 300, 64), draw(2, 2, 300, 64, seed=1)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from headtohead.kernels.path import stacking
 from headtohead.kernels.pointwise import norm_triton as norm_kernel
 from headtohead.kernels.pointwise.norm import rms_norm, rms_norm_plain
-from headtohead.kernels.pointwise.rope_swiglu_triton import gate, turn
+from headtohead.kernels.pointwise.rope_swiglu_triton import apply_rope, gate
 from headtohead.kernels.pointwise.rotary import rotary_table, rotate_plain
 from tests.compare import agree, assert_close, named
 
@@ -34,7 +34,7 @@ def test_rotation_is_its_plain_twin(shape: tuple[int, ...], strided: bool, inver
     joined = draw(batch, time, 3, heads, dim)
     x = joined[:, :, 1].transpose(1, 2) if strided else joined[:, :, 0].permute(0, 2, 1, 3).contiguous()
     agree(
-        lambda x: turn(x, table, inverse),
+        lambda x: apply_rope(x, table, inverse),
         lambda x: rotate_plain(x, table, inverse),
         (x.detach().requires_grad_(),),
         1e-6,
@@ -43,7 +43,7 @@ def test_rotation_is_its_plain_twin(shape: tuple[int, ...], strided: bool, inver
 
 def test_the_operators_keep_the_rules_of_pytorch() -> None:
     table = rotary_table(torch.arange(5), 6, 10_000.0, torch.float32)
-    torch.library.opcheck(turn, (draw(2, 3, 5, 6).requires_grad_(), table, False))
+    torch.library.opcheck(apply_rope, (draw(2, 3, 5, 6).requires_grad_(), table, False))
     torch.library.opcheck(gate, (draw(7, 26).requires_grad_(),))
     torch.library.opcheck(
         norm_kernel.norm_rows, (draw(2, 4, 6).requires_grad_(), draw(2, 6).requires_grad_(), 1e-6)
@@ -66,13 +66,13 @@ def test_the_gate_is_its_plain_twin(shape: tuple[int, int]) -> None:
 
 
 def turned(x: Tensor) -> Tensor:
-    return turn(x, rotary_table(torch.arange(5), 6, 10_000.0, torch.float32), False)
+    return apply_rope(x, rotary_table(torch.arange(5), 6, 10_000.0, torch.float32), False)
 
 
-@pytest.mark.parametrize("kind", ["turn", "gate"])
+@pytest.mark.parametrize("kind", ["rope", "gate"])
 def test_stacked_they_are_what_each_is_alone(kind: str) -> None:
-    function: Callable[[Tensor], Tensor] = turned if kind == "turn" else gate
-    given = draw(3, 2, 5, 2, 6).transpose(2, 3) if kind == "turn" else draw(3, 7, 26)
+    function: Callable[[Tensor], Tensor] = turned if kind == "rope" else gate
+    given = draw(3, 2, 5, 2, 6).transpose(2, 3) if kind == "rope" else draw(3, 7, 26)
     given = given.requires_grad_()
     together, apart = torch.vmap(function)(given), torch.stack([function(part) for part in given])
     assert torch.equal(together, apart)

@@ -440,16 +440,16 @@ EXTRA = {  # at 60m, without step sizes
 }
 
 
-def outline(arm: str, size: str) -> Decoder:
-    return Decoder.outline(SIZES[size], parse_layout(arm).layers(SIZES[size].layers))
+def on_meta(arm: str, size: str) -> Decoder:
+    return Decoder.on_meta(SIZES[size], parse_layout(arm).layers(SIZES[size].layers))
 
 
 @pytest.mark.parametrize("arm", EXTRA)
 def test_8_extra_parameters_at_60m(arm: str) -> None:
-    extra = outline(arm, "60m").parameter_count() - 59_294_720
+    extra = on_meta(arm, "60m").parameter_count() - 59_294_720
     assert extra == EXTRA[arm] + 8 * 8
     joint = "," if ":" in arm else ":"
-    per_layer = outline(f"{arm}{joint}dt_per=layer", "60m").parameter_count() - 59_294_720
+    per_layer = on_meta(f"{arm}{joint}dt_per=layer", "60m").parameter_count() - 59_294_720
     assert per_layer == EXTRA[arm] + 8
     if arm in ("coupled", "coupled:per_head=true"):
         assert 0.00105 < extra / 59_294_720 < 0.00115
@@ -458,10 +458,10 @@ def test_8_extra_parameters_at_60m(arm: str) -> None:
 @pytest.mark.parametrize(("size", "percent"), [("60m", 0.33), ("150m", 0.29), ("454m", 0.26)])
 def test_8_affine_has_3072_parameters_per_head(size: str, percent: float) -> None:
     shape = SIZES[size]
-    extra = outline("coupled:dynamics=affine", size).parameter_count()
-    extra -= outline("standard", size).parameter_count()
+    extra = on_meta("coupled:dynamics=affine", size).parameter_count()
+    extra -= on_meta("standard", size).parameter_count()
     assert extra == 3_072 * shape.heads * shape.layers
-    assert 100 * extra / outline("standard", size).parameter_count() == pytest.approx(percent, abs=0.005)
+    assert 100 * extra / on_meta("standard", size).parameter_count() == pytest.approx(percent, abs=0.005)
 
 
 COUNTS = {
@@ -472,7 +472,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("arm", COUNTS)
 def test_8_parameter_counts_of_section_4(arm: str) -> None:
-    found = tuple(outline(arm, size).parameter_count() for size in ("10m", "60m", "150m", "454m"))
+    found = tuple(on_meta(arm, size).parameter_count() for size in ("10m", "60m", "150m", "454m"))
     assert found == COUNTS[arm]
 
 
@@ -490,9 +490,9 @@ def test_8_declared_cache_bytes_are_the_allocated_ones_and_the_baselines() -> No
     [("coupled", 1.009), ("coupled:dynamics=leapfrog", 1.017), ("coupled:steps=7", 1.060)],
 )
 def test_8_flops_at_60m(arm: str, ratio: float) -> None:
-    alone = outline("standard", "60m").flops(512).causal
+    alone = on_meta("standard", "60m").flops(512).causal
     assert alone / 1e6 == pytest.approx(122.8, abs=0.05)
-    assert outline(arm, "60m").flops(512).causal / alone == pytest.approx(ratio, abs=0.0006)
+    assert on_meta(arm, "60m").flops(512).causal / alone == pytest.approx(ratio, abs=0.0006)
 
 
 @pytest.mark.parametrize(

@@ -187,20 +187,20 @@ COUNTS = {
 def test_1_every_variant_has_the_parameters_of_the_table_uniform_and_hybrid(size: str, name: str) -> None:
     for arm in (name, f"even({name})"):
         shape = SIZES[size]
-        outline = Decoder.outline(shape, parse_layout(arm).layers(shape.layers))
-        assert outline.parameter_count() == COUNTS[size]
+        on_meta = Decoder.on_meta(shape, parse_layout(arm).layers(shape.layers))
+        assert on_meta.parameter_count() == COUNTS[size]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_1_the_published_1_7b_shape_with_normed_queries_and_keys(name: str) -> None:
     shape = SIZES["deconstructed-1.7b"]
     arm, count = (name, 1_629_865_984) if name == "token_mlp" else (f"{name}:qk_norm=true", 1_629_873_152)
-    assert Decoder.outline(shape, parse_layout(arm).layers(28)).parameter_count() == count
+    assert Decoder.on_meta(shape, parse_layout(arm).layers(28)).parameter_count() == count
 
 
 def test_1_the_controls_have_fewer() -> None:
     standard, mean, none = (
-        Decoder.outline(TINY, parse_layout(arm).layers(4)).parameter_count()
+        Decoder.on_meta(TINY, parse_layout(arm).layers(4)).parameter_count()
         for arm in ("standard", "prefix_mean", "no_attention")
     )
     assert standard - mean == 4 * 2 * 16 * 16, "no queries and keys"
@@ -254,11 +254,11 @@ def test_3_its_loss_is_the_same_at_every_context_and_never_below_the_bigram_entr
     pairs, counts = np.unique(np.stack((text[:-1], text[1:])), axis=1, return_counts=True)
     firsts = np.bincount(text[:-1])
     floor = -(counts * np.log(counts / firsts[pairs[0]])).sum() / (len(text) - 1)
-    optimiser = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         decoder(stream[:-1].view(1, -1), stream[1:].view(1, -1))[0].backward()
-        optimiser.step()
+        optimizer.step()
     usable = (len(text) - 1) // 12 * 12
     losses = []
     for context in (1, 4, 12):
@@ -575,7 +575,7 @@ def test_8_flops_of_a_layer_are_those_of_the_table_and_the_counted_ones(arm: str
 @pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_8_flops_of_the_whole_model_are_the_counted_ones(arm: str, mode: str, batch: int) -> None:
-    decoder = Decoder.outline(TINY, parse_layout(arm).layers(4))
+    decoder = Decoder.on_meta(TINY, parse_layout(arm).layers(4))
     caches, time = None if mode == "train" else decoder.new_caches(batch, T), 1 if mode == "decode" else T
     if mode == "decode" and caches is not None:
         caches.advance(T - 1)
@@ -587,7 +587,7 @@ def test_8_flops_of_the_whole_model_are_the_counted_ones(arm: str, mode: str, ba
 
 def test_8_the_companions_pass_costs_the_batch_one_sequence() -> None:
     """(8 d^2 + 4 d T + 6 d f) / B more per layer in all, as 2.3 says; the last layer's update is not needed."""
-    decoder, width = Decoder.outline(TINY, parse_layout("fixed_seq_qk").layers(4)), TINY.ffn
+    decoder, width = Decoder.on_meta(TINY, parse_layout("fixed_seq_qk").layers(4)), TINY.ffn
     for batch in (1, 8):
         layer = 4 * D**2 + 2 * D * T + (8 * D**2 + 4 * D * T + 6 * D * width) / batch
         unneeded = (4 * D**2 + 2 * D * T + 6 * D * width) / batch

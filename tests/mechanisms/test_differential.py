@@ -198,9 +198,9 @@ def test_lambda_init_of_the_layers(layer: int, value: float) -> None:
     assert lambda_init(layer) == pytest.approx(value, abs=5e-4)
 
 
-def outline(arm: str, size: str, ffn: int = 0) -> Decoder:
+def on_meta(arm: str, size: str, ffn: int = 0) -> Decoder:
     shape = dataclasses.replace(SIZES[size], ffn=ffn or SIZES[size].ffn)
-    return Decoder.outline(shape, parse_layout(arm).layers(shape.layers))
+    return Decoder.on_meta(shape, parse_layout(arm).layers(shape.layers))
 
 
 COUNTS = {
@@ -214,15 +214,15 @@ COUNTS = {
 @pytest.mark.parametrize("size", COUNTS)
 def test_8_parameter_counts_of_section_4(size: str) -> None:
     first, ffn, second = COUNTS[size]
-    assert outline("differential", size).parameter_count() == first
-    assert outline("differential:version=2", size, ffn).parameter_count() == second
+    assert on_meta("differential", size).parameter_count() == first
+    assert on_meta("differential:version=2", size, ffn).parameter_count() == second
 
 
 @pytest.mark.parametrize(
     ("arm", "extra"), [("differential", 6 * 64), ("differential:version=2", 512**2 + 512 * 8)]
 )
 def test_8_extra_parameters_of_a_layer(arm: str, extra: int) -> None:
-    difference = outline(arm, "60m").parameter_count() - outline("standard", "60m").parameter_count()
+    difference = on_meta(arm, "60m").parameter_count() - on_meta("standard", "60m").parameter_count()
     assert difference == 8 * extra
 
 

@@ -87,7 +87,7 @@ def test_t7_parameters_flops_and_cache_equal_the_table(form: str, width: int, he
 def test_the_usual_cache_is_two_widths_and_one_where_both_are_collapsed() -> None:
     size = dataclasses.replace(SIZES["sharing-s"], layers=1)
     found = [
-        Decoder.outline(size, parse_layout(f"factorised:form={form}").layers(1)).cache_bytes(
+        Decoder.on_meta(size, parse_layout(f"factorised:form={form}").layers(1)).cache_bytes(
             1, 1, torch.bfloat16
         )
         for form in FORMS

@@ -81,7 +81,7 @@ def test_padding_anywhere_is_invisible() -> None:
 
 def test_the_state_does_not_grow_with_the_context() -> None:
     size = dataclasses.replace(SIZES["nano"], layers=1)
-    model = Decoder.outline(size, parse_layout("gated_linear").layers(1))
+    model = Decoder.on_meta(size, parse_layout("gated_linear").layers(1))
     held = {model.cache_bytes(3, capacity, torch.bfloat16) for capacity in (1, 128, 8192)}
     heads, head = size.heads, size.width // size.heads
     assert held == {3 * heads * (head // 2) * head * 4}, "kept in float32 in a narrow cache"

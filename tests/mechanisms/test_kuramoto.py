@@ -395,20 +395,20 @@ COUNTS = [
 @pytest.mark.parametrize(("arm", "size", "ffn", "count"), COUNTS)
 def test_parameters_are_the_published_ones(arm: str, size: str, ffn: int, count: int) -> None:
     shape = dataclasses.replace(SIZES[size], ffn=ffn)
-    assert Decoder.outline(shape, parse_layout(arm).layers(shape.layers)).parameter_count() == count
+    assert Decoder.on_meta(shape, parse_layout(arm).layers(shape.layers)).parameter_count() == count
 
 
 @pytest.mark.parametrize(("size", "ffn"), [("1m", 288), ("5m", 624)])
 def test_the_published_widths_are_the_solved_ones(size: str, ffn: int) -> None:
     shape = SIZES[size]
-    target = Decoder.outline(shape, parse_layout("standard").layers(shape.layers)).parameter_count()
+    target = Decoder.on_meta(shape, parse_layout("standard").layers(shape.layers)).parameter_count()
     assert abs(match_params(shape, parse_layout("kuramoto").layers(shape.layers), target).ffn - ffn) <= 1
 
 
 def test_flops_are_the_published_ones() -> None:
     for size, ffn, total in (("1m", 288, 2.63e6), ("5m", 624, 11.41e6)):
         shape = dataclasses.replace(SIZES[size], ffn=ffn)
-        model = Decoder.outline(shape, parse_layout("kuramoto").layers(shape.layers))
+        model = Decoder.on_meta(shape, parse_layout("kuramoto").layers(shape.layers))
         assert model.flops(256).causal == pytest.approx(total, rel=2e-3)
         width, layers = shape.width, shape.layers
         exact = layers * (8 * width * 255 / 2 + 10 * width * ffn) + 4 * width * 256

@@ -114,7 +114,7 @@ def test_7_parameters_flops_and_cache_equal_the_table(latent: int, rope_dim: int
 def test_the_default_has_the_cache_of_k_equals_v(name: str, latent: int) -> None:
     size = dataclasses.replace(SIZES[name].with_settings(positions="rope"), layers=1)
     ours, theirs = (
-        Decoder.outline(size, parse_layout(arm).layers(1)) for arm in ("latent", "sharing:tie=kv")
+        Decoder.on_meta(size, parse_layout(arm).layers(1)) for arm in ("latent", "sharing:tie=kv")
     )
     layer = ours.layers[0].mechanism
     assert (layer.latent, layer.rope_dim) == (latent, 64)

@@ -331,7 +331,7 @@ PUBLISHED_CACHE = {
 @pytest.mark.parametrize("arm", PUBLISHED_CACHE)
 def test_6_published_cache_of_the_300m_model(arm: str) -> None:
     size = SIZES["sharing-300m"]
-    model = Decoder.outline(size, parse_layout(arm).layers(size.layers))
+    model = Decoder.on_meta(size, parse_layout(arm).layers(size.layers))
     assert model.cache_bytes(1, 1, torch.bfloat16) == PUBLISHED_CACHE[arm] * 1024
 
 
@@ -357,7 +357,7 @@ def test_7_parameter_counts_of_section_4(arm: str) -> None:
     ):
         shape = SIZES[size]
         text = arm.replace("H/2", str(shape.heads // 2)).replace("H/4", str(shape.heads // 4))
-        assert Decoder.outline(shape, parse_layout(text).layers(shape.layers)).parameter_count() == count, (
+        assert Decoder.on_meta(shape, parse_layout(text).layers(shape.layers)).parameter_count() == count, (
             size
         )
 
@@ -399,8 +399,8 @@ def test_terms_of_the_score_and_the_learnt_mix_are_not_decayed() -> None:
 def test_7_exact_pairs_have_equal_parameters_flops_and_cache(groups: int) -> None:
     # One bias vector less is stored by the tied form: the pair is exact without biases.
     size = dataclasses.replace(SIZES["sharing-300m"].with_settings(bias="none"), layers=2, vocabulary=256)
-    shared = Decoder.outline(size, parse_layout(f"sharing:tie=kv,kv_heads={groups}").layers(2))
-    halved = Decoder.outline(size, parse_layout(f"standard:kv_heads={groups // 2}").layers(2))
+    shared = Decoder.on_meta(size, parse_layout(f"sharing:tie=kv,kv_heads={groups}").layers(2))
+    halved = Decoder.on_meta(size, parse_layout(f"standard:kv_heads={groups // 2}").layers(2))
     assert shared.parameter_count() == halved.parameter_count()
     assert shared.flops(2048) == halved.flops(2048)
     assert shared.cache_bytes(1, 1, torch.bfloat16) == halved.cache_bytes(1, 1, torch.bfloat16)
@@ -411,7 +411,7 @@ def test_7_exact_pairs_have_equal_parameters_flops_and_cache(groups: int) -> Non
 )
 def test_7_published_multiply_adds_at_300m(arm: str, billions: float) -> None:
     size = SIZES["sharing-300m"]
-    model = Decoder.outline(size, parse_layout(arm).layers(size.layers))
+    model = Decoder.on_meta(size, parse_layout(arm).layers(size.layers))
     assert model.flops(2048).full * 2048 / 2 / 1e9 == pytest.approx(billions, abs=0.05)
 
 

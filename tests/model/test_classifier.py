@@ -16,7 +16,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
-from headtohead.training.optimizer import make_optimiser
+from headtohead.training.optimizer import make_optimizer
 from headtohead.training.settings import TrainSettings
 
 LAYOUTS = ("standard", "sharing:tie=kv", "(coupled standard)*1", "kuramoto:ffn_start=small")
@@ -28,14 +28,14 @@ def size(vocabulary: int, **settings: object) -> Size:
 
 def trained(model: Reader, task: Task, steps: int, lr: float = 3e-3) -> Reader:
     batches = Batches(task.splits["train"], 32, seed=1)
-    optimiser = make_optimiser(model, TrainSettings(lr=lr))
+    optimizer = make_optimizer(model, TrainSettings(lr=lr))
     model.train()
     for number in range(steps):
         batch = batches.batch(number)
         objective, _, _ = model(batch.tokens, batch.targets, padding=batch.padding)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective.backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval()
 
 
@@ -103,13 +103,13 @@ def test_a_pointer_learns_where_the_subject_stands() -> None:
     task = prepare_task("grammar:train=2000", context=32)
     model = Pointer(size(task.vocabulary), parse_layout("standard").layers(2), seed=1, causal=False)
     batches = Batches(task.splits["train"], 32, seed=1)
-    optimiser = make_optimiser(model, TrainSettings(lr=3e-3))
+    optimizer = make_optimizer(model, TrainSettings(lr=3e-3))
     for number in range(120):
         batch = batches.batch(number)
         objective, _, _ = model(batch.tokens, batch.spans, padding=batch.padding)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective.backward()
-        optimiser.step()
+        optimizer.step()
     model.eval()
     test = collated(task.splits["test"], range(len(task.splits["test"])))
     with torch.no_grad():

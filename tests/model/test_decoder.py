@@ -143,7 +143,7 @@ def test_whole_model_flops_are_the_counted_ones() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     for arm in ("standard", "sharing:tie=kv", "diagonal"):
-        decoder = Decoder.outline(TINY, parse_layout(arm).layers(2))
+        decoder = Decoder.on_meta(TINY, parse_layout(arm).layers(2))
         with plain(), FlopCounterMode(display=False) as counter:
             decoder.logits(torch.zeros(1, 16, dtype=torch.long, device="meta"))
         assert counter.get_total_flops() / 16 == decoder.flops(16).full

@@ -19,7 +19,7 @@ from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder
-from headtohead.model.decoding import Decoding, decoding, one_step, unrecordable
+from headtohead.model.decoding import Decoding, decoding, graph_blocker, one_step
 from headtohead.model.generation import Sampling, generate
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
@@ -47,14 +47,14 @@ SERVED = [
     arm
     for name in ("standard", "sharing")
     for arm in (*arms(name), f"{name}+coupled", f"{name}+coupled:order=after_rope")
-    if model(arm).recordable
+    if model(arm).graph_safe
 ]
 
 
 def test_what_is_served() -> None:
     assert {"standard", "standard:window=3", "sharing:tie=kv", "sharing:tie=kv,rope=score"} <= set(SERVED)
     assert "standard+coupled" in SERVED
-    others = [model(arm).recordable for name in ("diagonal", "latent", "gated_linear") for arm in arms(name)]
+    others = [model(arm).graph_safe for name in ("diagonal", "latent", "gated_linear") for arm in arms(name)]
     assert not any(others)
 
 
@@ -186,11 +186,11 @@ def test_what_is_made_on_the_way_is_joined_anew() -> None:
 
 def test_what_cannot_be_recorded_says_why() -> None:
     mixed = model("(standard diagonal)*1")
-    assert "does not serve diagonal" in unrecordable(mixed, mixed.new_caches(1, 4))
+    assert "does not serve diagonal" in graph_blocker(mixed, mixed.new_caches(1, 4))
     padded = model("standard")
     real = torch.ones(1, 4, dtype=torch.bool)
-    assert "padded" in unrecordable(padded, padded.new_caches(1, 4, padding=real))
-    assert not unrecordable(padded, padded.new_caches(1, 4))
+    assert "padded" in graph_blocker(padded, padded.new_caches(1, 4, padding=real))
+    assert not graph_blocker(padded, padded.new_caches(1, 4))
 
 
 def test_a_subclass_says_for_itself_whether_it_can_be_recorded() -> None:
@@ -198,7 +198,7 @@ def test_a_subclass_says_for_itself_whether_it_can_be_recorded() -> None:
         """One that may read the frame's start."""
 
     decoder = Decoder(TINY, [Composed((class_term(Mine),))] * 2, 0)
-    assert not decoder.recordable
+    assert not decoder.graph_safe
 
 
 def test_on_cpu_steps_go_one_by_one() -> None:
@@ -235,13 +235,13 @@ class Pretended:
 @torch.inference_mode()
 @pytest.mark.parametrize("fails", ["", "operation not permitted when stream is capturing"])
 def test_a_step_is_recorded_once_or_goes_on_as_it_is(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, told = model("sharing:tie=kv"), []
+    decoder, receive = model("sharing:tie=kv"), []
     whole, caches = decoder.logits(TEXT), decoder.new_caches(3, 12)
     decoder.logits(TEXT[:, :4], caches=caches)
-    step = Decoding(decoder, caches, told.append)
+    step = Decoding(decoder, caches, receive.append)
     device = Pretended(monkeypatch, step, fails)
     for place in range(4, 12):
         scores = step(TEXT[:, place : place + 1])
         assert torch.allclose(scores, whole[:, place], rtol=1e-9)
     assert device.replays == (0 if fails else 8)
-    assert told == ([f"decoding is not recorded as a CUDA graph: {fails}"] if fails else [])
+    assert receive == ([f"decoding is not recorded as a CUDA graph: {fails}"] if fails else [])

@@ -37,14 +37,14 @@ COUNTS = {
 def test_every_size_has_its_exact_count(name: str) -> None:
     size = SIZES[name]
     assert (
-        Decoder.outline(size, parse_layout("standard").layers(size.layers)).parameter_count() == COUNTS[name]
+        Decoder.on_meta(size, parse_layout("standard").layers(size.layers)).parameter_count() == COUNTS[name]
     )
 
 
 def test_the_published_1_7b_model_norms_queries_and_keys() -> None:
     size = SIZES["deconstructed-1.7b"]
     layers = parse_layout("standard:qk_norm=true").layers(size.layers)
-    assert Decoder.outline(size, layers).parameter_count() == 1_629_873_152
+    assert Decoder.on_meta(size, layers).parameter_count() == 1_629_873_152
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_published_1_7b_model_norms_queries_and_keys() -> None:
 def test_untied_heads_are_counted(name: str, count: int) -> None:
     size = SIZES[name].with_settings(tied=False)
     arm = "standard:qk_norm=true" if "1.7b" in name else "standard"
-    assert Decoder.outline(size, parse_layout(arm).layers(size.layers)).parameter_count() == count
+    assert Decoder.on_meta(size, parse_layout(arm).layers(size.layers)).parameter_count() == count
 
 
 def test_a_built_model_has_the_count_of_its_outline() -> None:

@@ -79,7 +79,7 @@ def test_the_fast_path_is_the_plain_path_and_every_parameter_learns(arm: str) ->
 @pytest.mark.parametrize("arm", [*ARMS[:4], *HYBRIDS[:2]])
 def test_whole_model_flops_are_the_counted_ones(arm: str) -> None:
     size = TINY.with_settings(tied=False)
-    decoder = Decoder.outline(size, parse_layout(arm).layers(2))
+    decoder = Decoder.on_meta(size, parse_layout(arm).layers(2))
     with plain(), FlopCounterMode(display=False) as counter:
         decoder.logits(torch.zeros(1, 16, dtype=torch.long, device="meta"))
     assert counter.get_total_flops() / 16 == decoder.flops(16).full
@@ -227,13 +227,13 @@ def test_an_arm_without_a_feed_forward_part_cannot_be_matched() -> None:
 
 def test_it_learns() -> None:
     decoder = model("kuramoto:successor=replace")
-    optimiser = torch.optim.AdamW(decoder.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-2)
     text = (torch.arange(17) * 5 % 32).repeat(4, 1)
     losses = []
     for _ in range(40):
         objective, nats, _ = decoder(text[:, :-1], text[:, 1:])
         objective.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(nats.item())
     assert losses[-1] < 0.3 * losses[0]

@@ -14,7 +14,7 @@ from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
 from headtohead.report.panels.datasets import corpora, matrix
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 
 DIALS = ["coherence:0/64(stdlib)", "coherence:1/64(stdlib)"]
 PROBE = "corpora:" + ",".join(DIALS)
@@ -48,7 +48,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
                 there = {"label": other, "content": "x", "score": score(mine - arm * gain)}
                 probes[run] = {PROBE: {other: there}}
     numbers = dict.fromkeys(contests[i].corpus for i in range(len(contests))) if statistics else {}
-    outline = Outline(
+    manifest = Manifest(
         "study",
         ARMS,
         "standard",
@@ -59,17 +59,17 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
         probes=(PROBE,),
         statistics={name: {"bytes": 10.0, "near": 0.5, "domains": None} for name in numbers},
     )
-    verdicts = study_verdicts(outline, results)
+    verdicts = study_verdicts(manifest, results)
     found = []
     for contest in contests:
         facts = []
         for text, label in ARMS:
-            runs = outline.runs(contest, label)
+            runs = manifest.runs(contest, label)
             arm = ArmFacts(label, text, {}, 3, {seed: results[run] for seed, run in runs.items()}, [], {})
             arm.probes = {PROBE: {seed: probes[run][PROBE] for seed, run in runs.items()}}
             facts.append(arm)
         rows = [row for row in verdicts if row.of(contest)]
-        found.append(View(Path(), outline, contest, facts, rows))
+        found.append(View(Path(), manifest, contest, facts, rows))
     return found
 
 

@@ -21,7 +21,7 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from headtohead.report.dashboard.server import server
-from headtohead.report.dashboard.status import Follower
+from headtohead.report.dashboard.status import StatusReader
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -70,7 +70,7 @@ def ask(
 
 
 def test_a_finished_study_stands_at_its_end_with_verdicts(folder: Path) -> None:
-    facts = Follower(folder).look().facts
+    facts = StatusReader(folder).look().facts
     assert facts["counts"] == {"done": 4, "running": 0, "waiting": 0, "all": 4}
     assert facts["share"] == 1
     assert facts["left"] == "finished"
@@ -79,7 +79,7 @@ def test_a_finished_study_stands_at_its_end_with_verdicts(folder: Path) -> None:
 
 
 def test_a_study_on_its_way_shows_how_far_it_is_and_no_verdict(unfinished: Path) -> None:
-    standing = Follower(unfinished).look()
+    standing = StatusReader(unfinished).look()
     assert standing.facts["counts"] == {"done": 2, "running": 0, "waiting": 2, "all": 4}
     assert standing.facts["share"] == pytest.approx(2.5 / 4)
     assert standing.facts["sentences"] == []
@@ -97,7 +97,7 @@ def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
     lines = [json.loads(line) for line in (half / "metrics.jsonl").read_text().splitlines()]
     lines[-1]["seconds"] = 100.0
     (half / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    facts = Follower(unfinished).look().facts
+    facts = StatusReader(unfinished).look().facts
     # 1,280 tokens in 100 s; 1,280 of this run and 2,560 of the one not begun are left.
     assert facts["left"] == "about 5 m 00 s of training left"
     assert any(row["words"].endswith("about 1 m 40 s left") for row in facts["active"])
@@ -106,14 +106,14 @@ def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
 def test_a_run_that_was_stopped_while_it_was_scored_is_still_to_be(unfinished: Path, folder: Path) -> None:
     half = next(path for path in (unfinished / "runs").iterdir() if not (path / "result.json").exists())
     shutil.copy(folder / "runs" / half.name / "metrics.jsonl", half)
-    (row,) = Follower(unfinished).look().facts["active"]
+    (row,) = StatusReader(unfinished).look().facts["active"]
     assert (row["state"], row["words"]) == ("stopped", "trained, to be scored")
 
 
 def test_a_result_taken_away_is_noticed(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    follower = Follower(copy)
+    follower = StatusReader(copy)
     assert follower.look().facts["counts"]["done"] == 4
     next(copy.glob("runs/*/result.json")).unlink()
     assert follower.look().facts["counts"]["done"] == 3

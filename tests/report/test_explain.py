@@ -16,7 +16,7 @@ from headtohead import Study
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels import View
 from headtohead.report.panels.attention import explain, heat
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 CONTEST = Contest("t", "t", "nano", "as_is", "tokens")
@@ -50,7 +50,7 @@ def arm(label: str, *seeds: dict[str, Any], name: str = "explain:4") -> ArmFacts
 
 def view(*arms: ArmFacts) -> View:
     names = tuple((one.label, one.label) for one in arms)
-    return View(Path(), Outline("s", names, names[0][0], None, 0.01, (1, 2), ()), CONTEST, list(arms), [])
+    return View(Path(), Manifest("s", names, names[0][0], None, 0.01, (1, 2), ()), CONTEST, list(arms), [])
 
 
 def test_every_measure_is_in_per_cent_beside_what_tells_nothing() -> None:
@@ -134,7 +134,7 @@ def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     study = Study(arms, tasks=["grammar:train=60"], probes=["explain"], **settings)
     study.run(tmp_path / "out", workers=1, quiet=True)
     inner = tmp_path / "inner.html"
-    tell = """<script type="module">
+    emit = """<script type="module">
     while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
     const dots = () => document.querySelectorAll("#explain1 svg .mark-symbol path").length;
     const before = dots();
@@ -143,7 +143,7 @@ def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     const maps = document.querySelectorAll("#heat1 svg .mark-rect path").length;
     parent.postMessage([document.documentElement.scrollWidth <= innerWidth, before, dots(), maps, document.title.startsWith("owned")], "*");
     </script>"""
-    inner.write_text((tmp_path / "out" / "report.html").read_text() + tell)
+    inner.write_text((tmp_path / "out" / "report.html").read_text() + emit)
     frame = tmp_path / "phone.html"
     frame.write_text(
         f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>
@@ -153,9 +153,9 @@ def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
     command = [browser, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"file://{frame}"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-    told = re.search(r'<pre id="told">(.*?)</pre>', shown)
-    assert told is not None
-    fits, before, after, maps, owned = told[1].split()
+    receive = re.search(r'<pre id="told">(.*?)</pre>', shown)
+    assert receive is not None
+    fits, before, after, maps, owned = receive[1].split()
     assert (fits, owned) == ("true", "false")
     # Three arms in the legend; two arms with maps x two seeds x five measures, four diamonds; by gradient the third arm too.
     assert (before, after) == ("27", "39")

@@ -134,7 +134,7 @@ def test_charts_are_valid_vega_lite() -> None:
     from headtohead.report.panels.verdicts import seeds
 
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
-    scale = charts.colours(["a", "b"], "a")
+    scale = charts.colors(["a", "b"], "a")
     assert curves.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
     assert cost.quality_against_cost(*cost_rows(arms), scale).to_dict(validate=True)
     assert seeds.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)

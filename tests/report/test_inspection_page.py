@@ -18,12 +18,12 @@ from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tokenizers import Bytes
-from headtohead.interpret.inspection import look_at
+from headtohead.interpret.inspection import inspect_text
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
-from headtohead.report.inspection_page import Sight, sentence
+from headtohead.report.inspection_page import InspectionView, sentence
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 GRAMMAR = "grammar:train=30"
@@ -81,7 +81,7 @@ def test_weights_on_the_page_are_the_mechanism_s_own(hostile: Path, tmp_path: Pa
     model = decoder("standard")
     page = h2h.look(model, "the cat sat", tokenizer=Bytes(), out=tmp_path / "a.html", quiet=True)
     (found,) = data(page)
-    looked = look_at(model, list(b"the cat sat"), chr)
+    looked = inspect_text(model, list(b"the cat sat"), chr)
     for layer, shown in zip(looked.layers, found["layers"], strict=True):
         steps = np.frombuffer(base64.b64decode(shown["weights"]), "<i2").reshape(shown["heads"], -1)
         assert layer.weights is not None
@@ -94,7 +94,7 @@ def test_weights_on_the_page_are_the_mechanism_s_own(hostile: Path, tmp_path: Pa
         Bytes().decode([best]),
         pytest.approx(float(chances[best]), abs=1e-5),
     ]
-    words = Sight("a", "b", list("the cat sat"), looked)
+    words = InspectionView("a", "b", list("the cat sat"), looked)
     assert re.fullmatch(
         r"Expects “.*” \(.*%\)\. Half of its attention is on \d+ of 11 tokens\.", sentence(words)
     )
@@ -285,8 +285,8 @@ def test_in_a_real_browser_a_reader_can_choose_token_head_and_theme(hostile: Pat
 
 def test_in_a_real_browser_a_phone_shows_one_column(hostile: Path, tmp_path: Path) -> None:
     inner, frame, picture = tmp_path / "inner.html", tmp_path / "phone.html", tmp_path / "phone.png"
-    tell = '<script type="module">parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");</script>'
-    inner.write_text(hostile.read_text() + tell)
+    emit = '<script type="module">parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");</script>'
+    inner.write_text(hostile.read_text() + emit)
     frame.write_text(
         f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:1600px;border:0"></iframe>
         <pre id="widths"></pre><script>addEventListener("message", (event) => {{

@@ -71,7 +71,7 @@ class Tags(html.parser.HTMLParser):
 def test_the_page_is_one_file_that_asks_for_nothing(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     parser = Tags()
-    parser.feed(page)
+    parser.batches(page)
     assert not [
         attrs for _, attrs in parser.tags if "src" in attrs or (attrs.get("href") or "").startswith("http")
     ]
@@ -287,11 +287,11 @@ def test_in_a_real_browser_the_page_of_runs_trained_elsewhere_is_drawn(tmp_path:
 def test_in_a_real_browser_a_phone_shows_one_column(folder: Path, tmp_path: Path) -> None:
     """A frame of a phone's width: headless windows are never that narrow."""
     inner = tmp_path / "inner.html"
-    tell = """<script type="module">
+    emit = """<script type="module">
     while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
     parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*");
     </script>"""
-    inner.write_text((folder / "report.html").read_text() + tell)
+    inner.write_text((folder / "report.html").read_text() + emit)
     frame = tmp_path / "phone.html"
     frame.write_text(
         f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>

@@ -19,7 +19,7 @@ from headtohead.report.panels.attention.skip import skip_rows
 from headtohead.report.panels.datasets.tasks import task_rows
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.verdicts import claims
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 
@@ -106,8 +106,8 @@ def test_decode_speed_is_a_cost_and_fast_is_good() -> None:
 @pytest.mark.parametrize("content", ["[", "{}", "[]", '[{"id": 3}]', '["x"]', "null"])
 def test_a_claims_file_that_is_none_shows_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "claims.json").write_text(content)
-    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
-    assert claims.figure([View(tmp_path, outline, CONTEST, [], [])]) is None
+    manifest = Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    assert claims.figure([View(tmp_path, manifest, CONTEST, [], [])]) is None
 
 
 def test_claims_that_were_decided_come_first(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_claims_that_were_decided_come_first(tmp_path: Path) -> None:
         for name, direction in zip("xyz", ("open", "supported", "contradicted"), strict=True)
     ]
     (tmp_path / "claims.json").write_text(json.dumps(rows))
-    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
-    found = claims.figure([View(tmp_path, outline, CONTEST, [], [])])
+    manifest = Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    found = claims.figure([View(tmp_path, manifest, CONTEST, [], [])])
     assert found is not None
     assert found.table is not None
     assert [row[0] for row in found.table.rows] == ["y", "z", "x"]
@@ -134,7 +134,7 @@ def test_claims_decided_by_a_toy_show_with_links_to_the_papers_other_pages(tmp_p
     for page in ("lists/report.html", "toy.html"):
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text("")
-    outline = Outline("s", (("a", "a"),), "a", None, 0.005, (1,), ())
-    found = claims.figure([View(tmp_path, outline, CONTEST, [], [])])
+    manifest = Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), ())
+    found = claims.figure([View(tmp_path, manifest, CONTEST, [], [])])
     assert found is not None
     assert found.links == [("lists", "lists/report.html"), ("toy", "toy.html")]

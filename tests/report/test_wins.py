@@ -12,7 +12,7 @@ from headtohead.report.panels import View
 from headtohead.report.panels.base import Chip
 from headtohead.report.panels.verdicts import wins
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Measure, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
 
 SHIFTS = {"recall": 0.1, "glue-cola": -0.1}
 OWN = (0.004, -0.004, 0.002, -0.003, 0.001)
@@ -30,10 +30,10 @@ def views(tasks: tuple[str, ...], metrics: tuple[str, ...]) -> list[View]:
                 results[run] = {"status": "done", "test": {metric: 0.5 + shift, "blocks": {}}}
     measures = {task: Measure(metric, "higher", 0.01) for task, metric in zip(tasks, metrics, strict=True)}
     arms = (("standard", "standard"), ("sharing:tie=kv", "a"))
-    outline = Outline("s", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), measures=measures)
-    verdicts = study_verdicts(outline, results)
+    manifest = Manifest("s", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), measures=measures)
+    verdicts = study_verdicts(manifest, results)
     return [
-        View(Path(), outline, contest, [], [row for row in verdicts if row.of(contest)])
+        View(Path(), manifest, contest, [], [row for row in verdicts if row.of(contest)])
         for contest in contests
     ]
 

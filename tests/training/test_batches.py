@@ -12,7 +12,7 @@ from headtohead.data.tasks.registry import prepare_task
 from headtohead.model.classifier import Classifier, Reader
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
-from headtohead.training.batches import TaskFeed, divide
+from headtohead.training.batches import TaskBatches, divide
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
@@ -22,9 +22,9 @@ def grammar() -> Task:
     return prepare_task("grammar:train=70", context=48)
 
 
-def feed(task: Task, tokens: int = 4000, batch: int = 200, seed: int = 1) -> TaskFeed:
+def batches(task: Task, tokens: int = 4000, batch: int = 200, seed: int = 1) -> TaskBatches:
     outputs = len(task.classes) or task.vocabulary
-    return TaskFeed(task.splits["train"], TrainSettings(tokens=tokens, batch=batch), seed, outputs)
+    return TaskBatches(task.splits["train"], TrainSettings(tokens=tokens, batch=batch), seed, outputs)
 
 
 def classifier(task: Task) -> Classifier:
@@ -33,7 +33,7 @@ def classifier(task: Task) -> Classifier:
 
 
 def test_a_padded_step_has_the_loss_and_gradients_of_its_examples_alone(grammar: Task) -> None:
-    fed, model = feed(grammar), classifier(grammar)
+    fed, model = batches(grammar), classifier(grammar)
     (part,) = fed.parts(0, 1000)
     assert part.padding is not None
     assert not part.padding.all()
@@ -56,7 +56,7 @@ def test_a_padded_step_has_the_loss_and_gradients_of_its_examples_alone(grammar:
 
 def test_parts_of_a_step_weigh_by_their_targets() -> None:
     task = prepare_task("recall:train=40,pairs=4,queries=3", context=32)
-    fed = feed(task, batch=120)
+    fed = batches(task, batch=120)
     whole = list(fed.parts(2, 100))
     parts = list(fed.parts(2, 3))
     assert len(whole) == 1
@@ -70,7 +70,7 @@ def test_parts_of_a_step_weigh_by_their_targets() -> None:
 
 
 def test_tokens_count_what_is_real(grammar: Task) -> None:
-    fed = feed(grammar)
+    fed = batches(grammar)
     counted = 0
     for step in range(fed.steps):
         assert fed.tokens(step) == counted
@@ -85,7 +85,7 @@ def test_tokens_count_what_is_real(grammar: Task) -> None:
 
 def test_a_length_that_fills_no_step_is_refused(grammar: Task) -> None:
     with pytest.raises(UserError, match="do not fill one step"):
-        feed(grammar, tokens=100, batch=200)
+        batches(grammar, tokens=100, batch=200)
     division = divide([10, 20, 30], 1)
     assert (division.examples, division.per_epoch) == (1, 3)
 
@@ -94,7 +94,7 @@ def test_a_loss_beyond_a_guess_among_the_classes_is_lost(grammar: Task) -> None:
     model = classifier(grammar)
     rows: list[dict[str, object]] = []
     trainer = Trainer(
-        model, feed(grammar), TrainSettings(tokens=4000, batch=200, lr=1e3, clip=0.0, warmup=0.0)
+        model, batches(grammar), TrainSettings(tokens=4000, batch=200, lr=1e3, clip=0.0, warmup=0.0)
     )
     outcome = trainer.run()
     assert outcome.status == "diverged", rows

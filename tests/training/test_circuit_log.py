@@ -16,7 +16,7 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import build_study
 from headtohead.training.circuit_log import CircuitLog, product_norm
-from headtohead.training.optimizer import make_optimiser
+from headtohead.training.optimizer import make_optimizer
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings, train_settings
 from headtohead.training.trainer import Hooks, Trainer
@@ -123,16 +123,16 @@ def test_a_resumed_run_logs_the_same_rows(story: Path, tmp_path: Path) -> None:
 def test_a_row_costs_little_beside_a_step(story: Path) -> None:
     """A step of nano takes some 50 ms of CPU; a row, at worst every step's, stays far below a fiftieth of many."""
     model = Decoder(Size("n", 64, 2, 4, 176, 256, 128), parse_layout("standard").layers(2), seed=1)
-    log = CircuitLog(model, make_optimiser(model, settings()), settings(), 6)
+    log = CircuitLog(model, make_optimizer(model, settings()), settings(), 6)
     tokens = torch.zeros(32, 128, dtype=torch.long)
     began = time.process_time()
     model(tokens, tokens)[0].backward()
     step = time.process_time() - began
-    log.note_gradients()
+    log.record_gradients()
     log.row(1)
     began = time.process_time()
     for _ in range(20):
-        log.note_gradients()
+        log.record_gradients()
         log.row(2)
     assert (time.process_time() - began) / 20 < 0.1 * step
 

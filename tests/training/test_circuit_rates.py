@@ -17,7 +17,7 @@ from headtohead.model.sizes import SIZES
 from headtohead.study.store.archive import import_runs
 from headtohead.study.store.run_store import Store
 from headtohead.training.circuit_rates import Rule, assign, parse_rules, with_words
-from headtohead.training.optimizer import make_optimiser, set_rates
+from headtohead.training.optimizer import make_optimizer, set_rates
 from headtohead.training.settings import TrainSettings, recorded_settings, train_settings
 from headtohead.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ def test_a_ratio_of_one_changes_no_bit(layout: str) -> None:
     plain, _ = trained(layout)
     tags = dict.fromkeys(circuit.tag for circuit in decoder(layout).circuits())
     ruled, trainer = trained(layout, circuit_lr=[{"tag": tag, "factor": 1} for tag in tags])
-    assert {group["rule"] for group in trainer.optimiser.param_groups} == {None}
+    assert {group["rule"] for group in trainer.optimizer.param_groups} == {None}
     assert all(torch.equal(plain[name], ruled[name]) for name in plain)
 
 
@@ -79,13 +79,13 @@ def test_decay_times_rate_is_equal_unless_coupled() -> None:
         settings = TrainSettings(
             lr=1e-2, warmup=0, schedule="constant", circuit_lr={"qk": "3x"}, circuit_decay=decay
         )  # type: ignore[arg-type]
-        optimiser = make_optimiser(decoder(), settings)
-        set_rates(optimiser, settings, 5, 10)
-        groups = {group["tag"]: group for group in optimiser.param_groups if group["decays"]}
+        optimizer = make_optimizer(decoder(), settings)
+        set_rates(optimizer, settings, 5, 10)
+        groups = {group["tag"]: group for group in optimizer.param_groups if group["decays"]}
         assert groups["qk"]["lr"] == pytest.approx(3e-2)
         assert groups["qk"]["lr"] * groups["qk"]["weight_decay"] == pytest.approx(product)
         assert groups["ov"]["lr"] * groups["ov"]["weight_decay"] == pytest.approx(1e-3)
-    vectors = [group for group in optimiser.param_groups if not group["decays"]]
+    vectors = [group for group in optimizer.param_groups if not group["decays"]]
     assert vectors
     assert all(group["weight_decay"] == 0 for group in vectors)
 
@@ -162,7 +162,7 @@ def test_bad_rules_are_refused(rules: Any, words: str) -> None:
 )
 def test_rules_that_do_not_fit_a_model_are_refused(rules: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        make_optimiser(decoder(), TrainSettings(circuit_lr=rules))
+        make_optimizer(decoder(), TrainSettings(circuit_lr=rules))
 
 
 def test_disjoint_layers_do_not_overlap() -> None:

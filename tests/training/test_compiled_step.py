@@ -12,14 +12,14 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from headtohead.training.compiled_step import Traced, divide, inductor, parts_of
-from headtohead.training.population import StackedTrainer
+from headtohead.training.compiled_step import CompiledStep, divide, inductor, parts_of
+from headtohead.training.population import PopulationTrainer
 from headtohead.training.trainer import Hooks
 from tests.training.test_population import SEEDS, SETTINGS, TINY, curves, trainer
 
 
-def compiled(*members: Any, backend: Any = aot_eager) -> StackedTrainer:
-    stack = StackedTrainer(members, compile=True)
+def compiled(*members: Any, backend: Any = aot_eager) -> PopulationTrainer:
+    stack = PopulationTrainer(members, compile=True)
     assert stack._traced is not None
     stack._traced.backend = backend
     return stack
@@ -39,7 +39,7 @@ def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) 
         given = given | {"size": TINY.with_settings(tied=False)}
     said: list[str] = []
     given = given | {"dtype": torch.float64}
-    whole = StackedTrainer([trainer(seed, arm, **given) for seed in SEEDS])
+    whole = PopulationTrainer([trainer(seed, arm, **given) for seed in SEEDS])
     stack = compiled(*(trainer(seed, arm, **given) for seed in SEEDS))
     assert stack._traced is not None
     stack._traced.warn = said.append
@@ -51,7 +51,7 @@ def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) 
 @pytest.mark.slow
 def test_they_are_the_same_under_bf16() -> None:
     settings = dataclasses.replace(SETTINGS, precision="bf16", smoothing=0.1)
-    whole = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+    whole = PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
     stack = compiled(*(trainer(seed, settings=settings) for seed in SEEDS))
     torch.testing.assert_close(curves(stack), curves(whole), rtol=0.02, atol=0.01)
 
@@ -70,7 +70,7 @@ def test_a_function_that_looks_at_its_numbers_goes_on_as_it_stands() -> None:
     def looks(x: Tensor) -> tuple[Tensor, ...]:
         return (x + x.sum().item(),)
 
-    traced = Traced(looks, said.append, backend=aot_eager)
+    traced = CompiledStep(looks, said.append, backend=aot_eager)
     for number in (1.0, 2.0, 3.0):
         assert traced(torch.full((2,), number))[0].tolist() == [3 * number] * 2
     assert len(said) == 1
@@ -83,7 +83,7 @@ def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
     def refuses(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    traced = Traced(lambda x: (x * 2,), said.append, backend=refuses)
+    traced = CompiledStep(lambda x: (x * 2,), said.append, backend=refuses)
     assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
     assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
     assert len(said) == 1
@@ -94,17 +94,17 @@ def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
 def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stack, whole = compiled(*map(trainer, SEEDS)), StackedTrainer(list(map(trainer, SEEDS)))
+    stack, whole = compiled(*map(trainer, SEEDS)), PopulationTrainer(list(map(trainer, SEEDS)))
     assert stack._traced is not None
-    usual, failed = Traced._built, [0]
+    usual, failed = CompiledStep._built, [0]
 
-    def built(self: Traced, given: tuple[Tensor, ...]) -> Any:
+    def built(self: CompiledStep, given: tuple[Tensor, ...]) -> Any:
         if not failed[0]:
             failed[0] += 1
             raise torch.OutOfMemoryError("too much")
         return usual(self, given)
 
-    monkeypatch.setattr(Traced, "_built", built)
+    monkeypatch.setattr(CompiledStep, "_built", built)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     found = torch.stack(stack.one_step())
     assert (stack.first.micro, whole.first.micro) == (2, 4)
@@ -140,7 +140,7 @@ def test_a_sum_is_divided_until_all_processors_are_busy(tiles: int, terms: int, 
 @pytest.mark.slow
 def test_the_compiler_gives_the_same_steps_and_is_not_asked_twice() -> None:
     stack = compiled(*(trainer(seed) for seed in SEEDS), backend=inductor)
-    whole = StackedTrainer([trainer(seed) for seed in SEEDS])
+    whole = PopulationTrainer([trainer(seed) for seed in SEEDS])
     torch.testing.assert_close(curves(stack), curves(whole), rtol=2e-4, atol=2e-5)
     hits = counters["inductor"]["fxgraph_cache_hit"]
     compiled(*(trainer(seed + 7) for seed in SEEDS), backend=inductor).one_step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headtohead.training.cuda_graph import Recorded
+from headtohead.training.cuda_graph import CudaGraphStep
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_the_first_steps_are_done_then_one_is_recorded_and_replayed(able: list[b
         return tokens.sum(), targets.sum()
 
     said: list[str] = []
-    recorded = Recorded(step, CPU, said.append)
+    recorded = CudaGraphStep(step, CPU, said.append)
     for number in range(3):
         assert recorded(*batch(number))[0].item() == 2 * number
     assert Graph.replays == 0
@@ -83,7 +83,7 @@ def test_what_cannot_be_recorded_goes_on_step_by_step(able: list[bool]) -> None:
         count[0] += 1
         return tokens.sum(), targets.sum()
 
-    recorded = Recorded(step, CPU, said.append)
+    recorded = CudaGraphStep(step, CPU, said.append)
     for number in range(6):
         nats, norm = recorded(*batch(number))
         assert (nats.item(), norm.item()) == (2 * number, -2 * number)

@@ -17,8 +17,8 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.training.optimizer import make_optimiser, set_rates
-from headtohead.training.population import StackedTrainer, stacks
+from headtohead.training.optimizer import make_optimizer, set_rates
+from headtohead.training.population import PopulationTrainer, population_blocker
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Hooks, Trainer
 
@@ -41,7 +41,7 @@ def trainer(
     return Trainer(model.to(dtype), Windows(SPLIT, 16, seed), settings, **given)
 
 
-def curves(stack: StackedTrainer) -> Tensor:
+def curves(stack: PopulationTrainer) -> Tensor:
     """Return nats and norms (seeds, steps, 2)."""
     rows = []
     for _ in range(stack.first.steps):
@@ -60,7 +60,7 @@ def curve(one: Trainer) -> Tensor:
     return torch.stack(rows)
 
 
-def assert_same(stack: StackedTrainer, separate: list[Trainer], tolerance: float = 2e-4) -> None:
+def assert_same(stack: PopulationTrainer, separate: list[Trainer], tolerance: float = 2e-4) -> None:
     together, alone = curves(stack), torch.stack([curve(one) for one in separate])
     torch.testing.assert_close(together, alone, rtol=tolerance, atol=tolerance / 10)
     for member, one in zip(stack.members, separate, strict=True):
@@ -100,7 +100,7 @@ def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
         "dtype": torch.float64,
     }
     separate = [trainer(seed, arm, **given) for seed in SEEDS]
-    assert_same(StackedTrainer([trainer(seed, arm, **given) for seed in SEEDS]), separate, 1e-7)
+    assert_same(PopulationTrainer([trainer(seed, arm, **given) for seed in SEEDS]), separate, 1e-7)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,8 @@ def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
 def test_a_ratio_of_one_changes_no_bit_of_stacked_seeds(rule: dict[str, Any]) -> None:
     ruled = dataclasses.replace(SETTINGS, circuit_lr=[rule])
     plain, same = (
-        StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS]) for settings in (SETTINGS, ruled)
+        PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+        for settings in (SETTINGS, ruled)
     )
     assert torch.equal(curves(plain), curves(same))
     for one, other in zip(plain.members, same.members, strict=True):
@@ -135,7 +136,7 @@ def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> Non
     (separate, alone), (stacked, together) = members(), members()
     for one in separate:
         one.run()
-    StackedTrainer(stacked).run()
+    PopulationTrainer(stacked).run()
     for rows, others in zip(together, alone, strict=True):
         for row, other in zip(rows, others, strict=True):
             for circuit, numbers in other["circuits"].items():
@@ -146,7 +147,7 @@ def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> Non
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
 def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
     assert_same(
-        StackedTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS]
+        PopulationTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS]
     )
 
 
@@ -165,7 +166,7 @@ def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
 def test_settings_mean_the_same_for_stacked_seeds(changes: dict[str, Any]) -> None:
     settings = dataclasses.replace(SETTINGS, **changes)
     separate = [trainer(seed, settings=settings) for seed in SEEDS]
-    stack = StackedTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+    stack = PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
     if settings.precision == "bf16":
         torch.testing.assert_close(
             curves(stack), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01
@@ -175,19 +176,19 @@ def test_settings_mean_the_same_for_stacked_seeds(changes: dict[str, Any]) -> No
 
 
 def test_micro_batches_change_nothing_but_the_last_digits() -> None:
-    whole = curves(StackedTrainer([trainer(seed) for seed in SEEDS]))
-    parts = curves(StackedTrainer([trainer(seed, micro=3) for seed in SEEDS]))
+    whole = curves(PopulationTrainer([trainer(seed) for seed in SEEDS]))
+    parts = curves(PopulationTrainer([trainer(seed, micro=3) for seed in SEEDS]))
     torch.testing.assert_close(whole, parts, rtol=2e-4, atol=2e-5)
 
 
 def test_the_models_themselves_move() -> None:
     members = [trainer(seed) for seed in SEEDS]
-    stack = StackedTrainer(members)
+    stack = PopulationTrainer(members)
     before = [member.model.readout.clone() for member in members]
     stack.run()
     for member, old in zip(members, before, strict=True):
         assert not torch.equal(member.model.readout, old)
-        (part,) = member.feed.parts(0, 4)
+        (part,) = member.batches.parts(0, 4)
         nats = member.model(part.tokens, part.targets)[1]
         assert nats.item() < math.log(64)
 
@@ -195,7 +196,7 @@ def test_the_models_themselves_move() -> None:
 def test_each_seed_logs_its_own_rows() -> None:
     rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
     members = [trainer(seed, hooks=Hooks(log=found.append)) for seed, found in zip(SEEDS, rows, strict=True)]
-    outcomes = StackedTrainer(members).run()
+    outcomes = PopulationTrainer(members).run()
     alone: list[dict[str, Any]] = []
     trainer(5, hooks=Hooks(log=alone.append)).run()
     assert [outcome.status for outcome in outcomes] == ["done"] * 3
@@ -211,13 +212,13 @@ def test_a_seed_that_diverges_harms_no_other(broken: float) -> None:
     members = [trainer(seed) for seed in SEEDS]
     with torch.no_grad():
         members[1].model.get_parameter("blocks.0.mechanism.v.weight")[0, 0] = broken
-    stack = StackedTrainer(members)
-    told: list[int] = []
-    outcomes = stack.run(lambda place, outcome: told.append(place))
+    stack = PopulationTrainer(members)
+    receive: list[int] = []
+    outcomes = stack.run(lambda place, outcome: receive.append(place))
     assert [outcome.status for outcome in outcomes] == ["done", "diverged", "done"]
     assert outcomes[1].diverged_at == 0
-    assert told == [1]
-    alone = StackedTrainer([trainer(1), trainer(5)])
+    assert receive == [1]
+    alone = PopulationTrainer([trainer(1), trainer(5)])
     alone.run()
     for place, member in ((0, alone.members[0]), (2, alone.members[1])):
         for name, parameter in member.model.named_parameters():
@@ -236,12 +237,12 @@ def stopping(step: int) -> Any:
     return stop
 
 
-def group(folder: Path, **given: Any) -> StackedTrainer:
+def group(folder: Path, **given: Any) -> PopulationTrainer:
     members = [trainer(seed, folder=folder / str(seed), name=f"run{seed}") for seed in SEEDS]
-    return StackedTrainer(members, **given)
+    return PopulationTrainer(members, **given)
 
 
-def states(stack: StackedTrainer) -> list[dict[str, Tensor]]:
+def states(stack: PopulationTrainer) -> list[dict[str, Tensor]]:
     return [member.model.state_dict() for member in stack.members]
 
 
@@ -270,8 +271,8 @@ def test_saved_at_its_last_step_a_stack_has_no_step_left_to_do(tmp_path: Path) -
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name]), name
     for flat, other in zip(whole.flats, again.flats, strict=True):
-        for key, tensor in whole.optimiser.state[flat].items():
-            assert torch.equal(tensor, again.optimiser.state[other][key]), key
+        for key, tensor in whole.optimizer.state[flat].items():
+            assert torch.equal(tensor, again.optimizer.state[other][key]), key
 
 
 def test_a_stack_goes_on_from_the_newest_step_that_all_have(tmp_path: Path) -> None:
@@ -303,21 +304,21 @@ def test_a_run_of_its_own_can_go_on_from_a_stacks_checkpoint(tmp_path: Path) -> 
 
 def test_dropout_is_not_stacked() -> None:
     size = TINY.with_settings(dropout=0.1)
-    assert "dropout" in stacks(Decoder(size, parse_layout("standard").layers(2), 1))
+    assert "dropout" in population_blocker(Decoder(size, parse_layout("standard").layers(2), 1))
     with pytest.raises(UserError, match="dropout"):
-        StackedTrainer([trainer(seed, size=size) for seed in SEEDS])
+        PopulationTrainer([trainer(seed, size=size) for seed in SEEDS])
 
 
 def test_what_vmap_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Decoder(TINY, parse_layout("standard").layers(2), 1)
-    assert stacks(model) == ""
+    assert population_blocker(model) == ""
     usual = model.layers[0].mechanism.forward
 
     def looking(x: Tensor, *rest: Any) -> Tensor:
         return usual(x, *rest) if x.sum().item() > -1e9 else x
 
     monkeypatch.setattr(model.layers[0].mechanism, "forward", looking)
-    assert "torch.vmap cannot stack it" in stacks(model)
+    assert "torch.vmap cannot stack it" in population_blocker(model)
 
 
 class NoHost(TorchDispatchMode):
@@ -330,9 +331,9 @@ class NoHost(TorchDispatchMode):
 
 @pytest.mark.parametrize("arm", ["standard", "coupled", "kuramoto", "gated_linear", "fixed_seq_qk"])
 def test_a_step_asks_the_device_for_nothing(arm: str) -> None:
-    stack = StackedTrainer([trainer(seed, arm) for seed in SEEDS])
+    stack = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
     stack.one_step()
-    batches = [part for member in stack.members for part in member.feed.parts(0, 4)]
+    batches = [part for member in stack.members for part in member.batches.parts(0, 4)]
     tokens = torch.stack([batch.tokens for batch in batches])
     targets = torch.stack([batch.targets for batch in batches])
     with NoHost():
@@ -342,14 +343,14 @@ def test_a_step_asks_the_device_for_nothing(arm: str) -> None:
 def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
     settings = dataclasses.replace(SETTINGS, circuit_lr={"qk": "3x"})
     one = trainer(1, settings=settings)
-    plain, recordable = (make_optimiser(one.model, settings, kind) for kind in (False, True))
+    plain, graph_safe = (make_optimizer(one.model, settings, kind) for kind in (False, True))
     for step in (0, 7):
-        for optimiser in (plain, recordable):
-            set_rates(optimiser, settings, step, 20)
-        for group, other in zip(plain.param_groups, recordable.param_groups, strict=True):
+        for optimizer in (plain, graph_safe):
+            set_rates(optimizer, settings, step, 20)
+        for group, other in zip(plain.param_groups, graph_safe.param_groups, strict=True):
             assert isinstance(other["lr"], Tensor)
             assert group["lr"] == pytest.approx(other["lr"].item())
-    assert len({group["lr"].data_ptr() for group in recordable.param_groups}) == len(recordable.param_groups)
+    assert len({group["lr"].data_ptr() for group in graph_safe.param_groups}) == len(graph_safe.param_groups)
 
 
 @pytest.mark.parametrize(
@@ -365,11 +366,11 @@ def test_a_recordable_optimiser_does_the_steps_of_the_other(rule: Any) -> None:
     given = {"qk": rule} if isinstance(rule, str) else rule
     settings = dataclasses.replace(SETTINGS, circuit_lr=given, weight_decay=0.5)
     ends = []
-    for recordable in (False, True):
+    for graph_safe in (False, True):
         one = trainer(1, settings=settings)
-        one.optimiser = make_optimiser(one.model, settings, recordable)
-        moved = [group for group in one.optimiser.param_groups if "shrink" in group]
-        assert bool(moved) == (recordable and rule != "3x")
+        one.optimizer = make_optimizer(one.model, settings, graph_safe)
+        moved = [group for group in one.optimizer.param_groups if "shrink" in group]
+        assert bool(moved) == (graph_safe and rule != "3x")
         for _ in range(12):
             one._one_step()
             one.step += 1

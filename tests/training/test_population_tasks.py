@@ -12,8 +12,8 @@ from headtohead.data.tasks.registry import prepare_task
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
-from headtohead.training.batches import TaskFeed, stacked_parts
-from headtohead.training.population import StackedTrainer, stacks
+from headtohead.training.batches import TaskBatches, population_parts
+from headtohead.training.population import PopulationTrainer, population_blocker
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 from tests.training.test_population import SEEDS, assert_same
@@ -32,7 +32,9 @@ def trainer(task: Task, seed: int, arm: str = "standard", **given: Any) -> Train
     model = Classifier(size, layers, len(task.classes), seed) if task.classes else Reader(size, layers, seed)
     settings = TrainSettings(tokens=4000, batch=200, lr=5e-3, smoothing=0.1)
     outputs = len(task.classes) or task.vocabulary
-    return Trainer(model.double(), TaskFeed(task.splits["train"], settings, seed, outputs), settings, **given)
+    return Trainer(
+        model.double(), TaskBatches(task.splits["train"], settings, seed, outputs), settings, **given
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,12 +47,12 @@ def trainer(task: Task, seed: int, arm: str = "standard", **given: Any) -> Train
     ],
 )
 def test_they_are_separate_runs_step_by_step(task: Task, arm: str, given: dict[str, Any]) -> None:
-    stack = StackedTrainer([trainer(task, seed, arm, **given) for seed in SEEDS])
+    stack = PopulationTrainer([trainer(task, seed, arm, **given) for seed in SEEDS])
     sizes = {
         tuple(part.tokens.shape)
         for member in stack.members
         for step in range(stack.first.steps)
-        for part in member.feed.parts(step, 100)
+        for part in member.batches.parts(step, 100)
     }
     assert (
         len({rows for rows, _ in sizes}) > 1
@@ -59,15 +61,15 @@ def test_they_are_separate_runs_step_by_step(task: Task, arm: str, given: dict[s
 
 
 def test_their_steps_are_neither_compiled_nor_recorded(task: Task) -> None:
-    stack = StackedTrainer([trainer(task, seed) for seed in SEEDS], compile=True, record=True)
+    stack = PopulationTrainer([trainer(task, seed) for seed in SEEDS], compile=True, record=True)
     assert stack._traced is None
     assert stack._recorded is None
 
 
 def test_what_fills_up_counts_nowhere(task: Task) -> None:
-    seeds = [list(trainer(task, seed).feed.parts(1, 4)) for seed in SEEDS]
+    seeds = [list(trainer(task, seed).batches.parts(1, 4)) for seed in SEEDS]
     seeds[1] = seeds[1][:1]
-    found = list(stacked_parts(seeds))
+    found = list(population_parts(seeds))
     assert len(found) == max(len(parts) for parts in seeds)
     for place, part in enumerate(found):
         for row, parts in enumerate(seeds):
@@ -89,5 +91,5 @@ def test_what_fills_up_counts_nowhere(task: Task) -> None:
 def test_what_cannot_be_filled_up_is_refused() -> None:
     size = Size("t", 32, 2, 2, 48, 64, 48)
     layers = parse_layout("standard").layers(2)
-    assert "point" in stacks(Pointer(size, layers, 1))
-    assert stacks(Reader(size, layers, 1)) == ""
+    assert "point" in population_blocker(Pointer(size, layers, 1))
+    assert population_blocker(Reader(size, layers, 1)) == ""

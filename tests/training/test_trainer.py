@@ -18,7 +18,7 @@ from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES
-from headtohead.training.optimizer import make_optimiser
+from headtohead.training.optimizer import make_optimizer
 from headtohead.training.settings import TrainSettings, train_settings
 from headtohead.training.trainer import Hooks, Trainer
 
@@ -213,7 +213,7 @@ def test_groups_follow_circuits_and_decay_matrices_alone() -> None:
     decoder = Decoder(TINY, parse_layout("standard:qk_norm=true").layers(2), seed=1)
     groups = {
         (group["tag"], group["weight_decay"]): len(group["params"])
-        for group in make_optimiser(decoder, SETTINGS).param_groups
+        for group in make_optimizer(decoder, SETTINGS).param_groups
     }
     assert groups == {
         ("embedding", 0.1): 1,
@@ -234,7 +234,7 @@ def test_bf16_trains_close_to_float32() -> None:
 def test_smoothing_changes_the_objective_not_the_reported_loss() -> None:
     smooth = trainer(given=dataclasses.replace(SETTINGS, smoothing=0.2))
     sharp = trainer()
-    batch = list(sharp.feed.parts(0, 4))
+    batch = list(sharp.batches.parts(0, 4))
     assert torch.allclose(smooth._backward(batch), sharp._backward(batch), rtol=1e-6)
     grads = [next(one.model.parameters()).grad for one in (smooth, sharp)]
     assert not torch.allclose(*grads)

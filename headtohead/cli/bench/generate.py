@@ -13,7 +13,7 @@ from headtohead.cli.bench.shown import whole
 from headtohead.cli.flags import flag
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 
 
 def generate(
@@ -46,7 +46,7 @@ def generate(
         quiet: show no progress.
     """
     counts = {"batch": batch, "cached": cached, "new": new}
-    with piece_of_work("bench generate", quiet) as progress:
+    with progress_bar("bench generate", quiet) as progress:
         document = api.bench_generate(
             arms,
             peers=peers,

@@ -13,7 +13,7 @@ from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration, short_count
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 
 
 def growth(
@@ -57,7 +57,7 @@ def growth(
     """
     if picture is not None:
         api.check_growth_picture(picture)
-    with piece_of_work("bench growth", quiet) as progress:
+    with progress_bar("bench growth", quiet) as progress:
         document = api.bench_growth(
             arms,
             axes=axes,

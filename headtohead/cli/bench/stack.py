@@ -13,7 +13,7 @@ from headtohead.cli.bench.shown import ratio, show_profile, whole
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_count
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 
 
 def stack(
@@ -50,7 +50,7 @@ def stack(
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
     """
-    with piece_of_work("bench stack", quiet) as progress:
+    with progress_bar("bench stack", quiet) as progress:
         document = api.bench_stack(
             seeds,
             size=size,

@@ -15,7 +15,7 @@ from headtohead.cli.bench.shown import show_profile, whole
 from headtohead.cli.flags import OneWay, flag, yes_or_no
 from headtohead.cli.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 
 
 def train(
@@ -56,7 +56,7 @@ def train(
         out: a file that keeps every row; rows that stand there are not measured again.
         quiet: show no progress.
     """
-    with piece_of_work("bench train", quiet) as progress:
+    with progress_bar("bench train", quiet) as progress:
         document = api.bench_train(
             sizes,
             arms=arms,

@@ -138,7 +138,7 @@ def task_names() -> dict[str, str]:
     }
 
 
-def refuse_unknown_task(name: str) -> None:
+def check_task_known(name: str) -> None:
     """Refuse a name that is no task, and options that a synthetic one does not have."""
     word, _, given = name.partition(":")
     if word in SYNTHETIC:

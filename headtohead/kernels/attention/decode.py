@@ -16,7 +16,7 @@ from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.pointwise.rotary import rotate_plain
 
 # What is turned by rotary positions inside: nothing, the keys in the score alone, or the mix back at the query's place.
-TURNS = ("nothing", "score", "roundtrip")
+ROPE_MODES = ("nothing", "score", "roundtrip")
 _WIDEST = 256
 
 
@@ -30,22 +30,22 @@ def decode(
     q: Tensor,
     kv: Tensor,
     table: Tensor | None,
-    turn: str,
+    rope_mode: str,
     scale: float | None = None,
     place: Tensor | None = None,
 ) -> Tensor:
     """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim).
 
     q stands at the last of the keys and is turned already; `table` (keys, dim / 2, 2) turns the keys in the score with
-    `turn=score`, where kv is kept as it is, and its last row turns the mix back with `turn=roundtrip`. With `place` (1,)
+    `rope_mode=score`, where kv is kept as it is, and its last row turns the mix back with `rope_mode=roundtrip`. With `place` (1,)
     the query stands there among the keys, and sees nothing behind it.
     """
-    if turn != "nothing" and table is None:
-        raise ValueError(f"turn={turn} needs a rotary table")
+    if rope_mode != "nothing" and table is None:
+        raise ValueError(f"rope_mode={rope_mode} needs a rotary table")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not decode_serves(q, kv):
-        return decode_plain(q, kv, table, turn, scale, place)
-    given = (table, TURNS.index(turn), scale)
+        return decode_plain(q, kv, table, rope_mode, scale, place)
+    given = (table, ROPE_MODES.index(rope_mode), scale)
     output: Tensor
     if place is None:
         output = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given)
@@ -55,13 +55,13 @@ def decode(
 
 
 def decode_plain(
-    q: Tensor, kv: Tensor, table: Tensor | None, turn: str, scale: float, place: Tensor | None = None
+    q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: str, scale: float, place: Tensor | None = None
 ) -> Tensor:
     """The definition."""
-    keys = rotate_plain(kv, table) if turn == "score" and table is not None else kv
+    keys = rotate_plain(kv, table) if rope_mode == "score" and table is not None else kv
     seen = None if place is None else view_mask(1, kv.shape[-2], q.device, causal=True, rows=place)
     mixed = attend_plain(q, keys, kv, causal=False, mask=seen, scale=scale)
-    if turn != "roundtrip" or table is None:
+    if rope_mode != "roundtrip" or table is None:
         return mixed
     row = table[-1:] if place is None else table.index_select(0, place)
     return rotate_plain(mixed, row, inverse=True)
@@ -89,20 +89,20 @@ def attend_placed(
 
 
 @torch.library.custom_op("headtohead::kv_decode", mutates_args=())
-def kv_decode(q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float) -> Tensor:
+def kv_decode(q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: int, scale: float) -> Tensor:
     """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
     from headtohead.kernels.attention import decode_triton
 
-    return decode_triton.decode(q, kv, table, turn, scale)
+    return decode_triton.decode(q, kv, table, rope_mode, scale)
 
 
 @kv_decode.register_fake
-def _(q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float) -> Tensor:
+def _(q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: int, scale: float) -> Tensor:
     return q.new_empty(q.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, kv, table, ctx.turn, ctx.scale = inputs
+    q, kv, table, ctx.rope_mode, ctx.scale = inputs
     ctx.save_for_backward(q, kv, table)
 
 
@@ -110,16 +110,16 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Form the map again: one query's is as long as the context, and nothing trains through a decoding step."""
     q, kv, table = ctx.saved_tensors
     grouped = (kv.shape[0], kv.shape[1], -1, q.shape[-1])
-    if ctx.turn == 2:
+    if ctx.rope_mode == 2:
         grad = rotate_plain(grad.unsqueeze(2), table[-1:]).squeeze(2)
     values = kv.float()
-    keys = rotate_plain(values, table) if ctx.turn == 1 else values
+    keys = rotate_plain(values, table) if ctx.rope_mode == 1 else values
     query, grad = q.reshape(grouped).float(), grad.reshape(grouped).float()
     weights = torch.softmax(ctx.scale * query @ keys.mT, -1)
     grad_weights = grad @ values.mT
     grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * ctx.scale
     grad_keys = grad_scores.mT @ query
-    grad_keys = rotate_plain(grad_keys, table, inverse=True) if ctx.turn == 1 else grad_keys
+    grad_keys = rotate_plain(grad_keys, table, inverse=True) if ctx.rope_mode == 1 else grad_keys
     grad_kv = grad_keys + weights.mT @ grad
     grad_q = (grad_scores @ keys).reshape(q.shape)
     return grad_q.to(q.dtype), grad_kv.to(kv.dtype), None, None, None
@@ -130,7 +130,13 @@ kv_decode.register_autograd(_differentiate, setup_context=_keep)
 
 @kv_decode.register_vmap
 def _(
-    info: Any, in_dims: tuple[Any, ...], q: Tensor, kv: Tensor, table: Tensor | None, turn: int, scale: float
+    info: Any,
+    in_dims: tuple[Any, ...],
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor | None,
+    rope_mode: int,
+    scale: float,
 ) -> tuple[Tensor, int]:
     """Fold what is stacked into the batch; a table is the same for all."""
     if table is not None and in_dims[2] is not None:
@@ -140,22 +146,22 @@ def _(
         (tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)).flatten(0, 1)
         for tensor, place in ((q, in_dims[0]), (kv, in_dims[1]))
     )
-    output: Tensor = torch.ops.headtohead.kv_decode(q, kv, table, turn, scale)
+    output: Tensor = torch.ops.headtohead.kv_decode(q, kv, table, rope_mode, scale)
     return output.unflatten(0, (size, -1)), 0
 
 
 @torch.library.custom_op("headtohead::placed_decode", mutates_args=())
 def placed_decode(
-    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, rope_mode: int, scale: float, place: Tensor
 ) -> Tensor:
     """Return (batch, heads, dim) of q at a place among k and v (batch, kv_heads, keys, dim), or among k=v; no gradient."""
     from headtohead.kernels.attention import decode_triton
 
-    return decode_triton.decode(q, k, table, turn, scale, values=v, place=place)
+    return decode_triton.decode(q, k, table, rope_mode, scale, values=v, place=place)
 
 
 @placed_decode.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, turn: int, scale: float, place: Tensor
+    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, rope_mode: int, scale: float, place: Tensor
 ) -> Tensor:
     return q.new_empty(q.shape)

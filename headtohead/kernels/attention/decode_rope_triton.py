@@ -17,7 +17,7 @@ import triton.language as tl
 
 # The query goes from block to block by the same step, and each rounds it off by some 1e-7: so many steps at most, where the
 # context can be cut into parts that short.
-MOST_TURNS = 512
+MAX_TRIPS = 512
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -102,7 +102,7 @@ def products(
     place_at,
     mix_at,
     log_at,
-    turns,
+    trips,
     keys,
     part,
     scale,
@@ -133,7 +133,7 @@ def products(
     if PLACED:
         keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
-            turns = shared
+            trips = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
     head = owner % KV_HEADS
     first = tl.program_id(0) * part
@@ -159,8 +159,8 @@ def products(
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q, BLOCK], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    for turn in tl.range(turns, num_stages=STAGES):
-        start = first + turn * BLOCK
+    for trip in tl.range(trips, num_stages=STAGES):
+        start = first + trip * BLOCK
         seen = row < last - start
         here = kv_place + start.to(tl.int64) * kv_n
         kv = tl.load(here + offset, mask=seen[:, None] & inside[None, :], other=0.0)
@@ -205,7 +205,7 @@ def sums(
     place_at,
     mix_at,
     log_at,
-    turns,
+    trips,
     keys,
     part,
     scale,
@@ -234,7 +234,7 @@ def sums(
     if PLACED:
         keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
-            turns = shared
+            trips = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
     head = owner % KV_HEADS
     first = tl.program_id(0) * part
@@ -262,8 +262,8 @@ def sums(
         coming = _tiles(
             kv_place + first.to(tl.int64) * kv_n + offset, kv_n, row, last - first, inside, TILES, ROWS
         )
-    for turn in tl.range(turns, num_stages=1):
-        start = first + turn * BLOCK
+    for trip in tl.range(trips, num_stages=1):
+        start = first + trip * BLOCK
         if AHEAD:
             tiles = coming
             here = kv_place + (start + BLOCK).to(tl.int64) * kv_n + offset

@@ -2,7 +2,7 @@
 
 Imported when it first runs (`decode.py` registers the operators). The context is cut into parts; a program takes one
 part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
-kernel joins the parts by those logs. Keys turned in the score have kernels of their own (`decode_turned.py`).
+kernel joins the parts by those logs. Keys turned in the score have kernels of their own (`decode_rope_triton.py`).
 
 A recorded step must not know how many keys there are: `place` gives the query's place on the device, and the programs
 share the keys up to it among them. Values of their own may stand beside the keys.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headtohead.kernels.attention.decode_rope_triton import MOST_TURNS, Sums, keys_shared, products, sums
+from headtohead.kernels.attention.decode_rope_triton import MAX_TRIPS, Sums, keys_shared, products, sums
 from headtohead.kernels.dynamics.integrator_triton import count, multiprocessors
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -31,7 +31,7 @@ def _parts(
     place_at,
     mix_at,
     log_at,
-    turns,
+    trips,
     keys,
     part,
     scale,
@@ -62,7 +62,7 @@ def _parts(
     if PLACED:
         keys, part, shared = keys_shared(place_at, parts, BLOCK)
         if not COUNTED:
-            turns = shared
+            trips = shared
     sequence = (owner // KV_HEADS).to(tl.int64)
     head = owner % KV_HEADS
     first = tl.program_id(0) * part
@@ -78,8 +78,8 @@ def _parts(
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    for turn in tl.range(turns, num_stages=STAGES):
-        start = first + turn * BLOCK
+    for trip in tl.range(trips, num_stages=STAGES):
+        start = first + trip * BLOCK
         key = start + row
         seen = key < last
         inside = seen[:, None] & (dim < DIM)[None, :]
@@ -169,14 +169,14 @@ CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
 }
 # Values of their own beside the keys.
 BESIDE = Config(128, 2, 2, 4)
-_MOST_PARTS = 256
+_MAX_PARTS = 256
 
 
 def decode(
     q: Tensor,
     kv: Tensor,
     table: Tensor | None,
-    turn: int,
+    rope_mode: int,
     scale: float,
     config: Config | Sums | None = None,
     *,
@@ -196,10 +196,10 @@ def decode(
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
     wide = max(32, triton.next_power_of_2(dim))
-    config = config or (CONFIGS[turn == 1, share == 1] if values is None else BESIDE)
-    if isinstance(config, Sums) and (turn != 1 or share > 1):
+    config = config or (CONFIGS[rope_mode == 1, share == 1] if values is None else BESIDE)
+    if isinstance(config, Sums) and (rope_mode != 1 or share > 1):
         raise ValueError("sums serve turned keys with one query head each")
-    if turn == 1 and values is not None:
+    if rope_mode == 1 and values is not None:
         raise ValueError("keys turned in the score are their own values")
     width = wide * kv.element_size()
     if isinstance(config, Sums):
@@ -207,29 +207,29 @@ def decode(
     else:
         # The layouts were chosen for rows of 256 bytes at most; wider ones would not fit in registers and shared memory.
         narrow = min(config.keys, max(16, config.keys * 256 // width))
-        block = config.keys if turn != 1 and values is None else narrow
+        block = config.keys if rope_mode != 1 and values is None else narrow
     blocks = -(-keys // block)
     parts = -(-multiprocessors(q.device) * config.programs // (batch * kv_heads))
-    parts = max(parts, -(-blocks // MOST_TURNS)) if turn == 1 else parts
-    parts = max(1, min(parts, blocks, _MOST_PARTS))
-    turns = -(-blocks // parts)
-    parts = -(-blocks // turns)
+    parts = max(parts, -(-blocks // MAX_TRIPS)) if rope_mode == 1 else parts
+    parts = max(1, min(parts, blocks, _MAX_PARTS))
+    trips = -(-blocks // parts)
+    parts = -(-blocks // trips)
     mix = torch.empty(batch, heads, parts, dim, dtype=torch.float32, device=q.device)
     logs = torch.empty(batch, heads, parts, dtype=torch.float32, device=q.device)
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grid = (parts, batch * kv_heads)
     shape = {"KV_HEADS": kv_heads, "DIM": dim, "BLOCK_D": wide}
-    given = (mix, logs, count(turns), keys, turns * block, scale, *q.stride()[:2], *kv.stride()[:3])
+    given = (mix, logs, count(trips), keys, trips * block, scale, *q.stride()[:2], *kv.stride()[:3])
     chip = {"num_warps": config.warps, "maxnreg": config.registers}
     at = table if place is None else place
-    placed = {"PLACED": place is not None, "COUNTED": isinstance(count(turns), tl.constexpr)}
+    placed = {"PLACED": place is not None, "COUNTED": isinstance(count(trips), tl.constexpr)}
     if isinstance(config, Sums):
         tiles = {"TILES": config.tiles, "ROWS": block // config.tiles, "AHEAD": config.ahead}
         sums[grid](q, kv, table, at, *given, **shape, **tiles, **placed, **chip)
     else:
         shape |= {"SHARE": share, "BLOCK_Q": max(16, triton.next_power_of_2(share)), "BLOCK": block}
         loop = {"PRECISION": "ieee", "STAGES": config.stages, **placed}
-        if turn == 1:
+        if rope_mode == 1:
             products[grid](q, kv, table, at, *given, **shape, **loop, **chip)
         else:
             apart = values is not None
@@ -237,14 +237,14 @@ def decode(
     _join[(batch * heads,)](
         mix,
         logs,
-        table[-1] if turn == 2 and place is None else table,
+        table[-1] if rope_mode == 2 and place is None else table,
         table if place is None else place,
         output,
         parts,
         DIM=dim,
         BLOCK=triton.next_power_of_2(parts),
         BLOCK_D=wide,
-        BACK=turn == 2,
+        BACK=rope_mode == 2,
         PLACED=place is not None,
         num_warps=4,
     )

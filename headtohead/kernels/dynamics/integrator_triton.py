@@ -187,7 +187,7 @@ def _forward(
     b2_at,
     q_out,
     k_out,
-    turns,
+    trips,
     tokens,
     times,
     q_s,
@@ -220,8 +220,8 @@ def _forward(
         w1_at, b1_at, w2_at, b2_at, group, DTYPE, DIM, HIDDEN, BLOCK_D, BLOCK_H, POTENTIAL, BIAS_1, BIAS_2
     )
     dim = tl.arange(0, BLOCK_D)
-    for turn in tl.range(turns, num_stages=STAGES):
-        row = (turn * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    for trip in tl.range(trips, num_stages=STAGES):
+        row = (trip * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
         inside = (row < rows)[:, None] & (dim < DIM)[None, :]
         stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
         step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
@@ -250,7 +250,7 @@ def _backward(
     k_out,
     sums_at,
     trace_at,
-    turns,
+    trips,
     tokens,
     times,
     q_s,
@@ -308,9 +308,9 @@ def _backward(
     slot = group * tl.num_programs(0) + tl.program_id(0)
     tile = tl.arange(0, BLOCK)[:, None] * BLOCK_D + dim[None, :]
     trace = trace_at + slot * (2 * KICKS * SIZE)
-    for turn in tl.range(turns, num_stages=STAGES):
+    for trip in tl.range(trips, num_stages=STAGES):
         here = tl.arange(0, BLOCK)
-        row = (turn * tl.num_programs(0) + tl.program_id(0)) * USED + here
+        row = (trip * tl.num_programs(0) + tl.program_id(0)) * USED + here
         inside = ((row < rows) & (here < USED))[:, None] & (dim < DIM)[None, :]
         stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
         step = tl.load(dt_at + stack * HEADS + head).to(tl.float32)
@@ -418,7 +418,7 @@ def _add_up(
     w2_at,
     b2_at,
     step_at,
-    turns,
+    trips,
     slots,
     FIRST: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -432,8 +432,8 @@ def _add_up(
     column = tl.program_id(0) * 64 + tl.arange(0, 64)
     slot = tl.arange(0, 32)
     total = tl.zeros([32, 64], tl.float32)
-    for turn in range(turns):
-        there = slot + turn * 32
+    for trip in range(trips):
+        there = slot + trip * 32
         at = sums_at + (group * slots + there[:, None]) * WIDTH + column[None, :]
         total += tl.load(at, mask=(there < slots)[:, None] & (column < WIDTH)[None, :], other=0.0)
     found = tl.sum(total, 0)
@@ -597,9 +597,9 @@ def _launch(
     )
 
 
-def count(turns: int) -> Any:
-    """Return how often a loop turns, as a kernel takes it: the interpreter loops over numbers known beforehand alone."""
-    return tl.constexpr(turns) if os.environ.get("TRITON_INTERPRET") == "1" else turns
+def count(trips: int) -> Any:
+    """Return how often a loop trips, as a kernel takes it: the interpreter loops over numbers known beforehand alone."""
+    return tl.constexpr(trips) if os.environ.get("TRITON_INTERPRET") == "1" else trips
 
 
 def _programs(q: Tensor, groups: int, config: Config) -> int:

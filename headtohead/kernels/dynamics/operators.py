@@ -17,15 +17,15 @@ SCHEMES = ("euler", "leapfrog", "symplectic_euler")
 # Numbers in a weight matrix, filled up to powers of two: beyond them its gradient's sums do not stay on the chip.
 _MOST = 128 * 128
 # Heads that share weights, and numbers in a state: a block holds rows of every head, and places are counted in int32.
-_MOST_HEADS, _MOST_STATES = 16, 2**30
+_MAX_HEADS, _MAX_STATES = 16, 2**30
 
 
 def serves(q: Tensor, w1: Tensor, w2: Tensor) -> bool:
     """Return whether the fused integrator takes these states and weights, (hidden, dim) or (heads, hidden, dim)."""
     hidden, dim = (max(16, 1 << (size - 1).bit_length()) for size in w1.shape[-2:])
     matrices = 1 if w2.ndim < w1.ndim else 2
-    small = matrices * hidden * dim <= _MOST and (w1.ndim == 3 or q.shape[-2] <= _MOST_HEADS)
-    return triton_multiplies(q) and small and q.numel() < _MOST_STATES
+    small = matrices * hidden * dim <= _MOST and (w1.ndim == 3 or q.shape[-2] <= _MAX_HEADS)
+    return triton_multiplies(q) and small and q.numel() < _MAX_STATES
 
 
 def integrate(

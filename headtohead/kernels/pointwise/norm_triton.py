@@ -48,7 +48,7 @@ if triton is not None:
         sums,
         rows,
         eps,
-        turns: tl.constexpr,
+        trips: tl.constexpr,
         programs: tl.constexpr,
         width: tl.constexpr,
         wide: tl.constexpr,
@@ -58,8 +58,8 @@ if triton is not None:
         column = tl.arange(0, wide)[None, :]
         gains = tl.load(gain + stack * width + column, mask=column < width, other=0.0).to(tl.float32)
         total = tl.zeros((block, wide), dtype=tl.float32)
-        for turn in range(turns):
-            row = (turn * programs + first).to(tl.int64) * block + tl.arange(0, block)
+        for trip in range(trips):
+            row = (trip * programs + first).to(tl.int64) * block + tl.arange(0, block)
             real = (row < rows)[:, None] & (column < width)
             place = (stack * rows + row)[:, None] * width + column
             states = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
@@ -108,7 +108,7 @@ def norm_rows_backward(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tup
         sums,
         rows,
         eps,
-        turns=triton.cdiv(rows, programs * block),
+        trips=triton.cdiv(rows, programs * block),
         programs=programs,
         width=width,
         wide=wide,

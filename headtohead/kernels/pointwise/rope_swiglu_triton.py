@@ -25,7 +25,7 @@ _ROWS, _GATE_ROWS, _GATE_COLUMNS = 64, 4, 512
 if triton is not None:
 
     @triton.jit
-    def _turn(  # type: ignore[no-untyped-def]  # Triton reads the annotations
+    def _rope_kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations
         x,
         table,
         out,
@@ -83,14 +83,14 @@ if triton is not None:
             tl.store(out + row * hidden + column, active.to(out.dtype.element_ty), mask=real)
 
 
-@torch.library.custom_op("headtohead::turn", mutates_args=())
-def turn(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
+@torch.library.custom_op("headtohead::apply_rope", mutates_args=())
+def apply_rope(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
     """Return x (batch, heads, time, dim) turned by `table` (time, dim / 2, 2), or back; tokens follow in memory."""
     batch, heads, time, dim = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(batch, time, heads, dim)
     rows = batch * time * heads
-    _turn[(triton.cdiv(rows, _ROWS),)](
+    _rope_kernel[(triton.cdiv(rows, _ROWS),)](
         x,
         table,
         out,
@@ -108,31 +108,31 @@ def turn(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
     return out.transpose(1, 2)
 
 
-@turn.register_fake
+@apply_rope.register_fake
 def _(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
     batch, heads, time, dim = x.shape
     return x.new_empty(batch, time, heads, dim).transpose(1, 2)
 
 
-def _turn_setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+def _rope_setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.inverse = inputs[2]
 
 
-def _turn_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _rope_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (table,) = ctx.saved_tensors
-    return turn(grad, table, not ctx.inverse), None, None
+    return apply_rope(grad, table, not ctx.inverse), None, None
 
 
-turn.register_autograd(_turn_backward, setup_context=_turn_setup)
+apply_rope.register_autograd(_rope_backward, setup_context=_rope_setup)
 
 
-@turn.register_vmap
+@apply_rope.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool) -> tuple[Tensor, int]:
     """Fold what is stacked into the batch; the table is the same for all."""
     if in_dims[1] is not None:
-        raise ValueError("turn takes one table for everything stacked")
-    out: Tensor = torch.ops.headtohead.turn(fold(x, in_dims[0], info.batch_size), table, inverse)
+        raise ValueError("apply_rope takes one table for everything stacked")
+    out: Tensor = torch.ops.headtohead.apply_rope(fold(x, in_dims[0], info.batch_size), table, inverse)
     return out.unflatten(0, (info.batch_size, -1)), 0
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions: neighbouring coordinates (2i, 2i + 1) turn by position * theta^(-2i / dim)."""
+"""Rotary positions: neighbouring coordinates (2i, 2i + 1) rotate by position * theta^(-2i / dim)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headtohead.kernels.path import eager_cpu, triton_serves
-from headtohead.kernels.pointwise.rope_swiglu_triton import turn
+from headtohead.kernels.pointwise.rope_swiglu_triton import apply_rope
 
 
 def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
@@ -25,12 +25,12 @@ def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) 
 def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
     """Return x (..., time, dim) turned by `table` (..., time, dim / 2, 2), or turned back with `inverse`."""
     if eager_cpu(x) and x.dtype == table.dtype:
-        turns = torch.view_as_complex(table)
-        result: Tensor = _Rotate.apply(x, turns.conj() if inverse else turns)
+        phases = torch.view_as_complex(table)
+        result: Tensor = _Rotate.apply(x, phases.conj() if inverse else phases)
         return result
     shared = table.ndim == 3 and table.dtype == torch.float32 and len(table) == x.shape[-2]
     if shared and x.ndim == 4 and triton_serves(x):
-        result = turn(x, table.contiguous(), inverse)
+        result = apply_rope(x, table.contiguous(), inverse)
         return result
     return rotate_plain(x, table, inverse)
 
@@ -48,17 +48,17 @@ class _Rotate(torch.autograd.Function):
     """One complex product each way, in place of six passes and a join."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, turns: Tensor) -> Tensor:
-        ctx.turns = turns
-        return _turn(x, turns)
+    def forward(ctx: Any, x: Tensor, phases: Tensor) -> Tensor:
+        ctx.phases = phases
+        return _rotate_pairs(x, phases)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _turn(grad, ctx.turns.conj()), None
+        return _rotate_pairs(grad, ctx.phases.conj()), None
 
 
-def _turn(x: Tensor, turns: Tensor) -> Tensor:
+def _rotate_pairs(x: Tensor, phases: Tensor) -> Tensor:
     if x.stride(-1) != 1 or any(stride % 2 for stride in x.stride()[:-1]) or x.storage_offset() % 2:
         x = x.contiguous()
-    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * phases).flatten(-2)

@@ -430,7 +430,7 @@ class Mechanism(nn.Module):
         return self.cache_spec() is not None and "cache" in inspect.signature(self.forward).parameters
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Whether a decoding step may be recorded once and replayed at other places.
 
         It then learns its place from `frame.rotate`, `frame.attend`, `frame.positions` and `cache.append` alone: a number

@@ -38,8 +38,8 @@ class Stage(nn.Module):
     one_query_per_key: ClassVar[bool] = True
     """Whether it needs as many key heads as query heads."""
     supports: ClassVar[Supports] = Supports()
-    recordable: ClassVar[bool] = False
-    """Whether it learns its place from `frame.rotate` alone (`Mechanism.recordable`)."""
+    graph_safe: ClassVar[bool] = False
+    """Whether it learns its place from `frame.rotate` alone (`Mechanism.graph_safe`)."""
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__()
@@ -195,9 +195,9 @@ class Projected(Mechanism):
         """Return tags by first part of the parameter's name, where they differ from q, k: qk and v, o: ov."""
         return {"stages": "stages"}
 
-    def recordable_stages(self) -> bool:
+    def graph_safe_stages(self) -> bool:
         """Return whether every stage of `a+b` may be recorded."""
-        return all(stage.recordable for _, stage in self._stages())
+        return all(stage.graph_safe for _, stage in self._stages())
 
     def _stages(self) -> list[tuple[str, Stage]]:
         return [(name, stage) for name, stage in self.stages.items() if isinstance(stage, Stage)]

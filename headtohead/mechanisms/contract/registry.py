@@ -66,6 +66,8 @@ def adopt(value: object, name: str, where: str) -> Kind:
     kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
     if not vars(kind).get("name"):  # a name that is inherited is that of another mechanism
         kind.name = name
+    if "recordable" in vars(kind) and "graph_safe" not in vars(kind):  # the name until version 0.2
+        kind.graph_safe = vars(kind)["recordable"]
     return kind
 
 

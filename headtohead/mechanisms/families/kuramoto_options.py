@@ -113,33 +113,33 @@ class KuramotoOptions(Options):
             )
         if self.coupling != "softmax":
             idle = {"gate": "static", "gate_map": "softplus", "phase_map": "none", "drift": "fixed"}
-            self._refuse(idle, f"coupling={self.coupling} has no scores to learn")
+            self._reject(idle, f"coupling={self.coupling} has no scores to learn")
             if self.mask == "strict_null":
                 raise UserError(f"mask=strict_null needs scores; coupling={self.coupling} has none to learn")
         if self.coupling == "off":
             idle = {"heads": "partition", "gain": "learned", "value": "phase", "update": "tangent"}
-            self._refuse(idle | {"successor": "none", "cache": "f32"}, "coupling=off moves nothing")
+            self._reject(idle | {"successor": "none", "cache": "f32"}, "coupling=off moves nothing")
         if self.gate == "const":
-            self._refuse({"gate_map": "softplus"}, "gate=const has no number to map")
+            self._reject({"gate_map": "softplus"}, "gate=const has no number to map")
         if self.value == "dense":
-            self._refuse({"update": "tangent", "gain": "learned"}, "value=dense takes no tangent step")
+            self._reject({"update": "tangent", "gain": "learned"}, "value=dense takes no tangent step")
         if self.successor == "mix":
-            self._refuse(
+            self._reject(
                 {"gain": "learned"}, "successor=mix learns its own two coefficients in the gain's place"
             )
         if self.group != "s1":
             only = {"phase_map": "none", "update": "tangent", "spread": 1.0}
-            self._refuse(only, f"group={self.group} has no angles")
+            self._reject(only, f"group={self.group} has no angles")
             if self.cache == "i16":
                 raise UserError(f"cache=i16 keeps angles; group={self.group} has none")
         if self.group not in ("son", "sphere"):
-            self._refuse({"order": 4}, f"order is that of son and sphere; group={self.group} has none")
+            self._reject({"order": 4}, f"order is that of son and sphere; group={self.group} has none")
         if self.ffn == "none":
-            self._refuse({"ffn_start": "zero"}, "ffn=none has nothing to start")
+            self._reject({"ffn_start": "zero"}, "ffn=none has nothing to start")
         if self.gain == "capped" and not 0 < self.gain_start < 2:
             raise UserError(f"gain=capped lies between 0 and 2; gain_start={self.gain_start:g} does not")
 
-    def _refuse(self, idle: dict[str, Any], reason: str) -> None:
+    def _reject(self, idle: dict[str, Any], reason: str) -> None:
         for name, value in idle.items():
             if getattr(self, name) != value:
                 raise UserError(f"{name}={value_text(getattr(self, name))} has no effect: {reason}")

@@ -8,10 +8,10 @@ from torch import Tensor
 from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode
 from headtohead.mechanisms.contract.counting import counted_flops
-from headtohead.model.check.bench import TOLERANCE, Bench, relative, require
+from headtohead.model.check.bench import TOLERANCE, Fixture, relative, require
 
 
-def flops(bench: Bench) -> None:
+def flops(bench: Fixture) -> None:
     """Declared matrix FLOPs per token equal those counted along the plain path."""
     mechanism = bench.mechanism(torch.float32)
     modes: tuple[Mode, ...] = ("train", "prefill", "decode") if mechanism.decodable else ("train",)
@@ -30,7 +30,7 @@ def flops(bench: Bench) -> None:
             )
 
 
-def circuits(bench: Bench) -> None:
+def circuits(bench: Fixture) -> None:
     """Every trainable parameter stands in exactly one circuit with a known tag."""
     mechanism = bench.mechanism()
     names = {name for name, parameter in mechanism.named_parameters() if parameter.requires_grad}
@@ -53,7 +53,7 @@ def circuits(bench: Bench) -> None:
     )
 
 
-def fast_path(bench: Bench) -> None:
+def fast_path(bench: Fixture) -> None:
     """The fast path gives the plain path's outputs and every gradient."""
     mechanism = bench.mechanism()
     if not mechanism.writes:
@@ -73,7 +73,7 @@ def fast_path(bench: Bench) -> None:
             )
 
 
-def attention_map(bench: Bench) -> None:
+def attention_map(bench: Fixture) -> None:
     """A map, where one is given, is (batch, heads, time, time), finite, causal, and a distribution unless signed."""
     mechanism, x = bench.mechanism(), bench.inputs()
     with torch.no_grad():
@@ -92,7 +92,7 @@ def attention_map(bench: Bench) -> None:
         require(bool((rows | (sums == 0)).all()), "rows of attention_map do not sum to 1; set signed = True")
 
 
-def compiles(bench: Bench) -> None:
+def compiles(bench: Fixture) -> None:
     """torch.compile takes the forward whole, without graph breaks, and gives the same output."""
     mechanism, x = bench.mechanism(torch.float32), bench.inputs(dtype=torch.float32)
     torch._dynamo.reset()
@@ -106,7 +106,7 @@ def compiles(bench: Bench) -> None:
     require(error < 1e-4, f"the compiled forward differs from the eager one (by {error:.1e})")
 
 
-def _outputs(bench: Bench, mechanism: Mechanism, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+def _outputs(bench: Fixture, mechanism: Mechanism, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
     x = bench.inputs().requires_grad_()
     output = bench.run(mechanism, x, padding=real)
     if real is not None:

@@ -35,14 +35,14 @@ class Failure(Exception):
 
 
 @dataclasses.dataclass
-class Bench:
+class Fixture:
     """One mechanism at one setting, and the inputs the checks feed it."""
 
     composed: Composed
     shape: Shape
 
     @classmethod
-    def of(cls, composed: Composed, positions: str = "rope", bias: str = "none", heads: int = 4) -> Bench:
+    def of(cls, composed: Composed, positions: str = "rope", bias: str = "none", heads: int = 4) -> Fixture:
         """Return the usual bench: width 16, two layers deep, layer 1."""
         return cls(composed, Shape(16, heads, 1, 2, 64, positions=positions, bias=bias))  # type: ignore[arg-type]
 
@@ -52,14 +52,14 @@ class Bench:
             torch.manual_seed(seed)
             mechanism = self.composed.build(self.shape)
         mechanism.initialise(seeded_draw(seed, "check", 0.2))
-        _shake(mechanism)
+        _perturb(mechanism)
         return mechanism.to(dtype).eval()
 
     def model(self, dtype: torch.dtype = torch.float64, seed: int = 3) -> Decoder:
         """Return a decoder of two blocks with this mechanism, start values scaled and shaken as in `mechanism`."""
         text = [(7 * place + place // 5) % VOCABULARY for place in range(2 * self.shape.context)]
         decoder = Decoder(self.size, [self.composed] * 2, seed, companion=text)
-        _shake(decoder)
+        _perturb(decoder)
         return decoder.to(dtype).eval()
 
     @property
@@ -138,7 +138,7 @@ class Bench:
 
 
 @torch.no_grad()
-def _shake(module: torch.nn.Module) -> None:
+def _perturb(module: torch.nn.Module) -> None:
     """Add noise: parameters that start at a constant, a zero matrix above all, hide what multiplies them."""
     draw = seeded_draw(0, "shake", 0.1)
     for name, parameter in module.named_parameters():

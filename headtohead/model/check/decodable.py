@@ -7,10 +7,10 @@ import random
 import torch
 
 from headtohead.mechanisms.contract.base import Cache
-from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
+from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
 
 
-def cache_declared(bench: Bench) -> None:
+def cache_declared(bench: Fixture) -> None:
     """`cache_spec` names what decoding keeps, and `forward` takes a cache."""
     mechanism = bench.mechanism()
     require(
@@ -20,7 +20,7 @@ def cache_declared(bench: Bench) -> None:
     require(mechanism.decodable, "it declares a cache but forward(x, frame, cache) does not take one")
 
 
-def cache_agrees(bench: Bench) -> None:
+def cache_agrees(bench: Fixture) -> None:
     """Prefill and cached decoding give the full forward's outputs, for random splits, batches and padding."""
     mechanism = bench.mechanism()
     choose = random.Random(0)
@@ -50,10 +50,10 @@ def cache_agrees(bench: Bench) -> None:
             )
 
 
-def recorded_agrees(bench: Bench) -> None:
+def recorded_agrees(bench: Fixture) -> None:
     """Where it says that it is recordable, a step recorded at one place gives the full forward's output at others."""
     mechanism = bench.mechanism()
-    if not mechanism.recordable:
+    if not mechanism.graph_safe:
         return
     x = bench.inputs(batch=2, seed=30)
     first = TIME // 2
@@ -74,7 +74,7 @@ def recorded_agrees(bench: Bench) -> None:
             )
 
 
-def cache_bytes(bench: Bench) -> None:
+def cache_bytes(bench: Fixture) -> None:
     """Declared bytes are the allocated ones, and decoding does not put larger tensors in their place."""
     mechanism = bench.mechanism()
     spec = mechanism.cache_spec() or ()

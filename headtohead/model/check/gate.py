@@ -26,7 +26,7 @@ from headtohead.mechanisms.contract.base import Frame
 from headtohead.model.check.raceable import NEIGHBORS, PADDING, SECOND_TIME, future_words
 from headtohead.model.decoder import Decoder
 
-FEWEST_CUTS = 8
+MIN_CUTS = 8
 """Positions at which the future is cut off, at least; a batch of more sequences has one for every other sequence."""
 _ROUNDING = {"float32": 2.0**-23, "bf16": 2.0**-8}
 _LEAST = {"float32": 1e-6, "bf16": 1e-3}
@@ -58,7 +58,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class GateResult:
     """What the gate found, in words."""
 
     failed: tuple[str, ...] = ()
@@ -73,12 +73,12 @@ class Inspection:
         return {name: list(words) for name, words in vars(self).items()}
 
 
-def inspection_from(record: Mapping[str, Any]) -> Inspection:
+def gate_result_from(record: Mapping[str, Any]) -> GateResult:
     """Return what `as_dict` gave."""
-    return Inspection(*(tuple(map(str, record[name])) for name in ("failed", "marks", "warnings")))
+    return GateResult(*(tuple(map(str, record[name])) for name in ("failed", "marks", "warnings")))
 
 
-def inspect_model(model: Decoder, trial: Trial, *, shake: bool) -> Inspection:
+def check_causality(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:
     """Return what is wrong with a model; it may be changed by that, so give a copy of one that is still needed.
 
     `shake` adds noise to every parameter, once with each sign: a gate that starts at zero, or at the closed side of a
@@ -91,7 +91,7 @@ def inspect_model(model: Decoder, trial: Trial, *, shake: bool) -> Inspection:
     if "finite" in found.words:
         return found.inspection()
     for sign in (1.0, -1.0) if shake else (0.0,):
-        _shaken(model, sign, lambda first=sign >= 0: _whole(model, trial, first, found))  # type: ignore[misc]
+        _perturbed(model, sign, lambda first=sign >= 0: _whole(model, trial, first, found))  # type: ignore[misc]
     return found.inspection()
 
 
@@ -107,7 +107,7 @@ class _Findings:
         self.words.setdefault(kind, words)
         self.modes.setdefault(kind, {})["training" if training else "evaluation"] = None
 
-    def inspection(self) -> Inspection:
+    def inspection(self) -> GateResult:
         failed: list[str] = []
         marks: list[str] = []
         for kind, words in self.words.items():
@@ -115,14 +115,14 @@ class _Findings:
             (marks if kind == "random" else failed).append(said)
         idle = sorted(set.intersection(*self.idle)) if self.idle else []
         warnings = [f"the gradient of {name} is zero everywhere; is its path detached?" for name in idle]
-        return Inspection(tuple(failed), tuple(marks), tuple(warnings))
+        return GateResult(tuple(failed), tuple(marks), tuple(warnings))
 
 
 class _NotFinite(Exception):
     """The noise led a mechanism out of the domain that its start values are in."""
 
 
-def _shaken(model: Decoder, sign: float, check: Callable[[], None]) -> None:
+def _perturbed(model: Decoder, sign: float, check: Callable[[], None]) -> None:
     """Run a check with noise added to every parameter, with less of it where outputs are no longer finite."""
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(_SEED)
@@ -268,7 +268,7 @@ class _Mode:
     def _one_by_one(self, changes: Tensor, cuts: list[int]) -> list[tuple[float, int]]:
         """Return the same for sequences that are alone in their batch, where they would depend on each other."""
         found = []
-        for row, cut in enumerate(cuts[:FEWEST_CUTS]):
+        for row, cut in enumerate(cuts[:MIN_CUTS]):
             own = slice(2 * row, 2 * row + 1)
             tokens, padding = self.tokens[own].clone(), None
             if self.trial.padding is not None:
@@ -453,7 +453,7 @@ def _cuts(shape: torch.Size, causal: bool) -> list[list[int]]:
     rows = (sequences + 1) // 2
     if not causal or time < 2:
         return [[]]
-    wanted = max(FEWEST_CUTS, rows)
+    wanted = max(MIN_CUTS, rows)
     spread = (1 + int((0.5 + place * 0.6180339887498949) % 1 * (time - 1)) for place in range(4 * wanted))
     chosen = list(dict.fromkeys([time - 1, 1, time // 2, time // 2 + 1, *spread]))
     chosen = [cut for cut in chosen if 1 <= cut < time][:wanted]

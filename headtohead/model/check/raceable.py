@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from headtohead.mechanisms.contract.options import changed_options
-from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
+from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
 
 # Also the words of the causality gate (gate.py).
 NEIGHBORS = "a sequence's output depends on its batch neighbors (by {error:.1e})"
@@ -25,7 +25,7 @@ def future_words(cut: int, error: float) -> str:
     return f"it sees the future: changing tokens from position {cut} on changes outputs before it (by {error:.1e})"
 
 
-def shape(bench: Bench) -> None:
+def shape(bench: Fixture) -> None:
     """x (batch, time, width) goes in, the same shape and dtype come out."""
     x = bench.inputs()
     mechanism = bench.mechanism()
@@ -38,7 +38,7 @@ def shape(bench: Bench) -> None:
     require(mechanism.writes or silent, "it declares writes = False, and its output is not zero")
 
 
-def causal(bench: Bench) -> None:
+def causal(bench: Fixture) -> None:
     """Change the future, and the past stays bit for bit."""
     mechanism, x = bench.mechanism(), bench.inputs()
     before = bench.run(mechanism, x)
@@ -57,7 +57,7 @@ def causal(bench: Bench) -> None:
         )
 
 
-def deterministic(bench: Bench) -> None:
+def deterministic(bench: Fixture) -> None:
     """The same seed gives the same start values, the same input the same output, bit for bit."""
     first, second, x = bench.mechanism(), bench.mechanism(), bench.inputs()
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
@@ -77,7 +77,7 @@ def deterministic(bench: Bench) -> None:
         require(moved, "start values do not depend on the seed, so seeds would all be one run")
 
 
-def neighbours(bench: Bench) -> None:
+def neighbours(bench: Fixture) -> None:
     """A sequence's output does not depend on the others in its batch."""
     mechanism, x = bench.mechanism(), bench.inputs()
     together = bench.run(mechanism, x)
@@ -86,7 +86,7 @@ def neighbours(bench: Bench) -> None:
         require(error < TOLERANCE, NEIGHBORS.format(error=error))
 
 
-def padding(bench: Bench) -> None:
+def padding(bench: Fixture) -> None:
     """Padding on either side is invisible to the real tokens."""
     mechanism, x = bench.mechanism(), bench.inputs()
     if not mechanism.supports.padding:
@@ -105,7 +105,7 @@ def padding(bench: Bench) -> None:
         require(error < TOLERANCE, PADDING.format(side=side, error=error))
 
 
-def bidirectional(bench: Bench) -> None:
+def bidirectional(bench: Fixture) -> None:
     """Where looking both ways is supported, the frame's `causal` is heeded."""
     mechanism, x = bench.mechanism(), bench.inputs()
     if not mechanism.supports.bidirectional:
@@ -125,7 +125,7 @@ def bidirectional(bench: Bench) -> None:
     )
 
 
-def gradients(bench: Bench) -> None:
+def gradients(bench: Fixture) -> None:
     """Analytic gradients equal numerical ones, for x and every parameter, and every parameter is used."""
     mechanism, x = bench.mechanism(), bench.inputs(batch=2, time=4)
     if not mechanism.writes:
@@ -196,7 +196,7 @@ def _slope(
     return float((4 * slopes[1] - slopes[0]) / 3)
 
 
-def finite(bench: Bench) -> None:
+def finite(bench: Fixture) -> None:
     """Outputs and gradients stay finite in bf16 and at extreme inputs."""
     plain = bench.mechanism(torch.float32)
     if not plain.writes:

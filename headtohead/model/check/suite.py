@@ -12,9 +12,9 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.check import accounted, decodable, raceable, whole
-from headtohead.model.check.bench import Bench, Failure
+from headtohead.model.check.bench import Failure, Fixture
 
-Check = Callable[[Bench], None]
+Check = Callable[[Fixture], None]
 LEVELS: dict[str, tuple[Check, ...]] = {
     "raceable": (
         raceable.shape,
@@ -119,7 +119,7 @@ def _first_failure(check: Check, settings: list[Composed]) -> Finding | None:
     return None
 
 
-def _benches(check: Check, settings: list[Composed]) -> Iterator[Bench]:
+def _benches(check: Check, settings: list[Composed]) -> Iterator[Fixture]:
     """Every setting once with rope; the default and the last also with other positions and biases."""
     for place, composed in enumerate(settings):
         able = composed.base.kind.supports.positions
@@ -130,7 +130,7 @@ def _benches(check: Check, settings: list[Composed]) -> Iterator[Bench]:
             kinds = kinds[:1]
         usable = [kind for kind in kinds if kind[0] in able] or [(sorted(able)[0], "none")]
         for positions, bias in usable:
-            yield Bench.of(composed, positions, bias)
+            yield Fixture.of(composed, positions, bias)
 
 
 def _raised(error: Exception) -> str:

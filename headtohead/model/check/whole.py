@@ -12,7 +12,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from headtohead.model.check.bench import TIME, TOLERANCE, Bench, relative, require
+from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
 from headtohead.model.decoder import Decoder
 
 # Autocast may move outputs and gradients this many times as far as rounding the parameters to bf16 does, in float32
@@ -23,7 +23,7 @@ TIMES = 4.0
 LEAST = 0.02
 
 
-def padded_batch(bench: Bench) -> None:
+def padded_batch(bench: Fixture) -> None:
     """A sequence in a padded batch has the states that it has alone, causal and bidirectional."""
     model = bench.model()
     supports = model.layers[0].mechanism.supports
@@ -55,7 +55,7 @@ def padded_batch(bench: Bench) -> None:
                 )
 
 
-def autocast(bench: Bench) -> None:
+def autocast(bench: Fixture) -> None:
     """Under autocast to bf16 a whole decoder stays finite and close to float32, outputs and gradients."""
     model = bench.model(torch.float32)
     if not model.layers[0].mechanism.writes:

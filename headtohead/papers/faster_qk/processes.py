@@ -16,7 +16,7 @@ from headtohead.papers.faster_qk.runs import ToyRun
 from headtohead.papers.faster_qk.train import ToyResult, batched
 
 
-def shared_out(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
+def share_out(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
     """Return groups of runs for each process, about as long as each other: the longest is given out first."""
     groups = sorted(batched(runs), key=_weight, reverse=True)
     parts: list[list[list[ToyRun]]] = [[] for _ in range(min(workers, len(groups)))]

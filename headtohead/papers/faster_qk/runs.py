@@ -94,7 +94,7 @@ class ToyRun:
                 raise UserError(f"adam takes a rate above 0, got {self.adam!r}")
 
     @property
-    def optimiser(self) -> str:
+    def optimizer(self) -> str:
         """What trains it."""
         return "sgd" if self.adam is None else "adam"
 

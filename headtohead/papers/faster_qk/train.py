@@ -168,11 +168,11 @@ class Batch:
         else:
             counts = counts.index_select(1, self.of)
             torch.index_select(ask, 1, self.of, out=self.ask)
-        told = counts if self.shares is None else imposed_mass(counts, self.shares)
+        receive = counts if self.shares is None else imposed_mass(counts, self.shares)
         if self.stream is None:
-            self.known = told
+            self.known = receive
         else:
-            self.known.copy_(told)
+            self.known.copy_(receive)
         steps = torch.arange(self.step, self.step + self.window, device=self.device, dtype=torch.float64)
         ratio = self.ratio + self.rise * steps[:, None]
         if self.adam:
@@ -344,7 +344,7 @@ def batched(runs: Sequence[ToyRun]) -> list[list[ToyRun]]:
     """Return the runs in groups that can be trained in one pass."""
     groups: dict[tuple[str, str, int, bool], list[ToyRun]] = {}
     for run in runs:
-        groups.setdefault((run.form, run.optimiser, run.batch, run.label_in_input), []).append(run)
+        groups.setdefault((run.form, run.optimizer, run.batch, run.label_in_input), []).append(run)
     return list(groups.values())
 
 

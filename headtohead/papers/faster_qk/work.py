@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError, unknown
-from headtohead.common.progress import piece_of_work
+from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.common.stop import Stop
 from headtohead.papers.faster_qk.findings import Finding, factor_findings, reduced_findings, run_findings
-from headtohead.papers.faster_qk.processes import beside, shared_out
+from headtohead.papers.faster_qk.processes import beside, share_out
 from headtohead.papers.faster_qk.runs import LOSSES, SEEDS, ToyRun, choose_runs
 from headtohead.papers.faster_qk.theory.factored import examine_factorised
 from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
@@ -80,7 +80,7 @@ class Toy:
             {
                 "form": result.run.form,
                 "name": result.run.name,
-                "optimiser": result.run.optimiser,
+                "optimiser": result.run.optimizer,
                 "seed": result.run.seed,
                 "event": event,
                 "loss": float(event.split()[1]) if event.startswith("loss") else mark.loss,
@@ -138,14 +138,14 @@ def work_toy(
     runs = plan.chosen()
     known = {run: _stored(store, run, device) for run in runs}
     missing = [run for run, result in known.items() if result is None]
-    with piece_of_work("toy", quiet) as progress:
+    with progress_bar("toy", quiet) as progress:
 
         def keep(result: ToyResult) -> None:
             stop.advance()  # a toy's run has no checkpoint: what outlasts a start is a whole run
             known[result.run] = result
             write_document(_place(store, result.run, device), result.as_dict(), indent=None)
 
-        parts = shared_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
+        parts = share_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:
             with beside(parts) as wait:
                 # The equations are solved while other processes train.

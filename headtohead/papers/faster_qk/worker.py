@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from headtohead.common.worker_protocol import tell, told
+from headtohead.common.worker_protocol import emit, receive
 from headtohead.papers.faster_qk.runs import ToyRun
 from headtohead.papers.faster_qk.train import train
 
@@ -16,15 +16,15 @@ from headtohead.papers.faster_qk.train import train
 def main() -> None:
     """Do the work that standard input names."""
     torch.set_num_threads(1)
-    order, stop = told()
+    order, stop = receive()
     groups = [[ToyRun(**run) for run in group] for group in order]
     weights = [max(run.expected_steps for run in group) for group in groups]
     for place, group in enumerate(groups):
 
         def show(words: str, share: float, place: int = place) -> None:
-            tell({"share": (sum(weights[:place]) + share * weights[place]) / sum(weights)})
+            emit({"share": (sum(weights[:place]) + share * weights[place]) / sum(weights)})
 
-        train(group, "cpu", show, lambda result: tell({"result": result.as_dict()}), stop)
+        train(group, "cpu", show, lambda result: emit({"result": result.as_dict()}), stop)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, finite
-from headtohead.report.dashboard.status import Follower, Standing
+from headtohead.report.dashboard.status import StatusReader, StudyStatus
 from headtohead.report.figures import NIGHT, PAPER, as_svg
 from headtohead.report.templates import beside, templates
 
@@ -37,9 +37,9 @@ class Watch:
     """What the page is answered with; one look serves every request until it is old."""
 
     def __init__(self, path: Path) -> None:
-        self.follower = Follower(path)
+        self.follower = StatusReader(path)
         self.lock = threading.Lock()
-        self.standing: Standing = Standing({})
+        self.standing: StudyStatus = StudyStatus({})
         self.seen, self.pause = -1e9, _EVERY
         self.pictures: dict[str, tuple[str, bytes]] = {}
         page = templates().get_template("watch.html.jinja").render()
@@ -152,7 +152,7 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
 
 def serve(path: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve the page of a study until Ctrl-C."""
-    Follower(path).look()  # a damaged study is refused here, before anything is served
+    StatusReader(path).look()  # a damaged study is refused here, before anything is served
     with server(path, port) as running:
         try:
             say(f"watching {path} at http://{HOST}:{running.server_port}/ (Ctrl-C stops watching)")

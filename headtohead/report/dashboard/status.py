@@ -13,7 +13,7 @@ from headtohead.report.gather import gather
 from headtohead.report.panels import View
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
-from headtohead.study.store.manifest import Entry, Outline, read_outline
+from headtohead.study.store.manifest import Entry, Manifest, read_manifest
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ _GOING = ("running", "stopped", "waiting")
 
 
 @dataclass
-class Standing:
+class StudyStatus:
     """One look at a study: what the page shows as it is, and the curves of each contest."""
 
     facts: Row
@@ -30,50 +30,50 @@ class Standing:
 
 
 @dataclass
-class Follower:
+class StatusReader:
     """Looks at a study again and again; finished runs are read once."""
 
     path: Path
     finished: dict[str, Row] = field(default_factory=dict)
 
-    def look(self) -> Standing:
+    def look(self) -> StudyStatus:
         """Return where the study stands now."""
-        outline, added = read_outline(self.path / "study.json")
+        manifest, added = read_manifest(self.path / "study.json")
         store = Store(self.path)
-        names = {entry.run: entry for entry in (*outline.trunks, *outline.entries)}
-        judged = {entry.run for entry in outline.entries}
+        names = {entry.run: entry for entry in (*manifest.trunks, *manifest.entries)}
+        judged = {entry.run for entry in manifest.entries}
         # A run done again (--retry failed) has no result while it is at work.
         known = {run: row for run, row in self.finished.items() if run in names and store.run(run).finished()}
         results = self.finished = known | store.results([run for run in names if run not in known])
         runs = [_run_facts(store, run, entry, results.get(run)) for run, entry in names.items()]
         curves = []
-        for contest in outline.contests():
-            arms = gather(self.path, outline, contest, results, [])
-            picture = draw(View(self.path, outline, contest, arms, []), ["curves"]).get("curves")
+        for contest in manifest.contests():
+            arms = gather(self.path, manifest, contest, results, [])
+            picture = draw(View(self.path, manifest, contest, arms, []), ["curves"]).get("curves")
             chart = picture.chart if picture else None
             axes = chart["usermeta"]["axes"] if chart else {}
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
         # Verdicts before the last planned run would invite stopping when one looks good.
         over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
-        verdicts = study_verdicts(outline, results, study_marks(self.path, outline, added)) if over else []
-        return Standing(
+        verdicts = study_verdicts(manifest, results, study_marks(self.path, manifest, added)) if over else []
+        return StudyStatus(
             {
-                "name": outline.name,
+                "name": manifest.name,
                 "counts": _counts(runs),
                 "share": _share(runs),
                 "left": _left(runs),
                 "active": [row for row in runs if row["state"] in ("running", "stopped")],
                 "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
-                "contests": _contests(outline, curves),
+                "contests": _contests(manifest, curves),
             },
             curves,
         )
 
 
-def _contests(outline: Outline, curves: list[dict[str, Definition]]) -> list[Row]:
+def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[Row]:
     return [
         {"title": contest.title, "axes": list(charts)}
-        for contest, charts in zip(outline.contests(), curves, strict=True)
+        for contest, charts in zip(manifest.contests(), curves, strict=True)
     ]
 
 

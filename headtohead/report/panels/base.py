@@ -8,10 +8,10 @@ from pathlib import Path
 
 import altair as alt
 
-from headtohead.report.charts import Chart, colours
+from headtohead.report.charts import Chart, colors
 from headtohead.report.gather import ArmFacts
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.store.manifest import Contest, Measure, Outline, metric_words
+from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class View:
 
     path: Path
     """The study's directory."""
-    outline: Outline
+    manifest: Manifest
     contest: Contest
     arms: list[ArmFacts]
     verdicts: list[Verdict]
@@ -28,22 +28,22 @@ class View:
     @property
     def labels(self) -> list[str]:
         """The arms' labels in order."""
-        return [label for _, label in self.outline.arms]
+        return [label for _, label in self.manifest.arms]
 
     @property
     def scale(self) -> alt.Scale:
         """One colour per arm, the same in every chart."""
-        return colours(self.labels, self.outline.baseline)
+        return colors(self.labels, self.manifest.baseline)
 
     @property
     def measure(self) -> Measure:
         """What the contest is judged by."""
-        return self.outline.measure(self.contest)
+        return self.manifest.measure(self.contest)
 
     @property
     def unit(self) -> str:
         """The same in words."""
-        return metric_words(self.measure.name)
+        return metric_label(self.measure.name)
 
     @property
     def side(self) -> str:
@@ -53,7 +53,7 @@ class View:
     @property
     def references(self) -> dict[str, float]:
         """What one gets without a model, by name: bits per byte, or a task's metric."""
-        return self.outline.references.get(self.contest.corpus_label, {})
+        return self.manifest.references.get(self.contest.corpus_label, {})
 
 
 @dataclass(frozen=True)

@@ -80,18 +80,18 @@ def judge_claims(
     A study that is not given leaves what it decides open; `absent` may say why it is not.
     """
     settings = paper.studies(scale)
-    asked = _Asked(
+    asked = _Evidence(
         scale,
         build_study(settings[MAIN]).baseline_arm.text,
         {name: Evidence(paper, name, build_study(settings[name]), study) for name, study in studies.items()},
         dict.fromkeys(settings, "has not been run") | dict(absent or {}),
         toy,
     )
-    return [_judged(claim, asked) for claim in paper.claims]
+    return [_judge_all(claim, asked) for claim in paper.claims]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Evidence:
     """All that there is to decide claims by."""
 
     scale: str
@@ -103,7 +103,7 @@ class _Asked:
     toy: Toy | None
 
 
-def _judged(claim: Claim, asked: _Asked) -> ClaimResult:
+def _judge_all(claim: Claim, asked: _Evidence) -> ClaimResult:
     parts = [_part(asked, criterion, claim) for criterion in claim.criteria]
     scales = {part.scale for part in parts}
     scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
@@ -123,7 +123,7 @@ def _judged(claim: Claim, asked: _Asked) -> ClaimResult:
     )
 
 
-def _part(asked: _Asked, criterion: Criterion, claim: Claim) -> Part:
+def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
     """Return what one criterion comes to."""
     scale = asked.scale
     if criterion.kind == "open":
@@ -158,7 +158,7 @@ def _part(asked: _Asked, criterion: Criterion, claim: Claim) -> Part:
     differs = evidence.other_scale(claim, known, criterion)
     part.scale = REDUCED if differs else PUBLISHED
     if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (
-        nothing := _unlearnt(evidence, criterion, known)
+        nothing := _untrained_in(evidence, criterion, known)
     ):
         part.direction, part.size = OPEN, None if part.size is None else OPEN
         part.reason += f"; {nothing}"
@@ -169,7 +169,7 @@ def _part(asked: _Asked, criterion: Criterion, claim: Claim) -> Part:
     return part
 
 
-def _unlearnt(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> str:
+def _untrained_in(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> str:
     """Return where nothing was learnt by any of the arms a criterion compares, or nothing; a mean of tasks needs one task."""
     alone = criterion.against or criterion.then or criterion.compare == "value"
     arms = criterion.arms if alone else (*criterion.arms, "")

@@ -32,8 +32,8 @@ from headtohead.study.judge.statistics import (
     compare_paired,
     decide,
 )
-from headtohead.study.judge.trends import FEWEST, OVER, trend_of
-from headtohead.study.store.manifest import Contest, metric_words
+from headtohead.study.judge.trends import MIN_POINTS, OVER, trend_of
+from headtohead.study.store.manifest import Contest, metric_label
 
 Contests = Sequence[Contest]
 # Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
@@ -85,7 +85,7 @@ def _second_less_first(
     evidence: Evidence, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], words: str
 ) -> Part:
     gaps = [evidence.gaps(*place) for place in places]
-    seeds = [seed for seed in evidence.outline.seeds if seed in gaps[0] and seed in gaps[1]]
+    seeds = [seed for seed in evidence.manifest.seeds if seed in gaps[0] and seed in gaps[1]]
     first = [criterion.share * gaps[0][seed] for seed in seeds]
     paired = compare_paired([gaps[1][seed] for seed in seeds], first)
     pair = [evidence.compare(*place) for place in places]
@@ -93,7 +93,7 @@ def _second_less_first(
     remark = _diverged(pair)
     label = words.format(*(found.label for found in pair))
     decision = decided(paired, paired.p, remark)
-    unit = evidence.outline.measure(places[0][0]).name
+    unit = evidence.manifest.measure(places[0][0]).name
     return signed_difference(criterion, Compared(label, paired, paired.p, decision, trouble, remark, unit))
 
 
@@ -106,7 +106,7 @@ def median(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     contest = contests[0]
     a, b = evidence.label(criterion.arm) or "", evidence.label(criterion.against) or ""
     ours, theirs = evidence.values.get((contest, a), {}), evidence.values.get((contest, b), {})
-    seeds = [seed for seed in evidence.outline.seeds if seed in ours and seed in theirs]
+    seeds = [seed for seed in evidence.manifest.seeds if seed in ours and seed in theirs]
     what = f"median of {a} - median of {b}"
     row: dict[str, Any] = {"what": what, "n": len(seeds), "difference": None, "p": None}
     compared = evidence.compare(contest, criterion.arm, criterion.against)
@@ -121,7 +121,7 @@ def median(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     if compared.remark:
         decision = "undecided"
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(decision, CONTRADICTED)
-    unit = metric_words(compared.unit)
+    unit = metric_label(compared.unit)
     reason = f"{what}: {shift:+.4f} {unit}, p {p:.2g} by swapping arms in every seed: {decision}"
     return Part(direction, None, REDUCED, reason, [row])
 
@@ -139,12 +139,12 @@ def trend(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
     found = [evidence.compare(contest, *names) for contest in contests]
     trouble = next((one.trouble for one in found if one.trouble), "")
     if line is None:
-        trouble = trouble or f"a trend takes {FEWEST} values of {what} or more, here are {len(contests)}"
+        trouble = trouble or f"a trend takes {MIN_POINTS} values of {what} or more, here are {len(contests)}"
     paired = compare_paired([], []) if line is None else line.slope
     remark = _diverged(found)
     decision = decided(paired, paired.p, remark)
     label = f"slope of {found[0].label} per doubling of {what}"
-    unit = evidence.outline.measure(contests[0]).name
+    unit = evidence.manifest.measure(contests[0]).name
     compared = Compared(label, paired, paired.p, decision, trouble, remark, unit)
     if criterion.expect in ("level", "no higher"):
         side = {"level": "", "no higher": "no worse"}[criterion.expect]

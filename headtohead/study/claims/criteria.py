@@ -17,10 +17,10 @@ from headtohead.study.config.validation import (
     as_table,
     as_text,
     as_texts,
-    refuse_unknown,
+    check_known,
 )
 from headtohead.study.judge.trends import OVER
-from headtohead.study.probes import probe_names, refuse_unserved
+from headtohead.study.probes import check_probes_apply, probe_names
 
 MAIN = "study"
 """What the study of [study] is called where one of several is named."""
@@ -158,7 +158,7 @@ class Named(Protocol):
 def read_at(given: Any) -> dict[str, Any]:
     """Return where something was published: corpora, sizes, and tokens."""
     at = as_table(given, "at")
-    refuse_unknown(at, {"corpus", "size", "tokens"}, "setting of at")
+    check_known(at, {"corpus", "size", "tokens"}, "setting of at")
     places: dict[str, Any] = {key: as_texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at}
     if "tokens" in at:
         places["tokens"] = parse_count(at["tokens"], "at.tokens")
@@ -168,7 +168,7 @@ def read_at(given: Any) -> dict[str, Any]:
 def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, Named]) -> Criterion:
     """Return the criterion of a table; `factor` turns its numbers into bits per byte."""
     kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
-    refuse_unknown(part, KINDS[kind], f"setting of a {kind} criterion")
+    check_known(part, KINDS[kind], f"setting of a {kind} criterion")
     for key in sorted(_NEEDED[kind] - part.keys()):
         raise UserError(f"a {kind} criterion needs {key}")
     place = {key: as_texts(part[key], key) for key in PLACE if key in part}
@@ -227,7 +227,7 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
         values["compare"] = as_choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":
         (values["probe"],) = probe_names([as_text(part["probe"], "probe")])
-        refuse_unserved([values["probe"]], "tasks" if study.of_tasks else "corpora")
+        check_probes_apply([values["probe"]], "tasks" if study.of_tasks else "corpora")
         if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
             raise UserError(
                 "a probe criterion takes expect, or the margin within which it counts as equal; "

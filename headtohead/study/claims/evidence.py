@@ -16,7 +16,7 @@ from headtohead.study.judge.statistics import Paired, compare_paired, decide, ho
 from headtohead.study.judge.trends import axis_values, groups
 from headtohead.study.judge.verdict import NOTHING, Result, Verdict, is_untrained
 from headtohead.study.probes import Found
-from headtohead.study.store.manifest import METRIC, Contest, Outline
+from headtohead.study.store.manifest import METRIC, Contest, Manifest
 
 Finder = Callable[[str, str], Found | None]
 """What a probe found in a run, by the run's name and the probe's."""
@@ -26,7 +26,7 @@ Finder = Callable[[str, str], Found | None]
 class Finished:
     """A study as far as it has come."""
 
-    outline: Outline
+    manifest: Manifest
     verdicts: Sequence[Verdict]
     results: Mapping[str, Result] = field(default_factory=dict)
     """By run; a trend over size needs them."""
@@ -37,10 +37,10 @@ class Evidence:
     """The verdicts of one study of a paper, asked by its claims."""
 
     def __init__(self, paper: Paper, name: str, spec: StudySpec, study: Finished) -> None:
-        outline, verdicts = study.outline, study.verdicts
-        self.spec, self.outline = spec, outline
-        self.axes = axis_values(outline, study.results)
-        self.contests = outline.contests()
+        manifest, verdicts = study.manifest, study.verdicts
+        self.spec, self.manifest = spec, manifest
+        self.axes = axis_values(manifest, study.results)
+        self.contests = manifest.contests()
         self.criteria = [
             part
             for claim in paper.claims
@@ -55,12 +55,12 @@ class Evidence:
                 if row.of(contest):
                     self.rows[contest, row.label] = row
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
-                    base = self.values.setdefault((contest, outline.baseline), {})
+                    base = self.values.setdefault((contest, manifest.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
         self.best = {
-            (contest, label): _best_values(outline, contest, label, study.results)
+            (contest, label): _best_values(manifest, contest, label, study.results)
             for contest in self.contests
-            for _, label in outline.arms
+            for _, label in manifest.arms
         }
         self.found = cache(study.found)  # what a probe found stands in a file
         self.adjusted = self._adjusted()
@@ -68,8 +68,8 @@ class Evidence:
     def label(self, arm: str) -> str | None:
         """Return the label of an arm, the baseline's where none is named, or None where the study has no such arm."""
         if not arm:
-            return self.outline.baseline
-        return next((label for text, label in self.outline.arms if arm in (text, label)), None)
+            return self.manifest.baseline
+        return next((label for text, label in self.manifest.arms if arm in (text, label)), None)
 
     def contest(self, place: dict[str, tuple[str, ...]]) -> Contest | None:
         """Return the contest at a place; what the place does not name is the study's first."""
@@ -115,7 +115,7 @@ class Evidence:
             ]
             for arm, against in names:
                 a, b = self.label(arm), self.label(against)
-                if a is not None and b is not None and b != self.outline.baseline:
+                if a is not None and b is not None and b != self.manifest.baseline:
                     pairs.setdefault(contest, {})[a, b] = None
         table: dict[tuple[Contest, str, str], float | None] = {}
         for contest, names_here in pairs.items():
@@ -127,7 +127,7 @@ class Evidence:
     def paired(self, contest: Contest, a: str, b: str) -> Paired:
         """Return two labels' scores in a contest, over the seeds both have."""
         ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
-        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        seeds = [seed for seed in self.manifest.seeds if seed in ours and seed in theirs]
         return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
     def compare(self, contest: Contest, arm: str, against: str) -> Compared:
@@ -135,8 +135,8 @@ class Evidence:
         a, b = self.label(arm) or "", self.label(against) or ""
         paired = self.paired(contest, a, b)
         row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
-        p = row.p_holm if row and b == self.outline.baseline else self.adjusted.get((contest, a, b))
-        measure = self.outline.measure(contest)
+        p = row.p_holm if row and b == self.manifest.baseline else self.adjusted.get((contest, a, b))
+        measure = self.manifest.measure(contest)
         decision = decide(paired.difference, p, None, None, 0.0, measure.better)
         # Runs that did not diverge cannot stand for all: they may show the arm worse, never better.
         if (decision == "better" and row and row.diverged) or (
@@ -158,7 +158,7 @@ class Evidence:
         notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
         notes += (
             ["on this test set alone"]
-            if row and b == self.outline.baseline and row.scope == "this test set"
+            if row and b == self.manifest.baseline and row.scope == "this test set"
             else []
         )
         remark = ", ".join(notes)
@@ -169,7 +169,7 @@ class Evidence:
         last = self.compare(contest, arm, against)
         a, b = self.label(arm) or "", self.label(against) or ""
         ours, theirs = self.best[contest, a], self.best[contest, b]
-        seeds = [seed for seed in self.outline.seeds if seed in ours and seed in theirs]
+        seeds = [seed for seed in self.manifest.seeds if seed in ours and seed in theirs]
         paired = compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         trouble = last.trouble
         if not trouble and len(seeds) < last.paired.n:
@@ -187,13 +187,13 @@ class Evidence:
     def unlearnt(self, contest: Contest, arms: Sequence[str]) -> str:
         """Return that none of some arms is sure to have learnt anything in a contest, by the 95 % interval; or nothing."""
         labels = list(dict.fromkeys(self.label(arm) or "" for arm in arms))
-        measure = self.outline.measure(contest)
+        measure = self.manifest.measure(contest)
         for label in labels:
             values = list(self.values.get((contest, label), {}).values())
             mean = compare_paired(values, [0.0] * len(values))
             worst = mean.ci_low if measure.better == "higher" else mean.ci_high
             worst = mean.difference if worst is None else worst
-            if worst is None or not is_untrained(worst, self.outline, contest):
+            if worst is None or not is_untrained(worst, self.manifest, contest):
                 return ""
         words = NOTHING[measure.name == METRIC]
         return f"nothing is decided where all that is compared may {words}: {', '.join(labels)}"
@@ -214,11 +214,11 @@ def _failed(row: Verdict) -> tuple[tuple[str, list[str]], ...]:
 
 
 def _best_values(
-    outline: Outline, contest: Contest, label: str, results: Mapping[str, Result]
+    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Result]
 ) -> dict[int, float]:
     """Return by seed what an arm's runs score on test at their best step, where they know it."""
-    metric = outline.measure(contest).name
-    found = {seed: _best(results.get(run, {}), metric) for seed, run in outline.runs(contest, label).items()}
+    metric = manifest.measure(contest).name
+    found = {seed: _best(results.get(run, {}), metric) for seed, run in manifest.runs(contest, label).items()}
     return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headtohead.study.claims.criteria import Criterion
 from headtohead.study.judge.statistics import Paired, decide
-from headtohead.study.store.manifest import METRIC, metric_words
+from headtohead.study.store.manifest import METRIC, metric_label
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
@@ -91,7 +91,7 @@ def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
 def _numbers(criterion: Criterion, compared: Compared) -> str:
     paired = compared.paired
     words = (
-        f"{compared.label}: {paired.difference:+.4f} {metric_words(compared.unit)}"
+        f"{compared.label}: {paired.difference:+.4f} {metric_label(compared.unit)}"
         if paired.difference is not None
         else compared.label
     )

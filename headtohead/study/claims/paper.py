@@ -33,7 +33,7 @@ from headtohead.study.config.validation import (
     as_table,
     as_text,
     as_texts,
-    refuse_unknown,
+    check_known,
 )
 
 SCALES = ("smoke", "small", "paper")
@@ -130,9 +130,9 @@ def read_paper(path: Path) -> Paper:
 def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] in it: h2h race runs a study without claims")
-    refuse_unknown(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
+    check_known(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
     about = as_table(values.get("paper", {}), "paper")
-    refuse_unknown(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
+    check_known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
     unit = as_choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
     length = as_number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
     if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
@@ -142,7 +142,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     # nats / unit to bits / byte
     factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
     tables = as_table(values.get("scale"), "scale")
-    refuse_unknown(tables, set(SCALES), "scale")
+    check_known(tables, set(SCALES), "scale")
     for scale in SCALES:
         if scale not in tables:
             raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
@@ -233,12 +233,12 @@ def _check_starts(studies: Mapping[str, _Study]) -> None:
 
 def _toy(given: Any) -> dict[str, ToyPlan]:
     tables = as_table(given, "toy")
-    refuse_unknown(tables, set(SCALES), "scale of the toy")
+    check_known(tables, set(SCALES), "scale of the toy")
     plans = {}
     for scale, entry in tables.items():
         try:
             table = dict(as_table(entry, "it"))
-            refuse_unknown(table, {"runs", "seeds", "until", "stepped", "long"}, "setting")
+            check_known(table, {"runs", "seeds", "until", "stepped", "long"}, "setting")
             table["runs"] = as_texts(table.get("runs"), "runs")
             for key in ("until", "stepped"):
                 if key in table:
@@ -255,7 +255,7 @@ def _toy(given: Any) -> dict[str, ToyPlan]:
 def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study]) -> Claim:
     name = as_text(entry.get("id"), "a claim's id")
     try:
-        refuse_unknown(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
+        check_known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
         places = read_at(entry.get("at", {}))
         given = entry.get("criteria")
         if not isinstance(given, list) or not given:

@@ -47,12 +47,12 @@ def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]
 def _guarded(evidence: Evidence, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
     """Return why the baseline leaves nothing to compare, or nothing."""
     own = replace(criterion, path=path, compare="value")
-    values = list(_values(evidence, contest, evidence.outline.baseline, own).values())
+    values = list(_values(evidence, contest, evidence.manifest.baseline, own).values())
     mean = sum(values) / len(values) if values else None
     if mean is not None and mean >= least:
         return ""
     shown = "not known" if mean is None else f"{mean:.3g}"
-    return f"{path} of {evidence.outline.baseline} is {shown}, and {least:g} is needed for a comparison"
+    return f"{path} of {evidence.manifest.baseline} is {shown}, and {least:g} is needed for a comparison"
 
 
 def _pairs(evidence: Evidence, criterion: Criterion, contest: Contest) -> Paired:
@@ -62,13 +62,13 @@ def _pairs(evidence: Evidence, criterion: Criterion, contest: Contest) -> Paired
     )
     if criterion.compare == "value":
         theirs = dict.fromkeys(ours, 0.0)
-    seeds = [seed for seed in evidence.outline.seeds if seed in ours and seed in theirs]
+    seeds = [seed for seed in evidence.manifest.seeds if seed in ours and seed in theirs]
     return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
 
 def _values(evidence: Evidence, contest: Contest, label: str, criterion: Criterion) -> dict[int, float]:
     name, values = _name(evidence, criterion), {}
-    for seed, run in evidence.outline.runs(contest, label).items():
+    for seed, run in evidence.manifest.runs(contest, label).items():
         value = number_at(evidence.found(run, name), criterion.path)
         if value is not None and (criterion.compare != "ratio" or value > 0):
             values[seed] = math.log(value) if criterion.compare == "ratio" else value
@@ -78,7 +78,7 @@ def _values(evidence: Evidence, contest: Contest, label: str, criterion: Criteri
 def _name(evidence: Evidence, criterion: Criterion) -> str:
     """Return the study's probe that a criterion means: how much of it was measured does not matter."""
     short = criterion.probe.partition(":")[0]
-    same = [name for name in evidence.outline.probes if name.partition(":")[0] == short]
+    same = [name for name in evidence.manifest.probes if name.partition(":")[0] == short]
     return same[0] if same and criterion.probe not in same and PROBES[short].amount else criterion.probe
 
 

@@ -20,7 +20,7 @@ def of_tasks(evidence: Evidence, criterion: Criterion, contests: Sequence[Contes
     trouble = _trouble(evidence, names)
     if not trouble and paired.n < 2:
         trouble = f"{paired.n} paired seeds give no interval"
-    metrics = {evidence.outline.measure(contest).name for contest in evidence.contests}
+    metrics = {evidence.manifest.measure(contest).name for contest in evidence.contests}
     decision = decide(paired.difference, p, None, None, 0.0, "higher")
     labels = [evidence.label(name) or "" for name in names]
     what = f"{labels[0]} - {labels[1]}, mean of {len(evidence.contests)} tasks"
@@ -34,14 +34,14 @@ def _means(evidence: Evidence, arm: str) -> dict[int, float]:
     parts = [evidence.values.get((contest, label), {}) for contest in evidence.contests]
     return {
         seed: sum(part[seed] for part in parts) / len(parts)
-        for seed in evidence.outline.seeds
+        for seed in evidence.manifest.seeds
         if parts and all(seed in part for part in parts)
     }
 
 
 def _paired(evidence: Evidence, arm: str, against: str) -> Paired:
     ours, theirs = _means(evidence, arm), _means(evidence, against)
-    seeds = [seed for seed in evidence.outline.seeds if seed in ours and seed in theirs]
+    seeds = [seed for seed in evidence.manifest.seeds if seed in ours and seed in theirs]
     return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
 

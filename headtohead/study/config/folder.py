@@ -7,10 +7,10 @@ from pathlib import Path
 
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.study.config.spec import StudySpec
-from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.manifest import read_manifest
 
 UNNAMED = "study"
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def default_folder(spec: StudySpec) -> Path:
@@ -18,8 +18,8 @@ def default_folder(spec: StudySpec) -> Path:
     if spec.name != UNNAMED:
         return Path("races") / spec.name
     arms = [arm.text for arm in spec.arms]
-    more = [f"and-{len(arms) - _MOST_NAMED}-more"] if len(arms) > _MOST_NAMED else []
-    words = [*arms[:_MOST_NAMED], *more, "on", *(spec.tasks or spec.corpora)]
+    more = [f"and-{len(arms) - _MAX_NAMED}-more"] if len(arms) > _MAX_NAMED else []
+    words = [*arms[:_MAX_NAMED], *more, "on", *(spec.tasks or spec.corpora)]
     # Paths of users' files and corpora are named by their last part.
     plain = [re.sub(r"[^A-Za-z0-9.=]+", "_", word.rpartition("/")[2]).strip("_") for word in words]
     return Path("races") / "-".join(plain)[:120]
@@ -31,12 +31,12 @@ def check_same_study(folder: Path, spec: StudySpec) -> None:
     The same name, datasets, sizes and rules make a study the same; arms, seeds and settings may change, and the history says so.
     """
     try:
-        outline, _ = read_outline(folder / "study.json")
+        manifest, _ = read_manifest(folder / "study.json")
     except UnreadableFile:  # there is none yet, or the study's own command writes it anew
         return
-    contests = outline.contests()
+    contests = manifest.contests()
     there = {
-        "name": {outline.name},
+        "name": {manifest.name},
         "datasets": {contest.corpus for contest in contests},
         "sizes": {contest.size for contest in contests},
         "shape rules": {contest.shape for contest in contests},

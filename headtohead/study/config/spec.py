@@ -11,11 +11,11 @@ from typing import Any
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import exact_count, is_number, parse_count
-from headtohead.data.tasks.registry import refuse_unknown_task
+from headtohead.data.tasks.registry import check_task_known
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
-from headtohead.study.config.validation import as_table, as_text, refuse_unknown
-from headtohead.study.probes import corpora, probe_names, refuse_unserved
+from headtohead.study.config.validation import as_table, as_text, check_known
+from headtohead.study.probes import check_probes_apply, corpora, probe_names
 from headtohead.training.settings import TrainSettings, defaults_of, train_settings
 
 SHAPES = ("as_is", "params", "cache")
@@ -222,7 +222,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
                     continue
                 settings.steps(window)
                 if spec.tune:
-                    _refuse_short_tries(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
+                    _check_tuning_tokens(dataclasses.replace(settings, tokens=spec.tune.tokens), window)
     if spec.primary_arm is spec.baseline_arm:
         raise UserError(
             f"the primary arm '{spec.baseline_arm.text}' is the baseline; it cannot be compared with itself"
@@ -251,7 +251,7 @@ def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
         if arm.start and not tasks:
             raise UserError(f"arm '{arm.label}': from is of studies of tasks; give tasks too")
     for name in tasks:
-        refuse_unknown_task(name)
+        check_task_known(name)
     return tasks
 
 
@@ -356,7 +356,7 @@ def _probes(values: Mapping[str, Any], of_tasks: bool) -> tuple[str, ...]:
     """Return the probes in their one spelling; `corpora` alone means every corpus of the study."""
     every = corpora.argument(_words(values.get("corpus", "stdlib"), "corpus"))
     found = probe_names(values.get("probes", ()))
-    refuse_unserved(found, "tasks" if of_tasks else "corpora")
+    check_probes_apply(found, "tasks" if of_tasks else "corpora")
     return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
 
 
@@ -396,7 +396,7 @@ def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_byt
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
 
 
-def _refuse_short_tries(training: TrainSettings, context: int) -> None:
+def _check_tuning_tokens(training: TrainSettings, context: int) -> None:
     try:
         training.steps(context)
     except UserError as error:
@@ -405,7 +405,7 @@ def _refuse_short_tries(training: TrainSettings, context: int) -> None:
 
 def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
     table = as_table(value, name)
-    refuse_unknown(table, known, f"{name} setting")
+    check_known(table, known, f"{name} setting")
     defaults = Settings()
     for key, item in table.items():
         wanted = type(getattr(defaults, key))
@@ -429,7 +429,7 @@ def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     return _words(value, name)
 
 
-_MOST_SEEDS = 10_000
+_MAX_SEEDS = 10_000
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
@@ -439,8 +439,8 @@ def _seeds(value: Any) -> tuple[int, ...]:
             raise UserError(f"seeds {list(seeds)} hold one twice")
     else:
         count = parse_count(value, "seeds")
-        if count > _MOST_SEEDS:
-            raise UserError(f"seeds={count:,} is too many; at most {_MOST_SEEDS:,}")
+        if count > _MAX_SEEDS:
+            raise UserError(f"seeds={count:,} is too many; at most {_MAX_SEEDS:,}")
         seeds = tuple(range(1, count + 1))
     if not seeds:
         raise UserError("seeds=0 gives no runs; at least 1 is needed, and 2 for an interval")

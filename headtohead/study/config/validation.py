@@ -10,7 +10,7 @@ from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number
 
 
-def refuse_unknown(values: Mapping[str, Any], known: set[str], kind: str) -> None:
+def check_known(values: Mapping[str, Any], known: set[str], kind: str) -> None:
     """Refuse a key that is none of those known."""
     for key in values:
         if key not in known:

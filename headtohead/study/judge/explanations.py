@@ -8,12 +8,12 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.intervals import over_seeds
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.run_store import Store, read_probe
 
 
 @dataclass(frozen=True)
-class ArmExplained:
+class ArmExplanation:
     """One arm in one contest."""
 
     contest: Contest
@@ -30,14 +30,14 @@ class ArmExplained:
         return float(value["mean"]) if isinstance(value, dict) and "mean" in value else value
 
 
-def study_explained(store: Store, outline: Outline, results: Mapping[str, Any]) -> list[ArmExplained]:
+def study_explanations(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> list[ArmExplanation]:
     """Return the arms of every contest that the probe was taken on; a damaged file is left out."""
-    names = [name for name in outline.probes if name.partition(":")[0] == "explain"]
+    names = [name for name in manifest.probes if name.partition(":")[0] == "explain"]
     rows = []
-    for contest in outline.contests() if names else ():
-        for _, label in outline.arms:
+    for contest in manifest.contests() if names else ():
+        for _, label in manifest.arms:
             found = {}
-            for seed, run in outline.runs(contest, label).items():
+            for seed, run in manifest.runs(contest, label).items():
                 try:
                     one = read_probe(store.run(run), names[0]) if run in results else None
                 except DamagedFile:
@@ -45,5 +45,5 @@ def study_explained(store: Store, outline: Outline, results: Mapping[str, Any]) 
                 if one is not None and "none" not in one:
                     found[seed] = one
             if found:
-                rows.append(ArmExplained(contest, label, tuple(found), over_seeds(list(found.values()))))
+                rows.append(ArmExplanation(contest, label, tuple(found), over_seeds(list(found.values()))))
     return rows

@@ -15,8 +15,8 @@ from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
 from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.plan.dataset import Ground
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.dataset import Dataset
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.run_spec import Plan, Run
 from headtohead.study.plan.step_timing import same_speed, trial
 from headtohead.study.store.manifest import METRIC
@@ -33,7 +33,7 @@ _ROW_BYTES = 200
 _RESULT_BYTES = 40_000
 """A run's JSON files together: spec, environment, cost, and the result with its blocks."""
 _SEEDS_SHOWN = (3, 5, 8, 12, 20)
-_MOST_SEEDS = 1000
+_MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _seeds_for(margin: float, spread: float | None) -> int | None:
     """Return the fewest seeds that find a difference of `margin`, by halving: more seeds never find less."""
     if spread is None or margin <= 0:
         return None
-    low, high = 2, _MOST_SEEDS
+    low, high = 2, _MAX_SEEDS
     if (detectable_difference(spread, high) or 0.0) > margin:
         return None
     while low < high:
@@ -222,11 +222,11 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 def _scored_tokens(run: Run, plan: Plan) -> int:
     """Return the tokens of valid and test, on which a run is scored at its end."""
-    return _ground(run, plan).scored_tokens()
+    return _dataset(run, plan).scored_tokens()
 
 
-def _ground(run: Run, plan: Plan) -> Ground:
-    return run.ground or next(g for g in plan.grounds.values() if g.content == run.corpus["content"])
+def _dataset(run: Run, plan: Plan) -> Dataset:
+    return run.dataset or next(g for g in plan.datasets.values() if g.content == run.corpus["content"])
 
 
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
@@ -246,10 +246,10 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
 
 def _measure(run: Run, plan: Plan, device: torch.device) -> float:
     """Return tokens per second of a few training steps of a run, on this device, in this process."""
-    trainer = trial(run, _ground(run, plan), Conditions(device=str(device)))
+    trainer = trial(run, _dataset(run, plan), ExecutionSettings(device=str(device)))
     times: list[float] = []
     while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
         times.append(trainer.timed_step())
     # The first step pays for what is set up once.
-    tokens = trainer.feed.tokens(len(times)) - trainer.feed.tokens(1)
+    tokens = trainer.batches.tokens(len(times)) - trainer.batches.tokens(1)
     return tokens / max(1e-9, sum(times[1:]))

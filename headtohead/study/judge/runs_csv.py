@@ -17,7 +17,7 @@ from headtohead.common.numbers import is_number
 from headtohead.evaluate.tasks import MARGINS
 from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
 from headtohead.study.store.history import Marks
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 from headtohead.study.store.run_store import Store
 from headtohead.study.store.validation import STATUSES
 
@@ -41,25 +41,25 @@ CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch", "nu
 MARGIN = 0.005
 """In bits per byte; another metric has no margin until one is given."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_MOST_BYTES = 64 * 2**20
+_MAX_BYTES = 64 * 2**20
 
 
 def runs_csv(
-    store: Store, outline: Outline, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
+    store: Store, manifest: Manifest, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
 ) -> str:
     """Return a study's runs as CSV, one row per arm, seed and contest; what is not known is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in outline.contests())]
+    extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in manifest.contests())]
     behind = COLUMNS.index("length") + 1
-    scores = _scores(outline, results)
+    scores = _scores(manifest, results)
     columns = (*COLUMNS[:behind], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
     writer.writerow(columns)
-    texts = {label: text for text, label in outline.arms}
-    for contest in outline.contests():
+    texts = {label: text for text, label in manifest.arms}
+    for contest in manifest.contests():
         for label, text in texts.items():
             facts: dict[str, Any] = {}
-            for seed, run_id in outline.runs(contest, label).items():
+            for seed, run_id in manifest.runs(contest, label).items():
                 run = store.run(run_id)
                 # Seeds differ in nothing that a record says of an arm: one record serves them all.
                 facts = facts or _facts(store, run_id)
@@ -75,7 +75,7 @@ def runs_csv(
                     "tokens": result.get("tokens"),
                     "train_seconds": cost.get("train_seconds"),
                     "tokens_per_second": cost.get("tokens_per_second"),
-                    "untrained": untrained_line(outline, contest),
+                    "untrained": untrained_line(manifest, contest),
                 } | facts
                 for split in ("valid", "test"):
                     score = result.get(split) or {}
@@ -84,9 +84,9 @@ def runs_csv(
     return stream.getvalue()
 
 
-def _scores(outline: Outline, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _scores(manifest: Manifest, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Return the scores that a study's runs have: of tasks every metric that one of them is scored by."""
-    if not outline.measures:
+    if not manifest.measures:
         return _SCORES
     tests = [result["test"] for result in results.values() if result.get("status") == "done"]
     return ("nats", *(name for name in MARGINS if any(name in test for test in tests)))
@@ -132,7 +132,7 @@ class Columns:
 class Judged:
     """A table of runs, judged."""
 
-    outline: Outline
+    manifest: Manifest
     results: dict[str, dict[str, Any]]
     verdicts: list[Verdict]
     measure: Measure
@@ -154,8 +154,8 @@ def judge_table(
     header, rows = _read(path)
     # A study's own column holds the study's own metric: read back, it gives the study's own verdicts.
     measure = Measure(METRIC if columns.metric == f"test_{METRIC}" else columns.metric, better)
-    outline, results, added = _outline(path, header, rows, columns, measure)
-    labels = [label for _, label in outline.arms]
+    manifest, results, added = _manifest(path, header, rows, columns, measure)
+    labels = [label for _, label in manifest.arms]
     for role, name in (("baseline", baseline), ("primary", primary)):
         if name and name not in labels:
             raise unknown(f"arm given as {role}", name, labels)
@@ -167,28 +167,28 @@ def judge_table(
     if primary == chosen:
         raise UserError(f"the primary arm '{primary}' is the baseline; it cannot be compared with itself")
     known = columns.metric.endswith(METRIC)
-    outline = dataclasses.replace(
-        outline,
+    manifest = dataclasses.replace(
+        manifest,
         baseline=chosen,
         primary=primary or None,
         margin=margin if margin is not None else MARGIN if known else 0.0,
     )
-    verdicts = study_verdicts(outline, results, Marks(added_seeds=added), measure)
+    verdicts = study_verdicts(manifest, results, Marks(added_seeds=added), measure)
     for row, contest in zip(
-        verdicts, [c for c in outline.contests() for _ in range(len(labels) - 1)], strict=True
+        verdicts, [c for c in manifest.contests() for _ in range(len(labels) - 1)], strict=True
     ):
-        row.notes += _unpaired(outline, contest, row, results)
+        row.notes += _unpaired(manifest, contest, row, results)
         if not row.margin:
             row.notes.append("no margin was given, so nothing can be equivalent")
-    return Judged(outline, results, verdicts, measure)
+    return Judged(manifest, results, verdicts, measure)
 
 
 def _unpaired(
-    outline: Outline, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
+    manifest: Manifest, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
 ) -> list[str]:
     """Say which seeds stand on one side alone, and which the baseline has no number for."""
-    ours, theirs = (set(outline.runs(contest, label)) for label in (row.label, row.baseline_label))
-    base = outline.runs(contest, row.baseline_label)
+    ours, theirs = (set(manifest.runs(contest, label)) for label in (row.label, row.baseline_label))
+    base = manifest.runs(contest, row.baseline_label)
     empty = {seed for seed in ours & theirs if results.get(base[seed], {}).get("status") != "done"}
     found = (
         (ours - theirs, f"of {row.label} without a partner: left out"),
@@ -206,7 +206,7 @@ def _seeds(seeds: set[int]) -> str:
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return a table's header, and its rows with their numbers as a spreadsheet counts them."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise UserError(f"{path} holds {path.stat().st_size:,} bytes; a table of runs has at most 64 MiB")
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -233,13 +233,13 @@ def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return header, rows
 
 
-def _outline(
+def _manifest(
     path: Path,
     header: Sequence[str],
     rows: Sequence[tuple[int, list[str]]],
     columns: Columns,
     measure: Measure,
-) -> tuple[Outline, dict[str, dict[str, Any]], frozenset[int]]:
+) -> tuple[Manifest, dict[str, dict[str, Any]], frozenset[int]]:
     def place(name: str) -> int:
         if name not in header:
             raise unknown(f"column of {path}", name, header)
@@ -289,7 +289,7 @@ def _outline(
         if result is not None:
             results[run_id] = result
     labels = dict.fromkeys(entry.label for entry in entries)
-    outline = Outline(
+    manifest = Manifest(
         name=path.stem,
         arms=tuple((label, label) for label in labels),
         baseline=next(iter(labels)),
@@ -299,7 +299,7 @@ def _outline(
         entries=tuple(entries),
         references=references,
     )
-    return outline, results, frozenset(added)
+    return manifest, results, frozenset(added)
 
 
 def _line(path: Path, number: int, cell: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headtohead.evaluate.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
@@ -47,32 +47,32 @@ class Stability:
         return asdict(self)
 
 
-def study_stability(store: Store, outline: Outline, results: dict[str, Row]) -> list[Stability]:
+def study_stability(store: Store, manifest: Manifest, results: dict[str, Row]) -> list[Stability]:
     """Return one row per contest and arm, the baseline first in its own right."""
     return [
-        row for contest in outline.contests() for row in contest_stability(store, outline, contest, results)
+        row for contest in manifest.contests() for row in contest_stability(store, manifest, contest, results)
     ]
 
 
 def contest_stability(
-    store: Store, outline: Outline, contest: Contest, results: dict[str, Row]
+    store: Store, manifest: Manifest, contest: Contest, results: dict[str, Row]
 ) -> list[Stability]:
     """Return one row per arm of a contest."""
-    looks = {label: _Look() for _, label in outline.arms}
-    seeds = dict.fromkeys(seed for _, label in outline.arms for seed in outline.runs(contest, label))
+    looks = {label: _Look() for _, label in manifest.arms}
+    seeds = dict.fromkeys(seed for _, label in manifest.arms for seed in manifest.runs(contest, label))
     # Seed by seed: the rows of a whole contest would not fit where a study is large.
     for seed in seeds:
         curves = {}
         for label in looks:
-            run = outline.runs(contest, label).get(seed, "")
+            run = manifest.runs(contest, label).get(seed, "")
             if results.get(run, {}).get("status") in ("done", "diverged"):
                 curves[label] = store.run(run).metrics()
         for label, rows in curves.items():
             if rows:
-                looks[label].take(rows, curves.get(outline.baseline, []))
+                looks[label].take(rows, curves.get(manifest.baseline, []))
     found = []
     for label, look in looks.items():
-        status = [results.get(run, {}).get("status") for run in outline.runs(contest, label).values()]
+        status = [results.get(run, {}).get("status") for run in manifest.runs(contest, label).values()]
         diverged = status.count("diverged")
         count = diverged + status.count("done")
         low, high = share_interval(diverged, count)
@@ -89,7 +89,7 @@ def contest_stability(
                 look.pairs,
                 len(look.ours),
                 *look.ratio(),
-                rate_rise(outline, contest, label),
+                rate_rise(manifest, contest, label),
             )
         )
     return found
@@ -135,14 +135,14 @@ class _Look:
         return ratio, low, high
 
 
-def rate_rise(outline: Outline, contest: Contest, label: str) -> float | None:
+def rate_rise(manifest: Manifest, contest: Contest, label: str) -> float | None:
     """Return what the worse neighbour of an arm's chosen rate scores above it: one seed, one step of the grid.
 
     A neighbour that did not train has no score and is passed over.
     """
     place = (contest.corpus, contest.size, contest.shape)
     tried = sorted(
-        (row for row in outline.tuning if row.label == label and (row.corpus, row.size, row.shape) == place),
+        (row for row in manifest.tuning if row.label == label and (row.corpus, row.size, row.shape) == place),
         key=lambda row: row.lr,
     )
     at = next((index for index, row in enumerate(tried) if row.chosen), None)

@@ -10,9 +10,9 @@ from typing import Any
 from headtohead.common.errors import DamagedFile
 from headtohead.study.judge.verdict import Verdict, study_verdicts
 from headtohead.study.probes.corpora import NAME
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import wrong_with_score
+from headtohead.study.store.validation import validate_score
 
 Probes = Mapping[str, Mapping[str, Any]]
 """What the probes found, by run and the probe's name."""
@@ -41,9 +41,9 @@ def places(cells: Iterable[Cell]) -> dict[Contest, str]:
     return {contest: one.title_among(list(bare.values())) if several else "" for contest, one in bare.items()}
 
 
-def read_probes(store: Store, outline: Outline, results: Mapping[str, Any]) -> Probes:
+def read_probes(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> Probes:
     """Return what the runs of a study scored on other corpora; a damaged file is left out, and its run with it."""
-    names = [name for name in outline.probes if name.startswith(f"{NAME}:")]
+    names = [name for name in manifest.probes if name.startswith(f"{NAME}:")]
     found: dict[str, dict[str, Any]] = {}
     for run_id in results if names else ():
         for name in names:
@@ -55,27 +55,27 @@ def read_probes(store: Store, outline: Outline, results: Mapping[str, Any]) -> P
     return found
 
 
-def corpus_matrix(outline: Outline, results: dict[str, dict[str, Any]], probes: Probes) -> list[Cell]:
+def corpus_matrix(manifest: Manifest, results: dict[str, dict[str, Any]], probes: Probes) -> list[Cell]:
     """Return every cell that has a score, by contest, evaluation corpus and arm; Holm's rule goes over the arms of a cell.
 
     A study without another corpus to be evaluated on has none.
     """
     scores = {run: _scores(found) for run, found in probes.items()}
-    labels = dict.fromkeys(contest.corpus_label for contest in outline.contests())
+    labels = dict.fromkeys(contest.corpus_label for contest in manifest.contests())
     labels |= dict.fromkeys(label for found in scores.values() for label in found)
     if len(labels) < 2 or not any(scores.values()):
         return []
     cells = []
-    for contest in outline.contests():
-        entries = tuple(entry for entry in outline.entries if entry.contest == contest)
+    for contest in manifest.contests():
+        entries = tuple(entry for entry in manifest.entries if entry.contest == contest)
         for label in labels:
             own = label == contest.corpus_label
             moved = results if own else _moved(results, scores, label, {entry.run for entry in entries})
             if not any(entry.run in moved for entry in entries):
                 continue
             # What has learnt nothing is told by the frequencies of the text it is evaluated on.
-            lines = {contest.corpus_label: outline.references[label]} if label in outline.references else {}
-            part = dataclasses.replace(outline, entries=entries, references=lines, primary=None)
+            lines = {contest.corpus_label: manifest.references[label]} if label in manifest.references else {}
+            part = dataclasses.replace(manifest, entries=entries, references=lines, primary=None)
             cells += [Cell(contest, contest.corpus_label, label, row) for row in study_verdicts(part, moved)]
     return cells
 
@@ -95,7 +95,7 @@ def _scores(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if probe.startswith(f"{NAME}:")
         for name, row in corpora.items()
         if isinstance(row, dict) and {"label", "content", "score"} <= row.keys()
-        if not wrong_with_score(row["score"], str(name))
+        if not validate_score(row["score"], str(name))
     }
 
 

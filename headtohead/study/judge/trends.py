@@ -20,9 +20,9 @@ import numpy as np
 from headtohead.common.numbers import short_count
 from headtohead.study.judge.statistics import ALPHA, Paired, compare_paired, holm
 from headtohead.study.judge.verdict import METRIC, Result, Verdict
-from headtohead.study.store.manifest import Contest, Outline
+from headtohead.study.store.manifest import Contest, Manifest
 
-FEWEST = 3
+MIN_POINTS = 3
 """Values that a line takes: through two points there always is one."""
 FACTOR = 4.0
 """How far beyond the largest value the line is drawn."""
@@ -196,18 +196,20 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
     )
 
 
-def study_trends(outline: Outline, results: Mapping[str, Result], verdicts: Sequence[Verdict]) -> list[Trend]:
+def study_trends(
+    manifest: Manifest, results: Mapping[str, Result], verdicts: Sequence[Verdict]
+) -> list[Trend]:
     """Return a trend for each arm over all that its study has two or more values of; of corpora, in bits per byte."""
-    if outline.measures:
+    if manifest.measures:
         return []
-    contests = outline.contests()
-    values = axis_values(outline, results)
+    contests = manifest.contests()
+    values = axis_values(manifest, results)
     found = []
     for over in OVER:
         for group in groups(contests, over):
             known = [contest for contest in group if (over, contest) in values]
             if len(known) > 1:
-                found += _arms(outline, over, known, values, verdicts)
+                found += _arms(manifest, over, known, values, verdicts)
     return found
 
 
@@ -220,13 +222,13 @@ def groups(contests: Sequence[Contest], over: str) -> list[list[Contest]]:
     return [group for group in found.values() if len(group) > 1 and all(getattr(one, name) for one in group)]
 
 
-def axis_values(outline: Outline, results: Mapping[str, Result]) -> dict[tuple[str, Contest], float]:
+def axis_values(manifest: Manifest, results: Mapping[str, Result]) -> dict[tuple[str, Contest], float]:
     """Return where each contest stands on each axis: the baseline's parameters, its tokens over them, the context."""
     found: dict[tuple[str, Contest], float] = {}
-    for contest in outline.contests():
+    for contest in manifest.contests():
         if contest.context.isdecimal():
             found["context", contest] = float(contest.context)
-        for run in outline.runs(contest, outline.baseline).values():
+        for run in manifest.runs(contest, manifest.baseline).values():
             result = results.get(run, {})
             parameters, tokens = result.get("parameters"), result.get("tokens")
             if result.get("status") == "done" and parameters and tokens:
@@ -237,7 +239,7 @@ def axis_values(outline: Outline, results: Mapping[str, Result]) -> dict[tuple[s
 
 
 def _arms(
-    outline: Outline,
+    manifest: Manifest,
     over: str,
     group: list[Contest],
     values: dict[tuple[str, Contest], float],
@@ -245,7 +247,7 @@ def _arms(
 ) -> list[Trend]:
     trends = []
     partial = set()
-    for _, label in outline.arms:
+    for _, label in manifest.arms:
         rows = {
             contest: row for contest in group for row in verdicts if row.label == label and row.of(contest)
         }
@@ -255,10 +257,10 @@ def _arms(
             }
             for contest, row in rows.items()
         }
-        if label == outline.baseline or not any(gaps.values()):
+        if label == manifest.baseline or not any(gaps.values()):
             continue
         metric = next(iter(rows.values())).metric
-        trend = trend_of(label, outline.baseline, over, gaps, values, metric)
+        trend = trend_of(label, manifest.baseline, over, gaps, values, metric)
         if diverged := sum(row.diverged for row in rows.values()):
             trend.notes.append(f"{diverged} of its runs diverged; the others cannot stand for all")
             partial.add(label)
@@ -292,8 +294,8 @@ def trend_of(
     distinct = len({point.value for point in points})
     notes = []
     line = None
-    if distinct < FEWEST:
-        notes.append(f"{distinct} values of {OVER[over].words}: a trend takes {FEWEST} or more")
+    if distinct < MIN_POINTS:
+        notes.append(f"{distinct} values of {OVER[over].words}: a trend takes {MIN_POINTS} or more")
     elif not seeds:
         notes.append("no seed has a gap at every value: no line")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headtohead.study.store.manifest import METRIC, Contest, Outline, flops_words
+from headtohead.study.store.manifest import METRIC, Contest, Manifest, flops_label
 
 if TYPE_CHECKING:
     from headtohead.study.judge.verdict import Verdict
@@ -16,11 +16,11 @@ _TOO_GOOD = 0.5
 
 
 def failed_checks(
-    outline: Outline, contest: Contest, label: str, results: Mapping[str, Mapping[str, Any]]
+    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Return what the gate found in an arm before training, and in its trained runs."""
-    found = list(outline.check(contest, label).failed)
-    runs = outline.runs(contest, label).values()
+    found = list(manifest.check(contest, label).failed)
+    runs = manifest.runs(contest, label).values()
     after = [words for run in runs if (words := _after(results.get(run)).get("failed"))]
     if after:
         found.append(f"after training {len(after)} of {len(runs)} runs: {after[0][0]}")
@@ -33,15 +33,15 @@ def _after(result: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def weaken(
-    row: Verdict, outline: Outline, contest: Contest, results: Mapping[str, Mapping[str, Any]]
+    row: Verdict, manifest: Manifest, contest: Contest, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Take back what a verdict may not say, and note why: of the arm, and of the baseline it is compared with.
 
     A leak lowers a loss. So an arm that failed its check may be worse, and no more than that; against a baseline that
     failed, an arm may be better, and no more than that.
     """
-    row.failed_check = failed_checks(outline, contest, row.label, results)
-    row.baseline_failed_check = failed_checks(outline, contest, outline.baseline, results)
+    row.failed_check = failed_checks(manifest, contest, row.label, results)
+    row.baseline_failed_check = failed_checks(manifest, contest, manifest.baseline, results)
     for label, words, withheld in (
         (row.label, row.failed_check, ("better", "equivalent")),
         (row.baseline_label, row.baseline_failed_check, ("worse", "equivalent")),
@@ -53,21 +53,21 @@ def weaken(
             row.notes.append(f"after a failed check it cannot be called {row.verdict}")
             row.verdict = "undecided"
     for label in (row.label, row.baseline_label):
-        after = [_after(results.get(run)).get("marks", ()) for run in outline.runs(contest, label).values()]
+        after = [_after(results.get(run)).get("marks", ()) for run in manifest.runs(contest, label).values()]
         marks = dict.fromkeys(
-            [*outline.check(contest, label).marks, *(words for part in after for words in part)]
+            [*manifest.check(contest, label).marks, *(words for part in after for words in part)]
         )
         row.notes += [f"{label}: {words}" for words in marks]
-    _too_good(row, outline, contest)
-    row.flops_source = outline.flops.get(row.label, "")
-    row.baseline_flops_source = outline.flops.get(row.baseline_label, "")
+    _too_good(row, manifest, contest)
+    row.flops_source = manifest.flops.get(row.label, "")
+    row.baseline_flops_source = manifest.flops.get(row.baseline_label, "")
     sources = {row.label: row.flops_source, row.baseline_label: row.baseline_flops_source}
     if row.length == "flops" and "counted" in sources.values():
-        row.notes.append(flops_words(sources))
+        row.notes.append(flops_label(sources))
 
 
-def _too_good(row: Verdict, outline: Outline, contest: Contest) -> None:
-    line = outline.references.get(contest.corpus_label, {}).get(COMPRESSOR)
+def _too_good(row: Verdict, manifest: Manifest, contest: Contest) -> None:
+    line = manifest.references.get(contest.corpus_label, {}).get(COMPRESSOR)
     if row.metric != METRIC or not line:
         return
     for label, values in ((row.label, row.values), (row.baseline_label, row.baseline_values)):
@@ -78,7 +78,7 @@ def _too_good(row: Verdict, outline: Outline, contest: Contest) -> None:
             )
 
 
-def failed_words(row: Verdict) -> str:
+def failed_check_label(row: Verdict) -> str:
     """Return that an arm or the baseline failed its check, for a sentence about the verdict; or nothing."""
     both = ((row.label, row.failed_check), (row.baseline_label, row.baseline_failed_check))
     labels = [label for label, words in both if words]

@@ -15,9 +15,9 @@ from headtohead.study.judge.statistics import (
     holm,
     two_groups,
 )
-from headtohead.study.judge.trust import failed_words, weaken
+from headtohead.study.judge.trust import failed_check_label, weaken
 from headtohead.study.store.history import NO_MARKS, Marks
-from headtohead.study.store.manifest import METRIC, Contest, Measure, Outline, metric_words
+from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
 
 __all__ = [
     "METRIC",
@@ -25,12 +25,11 @@ __all__ = [
     "Result",
     "Verdict",
     "headlines",
-    "metric_words",
     "sentence",
     "study_verdicts",
 ]
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
-MOST_TOLD = 4
+MAX_LISTED = 4
 """Contests that a headline tells one by one; of more it gives the first and counts."""
 Result = dict[str, Any]
 
@@ -114,7 +113,7 @@ class Verdict:
 
 
 def study_verdicts(
-    outline: Outline,
+    manifest: Manifest,
     results: dict[str, Result],
     marks: Marks = NO_MARKS,
     measure: Measure | None = None,
@@ -125,17 +124,17 @@ def study_verdicts(
     none is given. Holm's correction counts every comparison that was ever reported in a contest.
     """
     verdicts = []
-    for contest in outline.contests():
+    for contest in manifest.contests():
         rows = [
-            _compare(outline, contest, text, label, results, marks, measure or outline.measure(contest))
-            for text, label in outline.arms
-            if label != outline.baseline
+            _compare(manifest, contest, text, label, results, marks, measure or manifest.measure(contest))
+            for text, label in manifest.arms
+            if label != manifest.baseline
         ]
         dropped = marks.dropped.get(contest.title, ())
         for row, p in zip(rows, holm([*(row.p for row in rows), *dropped]), strict=False):
             row.p_holm = p
             _judge(row)
-            weaken(row, outline, contest, results)
+            weaken(row, manifest, contest, results)
             if row.added_seeds:
                 row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
             if (contest.title, row.label) in marks.added_arms:
@@ -147,15 +146,15 @@ def study_verdicts(
             if contest.outdated:
                 row.mark(f"computed with numerics {contest.numerics}")
         verdicts += rows
-    planned = marks.primary in ("", outline.primary)
-    primary = next((row for row in verdicts if row.label == outline.primary and planned), None)
+    planned = marks.primary in ("", manifest.primary)
+    primary = next((row for row in verdicts if row.label == manifest.primary and planned), None)
     for row in verdicts:
         row.primary = row is primary
         if not row.primary:
             row.notes.append("exploratory")
-        if row.label == outline.primary and not planned:
+        if row.label == manifest.primary and not planned:
             row.mark("named the primary comparison after looking")
-        for words in (*marks.notes, *_edges(row, outline)):
+        for words in (*marks.notes, *_edges(row, manifest)):
             row.mark(words)
     return verdicts
 
@@ -168,7 +167,7 @@ def _value(result: Result | None, metric: str) -> float | None:
 
 
 def _compare(
-    outline: Outline,
+    manifest: Manifest,
     contest: Contest,
     text: str,
     label: str,
@@ -176,11 +175,11 @@ def _compare(
     marks: Marks,
     measure: Measure,
 ) -> Verdict:
-    ours = {seed: results.get(run) for seed, run in outline.runs(contest, label).items()}
-    theirs = {seed: results.get(run) for seed, run in outline.runs(contest, outline.baseline).items()}
+    ours = {seed: results.get(run) for seed, run in manifest.runs(contest, label).items()}
+    theirs = {seed: results.get(run) for seed, run in manifest.runs(contest, manifest.baseline).items()}
     pairs = [
         (seed, a, b)
-        for seed in outline.seeds
+        for seed in manifest.seeds
         if (a := _value(ours.get(seed), measure.name)) is not None
         and (b := _value(theirs.get(seed), measure.name)) is not None
     ]
@@ -193,7 +192,7 @@ def _compare(
     base_status = [str((result or {}).get("status", "missing")) for result in theirs.values()]
     return Verdict(
         arm=text,
-        baseline=next(other for other, name in outline.arms if name == outline.baseline),
+        baseline=next(other for other, name in manifest.arms if name == manifest.baseline),
         corpus=contest.corpus_label,
         size=contest.size,
         shape=contest.shape,
@@ -210,14 +209,14 @@ def _compare(
         ci_high=paired.ci_high,
         p=paired.p,
         p_holm=None,
-        margin=outline.margin if measure.margin is None else measure.margin,
+        margin=manifest.margin if measure.margin is None else measure.margin,
         detectable=paired.detectable,
         primary=False,
         verdict="undecided",
         equivalence_low=paired.equivalence_low,
         equivalence_high=paired.equivalence_high,
         label=label,
-        baseline_label=outline.baseline,
+        baseline_label=manifest.baseline,
         seeds=seeds,
         values=mine,
         baseline_values=base_values,
@@ -228,8 +227,8 @@ def _compare(
         failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(marks.added_seeds.intersection(seeds)),
-        unlearnt=sum(is_untrained(value, outline, contest) for value in mine),
-        baseline_unlearnt=sum(is_untrained(value, outline, contest) for value in base_values),
+        unlearnt=sum(is_untrained(value, manifest, contest) for value in mine),
+        baseline_unlearnt=sum(is_untrained(value, manifest, contest) for value in base_values),
         baseline_diverged=base_status.count("diverged"),
         falling=_falling(ours, seeds) + _falling(theirs, seeds),
         moved=_moved(ours) + _moved(theirs),
@@ -237,29 +236,29 @@ def _compare(
     )
 
 
-def is_untrained(value: float, outline: Outline, contest: Contest) -> bool:
+def is_untrained(value: float, manifest: Manifest, contest: Contest) -> bool:
     """Return whether counting pairs of tokens, or always the same answer, scores as well on the test split.
 
     On a task as well means within the margin: less than that above counts as no difference anywhere else too.
     """
-    line = untrained_line(outline, contest)
+    line = untrained_line(manifest, contest)
     if line is None:
         return False
-    if _is_task(outline, contest):
-        return value <= line + (outline.measure(contest).margin or 0.0)
+    if _is_task(manifest, contest):
+        return value <= line + (manifest.measure(contest).margin or 0.0)
     return value >= line
 
 
-def untrained_line(outline: Outline, contest: Contest) -> float | None:
+def untrained_line(manifest: Manifest, contest: Contest) -> float | None:
     """Return what a model has to pass to count as trained: the bigram line, or the best of a task's trivial answers."""
-    lines = outline.references.get(contest.corpus_label, {})
-    if _is_task(outline, contest):
+    lines = manifest.references.get(contest.corpus_label, {})
+    if _is_task(manifest, contest):
         return max(lines.values())
     return lines.get("bigram", lines.get("unigram"))
 
 
-def _is_task(outline: Outline, contest: Contest) -> bool:
-    return "majority class" in outline.references.get(contest.corpus_label, {})
+def _is_task(manifest: Manifest, contest: Contest) -> bool:
+    return "majority class" in manifest.references.get(contest.corpus_label, {})
 
 
 STEEP = 0.1
@@ -347,15 +346,15 @@ def _judge(row: Verdict) -> None:
         row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
 
 
-def _edges(row: Verdict, outline: Outline) -> list[str]:
+def _edges(row: Verdict, manifest: Manifest) -> list[str]:
     """Say of the arm and the baseline whether the best learning rate lies at the edge of the grid that was tried."""
     place = (row.corpus, row.size, row.shape, row.context)
     edges = {
         rate.label
-        for rate in outline.tuning
+        for rate in manifest.tuning
         if rate.chosen
         and rate.edge
-        and place == (_label(outline, rate.corpus), rate.size, rate.shape, rate.context)
+        and place == (_label(manifest, rate.corpus), rate.size, rate.shape, rate.context)
     }
     return [
         f"the best learning rate of {label} lies at the edge of the grid"
@@ -364,9 +363,9 @@ def _edges(row: Verdict, outline: Outline) -> list[str]:
     ]
 
 
-def _label(outline: Outline, corpus: str) -> str:
+def _label(manifest: Manifest, corpus: str) -> str:
     """Return the label of a corpus that tuning rows name."""
-    labels = {contest.corpus: contest.corpus_label for contest in outline.contests()}
+    labels = {contest.corpus: contest.corpus_label for contest in manifest.contests()}
     return labels.get(corpus, corpus)
 
 
@@ -383,7 +382,7 @@ def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
     if row.verdict in ("better", "worse") and row.difference is not None:
         return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}{_marked(row)}."
     if row.verdict == "equivalent" and row.difference is not None:
-        within = f"within {row.margin:g} {metric_words(row.metric)}"
+        within = f"within {row.margin:g} {metric_label(row.metric)}"
         return f"{row.label} is equivalent to {row.baseline_label} {within}{where}{_marked(row)}."
     if row.difference is None:
         return f"{row.label}: no finished pair of runs yet{where}."
@@ -405,7 +404,7 @@ def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
         rows = [row for row in verdicts if row.label == label]
         first = sentence(rows[0], verdicts).removesuffix(".")
         rest = [_clause(row, verdicts) for row in rows[1:]]
-        if len(rows) > MOST_TOLD:
+        if len(rows) > MAX_LISTED:
             rest = [_counted(rows)]
         found = {row.verdict for row in rows}
         lines.append((found.pop() if len(found) == 1 else "mixed", f"{'; '.join([first, *rest])}."))
@@ -439,14 +438,14 @@ def _by(row: Verdict) -> str:
         return ""
     low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
     form = _form(row)
-    return f" by {low:{form}} to {high:{form}} {metric_words(row.metric)}"
+    return f" by {low:{form}} to {high:{form}} {metric_label(row.metric)}"
 
 
 def _span(row: Verdict) -> str:
     if row.ci_low is None:
         return ""
     form = _form(row)
-    return f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {metric_words(row.metric)})"
+    return f" (between {row.ci_low:+{form}} and {row.ci_high:+{form}} {metric_label(row.metric)})"
 
 
 def _form(row: Verdict) -> str:
@@ -473,4 +472,4 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     ]
     place = f" ({', '.join(names)})" if names else ""
     # A table of runs trained elsewhere need not say what was held equal.
-    return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_words(row)
+    return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_check_label(row)

@@ -31,16 +31,16 @@ def match_params(
     size: Size,
     layers: Sequence[Composed],
     target: int,
-    outline: Callable[[Size, Sequence[Composed]], Decoder] = Decoder.outline,
+    on_meta: Callable[[Size, Sequence[Composed]], Decoder] = Decoder.on_meta,
 ) -> Size:
     """Return the size with the feed-forward width at which the arm's parameters are nearest to `target`.
 
     `outline` gives the model without values: a task's has a head of its own.
     """
-    here = outline(size, layers).parameter_count()
+    here = on_meta(size, layers).parameter_count()
     if here == target:
         return size
-    step = outline(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
+    step = on_meta(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
     if step == 0:
         raise UserError(
             "shape=params cannot be met: the arm has no feed-forward part whose width could be solved"
@@ -52,7 +52,7 @@ def match_params(
             f"parameters, the baseline {target:,}"
         )
     solved = dataclasses.replace(size, ffn=width)
-    count = outline(solved, layers).parameter_count()
+    count = on_meta(solved, layers).parameter_count()
     if abs(count - target) > TOLERANCE * target:
         raise UserError(f"shape=params cannot be met within 0.5 %: {count:,} parameters against {target:,}")
     return solved
@@ -122,7 +122,7 @@ def _nearest(candidates: Iterable[_Shaped], target: int) -> tuple[int, _Shaped] 
 
 
 def _cache_bytes(size: Size, layers: Sequence[Composed]) -> int | None:
-    return Decoder.outline(size, layers).cache_bytes_per_token(torch.bfloat16)
+    return Decoder.on_meta(size, layers).cache_bytes_per_token(torch.bfloat16)
 
 
 def _open_kv_heads(layers: Sequence[Composed]) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from headtohead.common.errors import UserError
-from headtohead.data.coherence import refuse_long_pieces
-from headtohead.data.corpora import lasting_name
+from headtohead.data.coherence import check_piece_length
+from headtohead.data.corpora import stable_name
 from headtohead.data.shards import Prepared, prepare
 from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.registry import prepare_task
@@ -23,9 +23,9 @@ from headtohead.evaluate.loss import score_split
 from headtohead.evaluate.references import reference_lines
 from headtohead.evaluate.tasks import (
     MARGINS,
+    as_phrase,
+    check_answerable,
     chosen_metric,
-    in_words,
-    refuse_unpointed,
     score_task,
     task_references,
 )
@@ -36,14 +36,21 @@ from headtohead.model.sizes import Size
 from headtohead.study.store.manifest import Measure
 from headtohead.study.store.run_store import RunDirectory
 from headtohead.study.store.validation import size_of
-from headtohead.training.batches import Division, Feed, TaskFeed, WindowFeed, divide, example_length
+from headtohead.training.batches import (
+    BatchSource,
+    Division,
+    TaskBatches,
+    WindowBatches,
+    divide,
+    example_length,
+)
 from headtohead.training.settings import TrainSettings
 
 Layers = Sequence[Composed]
 Progress = Callable[[float], None]
 
 
-class Ground(Protocol):
+class Dataset(Protocol):
     """A corpus or a task."""
 
     label: str
@@ -73,7 +80,7 @@ class Ground(Protocol):
         """Return what one gets without a model, by name."""
         ...
 
-    def outline(self, size: Size, layers: Layers) -> Decoder:
+    def on_meta(self, size: Size, layers: Layers) -> Decoder:
         """Return the model without memory or values."""
         ...
 
@@ -81,11 +88,11 @@ class Ground(Protocol):
         """Return the model with its start values."""
         ...
 
-    def refuse(self, size: Size, model: Decoder) -> None:
+    def check_arm(self, size: Size, model: Decoder) -> None:
         """Refuse a model that it cannot train."""
         ...
 
-    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+    def batches(self, size: Size, training: TrainSettings, seed: int) -> BatchSource:
         """Return the steps of a run."""
         ...
 
@@ -110,7 +117,7 @@ class Ground(Protocol):
         ...
 
 
-class CorpusGround:
+class CorpusDataset:
     """A corpus: windows of text, judged in bits per byte."""
 
     task: dict[str, Any] | None = None
@@ -129,7 +136,7 @@ class CorpusGround:
 
     def name(self, given: str) -> str:
         """Return the name under which it is found again from anywhere."""
-        return lasting_name(given)
+        return stable_name(given)
 
     def measure(self, margin: float | None) -> Measure | None:
         """Return nothing: bits per byte, and the study's margin."""
@@ -139,15 +146,15 @@ class CorpusGround:
         """Return the reference lines in bits per byte."""
         return reference_lines(self.corpus)
 
-    def outline(self, size: Size, layers: Layers) -> Decoder:
+    def on_meta(self, size: Size, layers: Layers) -> Decoder:
         """Return the decoder without memory or values."""
-        return Decoder.outline(size, layers)
+        return Decoder.on_meta(size, layers)
 
     def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
         """Return the decoder; a companion is cut from the train split."""
         return Decoder(size, layers, seed, companion=self.corpus.splits["train"].tokens)
 
-    def refuse(self, size: Size, model: Decoder) -> None:
+    def check_arm(self, size: Size, model: Decoder) -> None:
         """Refuse a context longer than a split, and a companion longer than the train split."""
         for split in ("train", "test", "valid"):
             tokens = len(self.corpus.splits[split].tokens)
@@ -155,13 +162,13 @@ class CorpusGround:
                 raise UserError(
                     f"corpus {self.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
                 )
-        refuse_long_pieces(self.label, self.corpus.notes, size.context * self.bytes_per_token)
-        _refuse_short_companion(f"corpus {self.label}", len(self.corpus.splits["train"].tokens), model)
+        check_piece_length(self.label, self.corpus.notes, size.context * self.bytes_per_token)
+        _check_companion_length(f"corpus {self.label}", len(self.corpus.splits["train"].tokens), model)
 
-    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+    def batches(self, size: Size, training: TrainSettings, seed: int) -> BatchSource:
         """Return windows in the seed's order."""
         windows = Windows(self.corpus.splits["train"], size.context, seed)
-        return WindowFeed(windows, training, size.vocabulary)
+        return WindowBatches(windows, training, size.vocabulary)
 
     def steps(self, size: Size, training: TrainSettings) -> int:
         """Return how many steps a run has."""
@@ -187,7 +194,7 @@ class CorpusGround:
         return sum(len(self.corpus.splits[split].tokens) for split in ("valid", "test"))
 
 
-class TaskGround:
+class TaskDataset:
     """A task: a classifier, a reader, or one that points, judged by the task's metric."""
 
     def __init__(self, task: Task, *, causal: bool = True, answer: str = "write", metric: str = "") -> None:
@@ -197,7 +204,7 @@ class TaskGround:
         self.metric = chosen_metric(task, metric)
         self.pointing = answer == "point"
         if self.pointing:
-            refuse_unpointed(task)
+            check_answerable(task)
         elif task.written and not causal:
             places = "" if task.tokenizer else "; form=place reads the answer at the list's own places"
             raise UserError(
@@ -209,7 +216,7 @@ class TaskGround:
             "classes": len(task.classes),
             "causal": causal,
             # Runs whose answers were drawn by chance, before this was said, are not compared with these.
-            **({"answers": "likeliest"} if kind == "reader" and in_words(task) else {}),
+            **({"answers": "likeliest"} if kind == "reader" and as_phrase(task) else {}),
         }
 
     @cached_property
@@ -234,7 +241,7 @@ class TaskGround:
         """Return chance and the majority class, in the task's metric."""
         return task_references(self.examples, self.metric)
 
-    def outline(self, size: Size, layers: Layers) -> Decoder:
+    def on_meta(self, size: Size, layers: Layers) -> Decoder:
         """Return the model without memory or values."""
         assert self.task is not None
         with torch.device("meta"):
@@ -246,16 +253,16 @@ class TaskGround:
         text = np.concatenate([example.tokens for example in self.examples.splits["train"]])
         return task_model(self.task, size, layers, seed, text)
 
-    def refuse(self, size: Size, model: Decoder) -> None:
+    def check_arm(self, size: Size, model: Decoder) -> None:
         """Refuse mechanisms that cannot take padding or look both ways where the task needs it."""
         assert self.task is not None
-        model._refuse_unsupported(len(set(self.lengths)) > 1, bool(self.task["causal"]))
-        _refuse_short_companion(f"task {self.label}", sum(self.lengths), model)
+        model._check_supported(len(set(self.lengths)) > 1, bool(self.task["causal"]))
+        _check_companion_length(f"task {self.label}", sum(self.lengths), model)
 
-    def feed(self, size: Size, training: TrainSettings, seed: int) -> Feed:
+    def batches(self, size: Size, training: TrainSettings, seed: int) -> BatchSource:
         """Return batches in the seed's order."""
         train, outputs = self.examples.splits["train"], len(self.examples.classes) or self.vocabulary
-        return TaskFeed(train, training, seed, outputs, pointing=self.pointing)
+        return TaskBatches(train, training, seed, outputs, pointing=self.pointing)
 
     def _division(self, training: TrainSettings) -> Division:
         return divide(self.lengths, training.batch)
@@ -289,7 +296,7 @@ class TaskGround:
         )
 
 
-def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Ground:
+def dataset_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Dataset:
     """Return what a run is trained and scored on; one that has changed since is refused."""
     facts, task = record["corpus"], record.get("task")
     tokenizer: str = facts["tokenizer"]
@@ -297,19 +304,19 @@ def ground_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | 
         tokenizer.startswith("file:") and not Path(tokenizer[5:]).is_file()
     ):  # it may have moved; the run has its own
         tokenizer = f"file:{run.path / 'tokenizer.json'}"
-    ground: Ground
+    dataset: Dataset
     if task is None:
-        ground = CorpusGround(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
+        dataset = CorpusDataset(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
     else:
         place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
         answer = "point" if task["model"] == "pointer" else "write"
-        ground = TaskGround(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
-    if ground.content != facts["content"]:
+        dataset = TaskDataset(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
+    if dataset.content != facts["content"]:
         raise UserError(
             f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
             "back, or start the study again to plan new runs"
         )
-    return ground
+    return dataset
 
 
 @lru_cache(maxsize=2)
@@ -318,12 +325,12 @@ def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) 
     return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
 
 
-def data_of(ground: Ground) -> Prepared | Task:
+def data_of(dataset: Dataset) -> Prepared | Task:
     """Return the corpus or the task itself."""
-    if isinstance(ground, TaskGround):
-        return ground.examples
-    assert isinstance(ground, CorpusGround)
-    return ground.corpus
+    if isinstance(dataset, TaskDataset):
+        return dataset.examples
+    assert isinstance(dataset, CorpusDataset)
+    return dataset.corpus
 
 
 def task_model(
@@ -337,7 +344,7 @@ def task_model(
     return kind(size, layers, seed, companion, causal=causal)
 
 
-def _refuse_short_companion(where: str, tokens: int, model: Decoder) -> None:
+def _check_companion_length(where: str, tokens: int, model: Decoder) -> None:
     needed = model.companion_spec
     if needed and needed.start == "tokens" and tokens < needed.offset + needed.length:
         raise UserError(

@@ -16,7 +16,7 @@ from headtohead.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
-class Conditions:
+class ExecutionSettings:
     """How runs are done here; nothing of it changes a result beyond its last digits."""
 
     device: str = "cpu"
@@ -48,7 +48,7 @@ def micro_batch(size: Size, sequences: int, device: torch.device, stacked: int =
     return max(1, min(sequences, _sequences(size, device) // (stacked or 1)))
 
 
-def most_stacked(size: Size, training: TrainSettings, device: torch.device) -> int:
+def max_rows(size: Size, training: TrainSettings, device: torch.device) -> int:
     """Return how many seeds of a whole batch each the memory holds at once."""
     return _sequences(size, device) // max(1, training.batch // size.context)
 
@@ -60,7 +60,7 @@ def _sequences(size: Size, device: torch.device) -> int:
     return room // per_sequence
 
 
-def conditions_from(text: str) -> Conditions:
+def execution_settings_from(text: str) -> ExecutionSettings:
     """Return conditions from JSON, as a worker is told them."""
-    known = {field.name for field in dataclasses.fields(Conditions)}
-    return Conditions(**{key: value for key, value in json.loads(text).items() if key in known})
+    known = {field.name for field in dataclasses.fields(ExecutionSettings)}
+    return ExecutionSettings(**{key: value for key, value in json.loads(text).items() if key in known})

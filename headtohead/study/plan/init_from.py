@@ -17,8 +17,8 @@ from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
-from headtohead.study.plan.dataset import Ground
-from headtohead.study.store.run_store import RunDirectory, find_run, refuse_untrained
+from headtohead.study.plan.dataset import Dataset
+from headtohead.study.store.run_store import RunDirectory, check_trained_weights, find_run
 from headtohead.study.store.validation import size_of
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
@@ -55,20 +55,20 @@ class Start:
 def find_start(given: str) -> Start:
     """Return the run that is meant, with its weights at hand."""
     folder = find_run(given)
-    refuse_untrained(folder)
+    check_trained_weights(folder)
     return Start(folder, folder.spec())
 
 
-def refuse_unfit(
-    start: Start, ground: Ground, size: Size, layers: Sequence[Composed], model: Decoder
+def check_compatible(
+    start: Start, dataset: Dataset, size: Size, layers: Sequence[Composed], model: Decoder
 ) -> None:
     """Refuse weights of another tokenizer, other model settings or another shape, in one line."""
-    where = f"run {start.run} does not fit task '{ground.label}'"
-    if ground.tokenizer is None:
-        same = start.record["corpus"]["label"].partition(":")[0] == ground.label.partition(":")[0]
+    where = f"run {start.run} does not fit task '{dataset.label}'"
+    if dataset.tokenizer is None:
+        same = start.record["corpus"]["label"].partition(":")[0] == dataset.label.partition(":")[0]
         if start.tokenizer is not None or not same:
             raise UserError(f"{where}: the task draws tokens of its own, which that run has never seen")
-    elif start.tokenizer is None or start.tokenizer.digest != ground.tokenizer.digest:
+    elif start.tokenizer is None or start.tokenizer.digest != dataset.tokenizer.digest:
         raise UserError(
             f"{where}: it was trained with another tokenizer ({start.record['corpus']['tokenizer']}); "
             "leave tokenizer out to use the run's own"
@@ -88,12 +88,12 @@ def refuse_unfit(
         raise UserError(f"{where}: {str(error).partition(': ')[2]}") from None
 
 
-def take_weights(model: Decoder, path: str, run: str) -> None:
+def load_weights(model: Decoder, path: str, run: str) -> None:
     """Give a model the weights of the run it starts from; one that is gone or changed is named."""
     folder = RunDirectory(Path(path))
     if folder.id != run or not folder.weights.is_file():
         raise UserError(f"run {run}, whose weights this one starts from, is not at {path} any more")
-    folder.refuse_changed_weights()
+    folder.check_weights_unchanged()
     assert isinstance(model, Reader)
     kind = folder.spec().get("task", {}).get("model", "reader")
     heads = {"classifier": Classifier, "pointer": Pointer}

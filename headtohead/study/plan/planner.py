@@ -23,11 +23,11 @@ from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.branches import Parent, grow
 from headtohead.study.plan.budgets import match_cache, match_flops, match_params, match_time
-from headtohead.study.plan.dataset import CorpusGround, Ground, TaskGround
-from headtohead.study.plan.init_from import Start, find_start, refuse_unfit
-from headtohead.study.plan.run_spec import Pace, Plan, Rates, Run, Speed
-from headtohead.study.probes import refuse_unready
-from headtohead.study.store.manifest import Contest, Solved, flops_words
+from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
+from headtohead.study.plan.init_from import Start, check_compatible, find_start
+from headtohead.study.plan.run_spec import Plan, Rates, Run, StepTime, StepTimes
+from headtohead.study.probes import check_probes_ready
+from headtohead.study.store.manifest import Contest, Solved, flops_label
 from headtohead.training.circuit_rates import assign
 from headtohead.training.settings import TrainSettings
 
@@ -38,7 +38,7 @@ def plan_study(
     data_dir: str | Path | None = None,
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
-    pace: Pace | None = None,
+    step_times: StepTimes | None = None,
     stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
 ) -> Plan:
     """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
@@ -46,8 +46,8 @@ def plan_study(
     `pace` gives seconds per step where a length rule holds time equal; `stack` says whether seeds are stacked, which
     holds for all runs of a study or for none.
     """
-    refuse_unready(spec.probes, data_dir)
-    grounds: dict[str, Ground] = {}
+    check_probes_ready(spec.probes, data_dir)
+    datasets: dict[str, Dataset] = {}
     starts = _starts(spec)
     runs: list[Run] = []
     trunks: list[Run] = []
@@ -59,25 +59,33 @@ def plan_study(
                 shown = spec.size(size, spec.baseline_arm, context)
                 tokenizer = _tokenizer(spec, shown, starts)
                 key = f"{name}/{tokenizer}" + (f"/{shown.context}" if spec.tasks else "")
-                if key not in grounds:
-                    grounds[key] = _ground(spec, name, tokenizer, shown.context, data_dir, progress)
-                    label = grounds[key].label
-                    _refuse_second(labels.setdefault(label, name), name, label)
+                if key not in datasets:
+                    datasets[key] = _dataset(spec, name, tokenizer, shown.context, data_dir, progress)
+                    label = datasets[key].label
+                    _check_unique(labels.setdefault(label, name), name, label)
                 words = str(context) if len(spec.contexts) > 1 else ""
                 for shape, length in product(spec.shapes, spec.lengths):
                     contest = Contest(
-                        name, grounds[key].label, size, shape, length, words, numerics=str(NUMERICS)
+                        name, datasets[key].label, size, shape, length, words, numerics=str(NUMERICS)
                     )
                     found = _contest_runs(
-                        spec, name, grounds[key], tokenizer, contest, context, pace, rates or {}, starts
+                        spec,
+                        name,
+                        datasets[key],
+                        tokenizer,
+                        contest,
+                        context,
+                        step_times,
+                        rates or {},
+                        starts,
                     )
                     runs += found[0]
                     trunks += found[1]
                     solved += found[2]
     if stack(runs):
         runs = [dataclasses.replace(run, stacked=True) for run in runs]
-    statistics = _statistics(spec, runs, grounds, progress)
-    return Plan(spec, tuple(runs), grounds, tuple(solved), tuple(trunks), statistics)
+    statistics = _statistics(spec, runs, datasets, progress)
+    return Plan(spec, tuple(runs), datasets, tuple(solved), tuple(trunks), statistics)
 
 
 def _starts(spec: StudySpec) -> dict[str, Start]:
@@ -94,21 +102,21 @@ def _tokenizer(spec: StudySpec, size: Size, starts: dict[str, Start]) -> str:
     return spec.tokenizer_for(size)
 
 
-def _ground(
+def _dataset(
     spec: StudySpec,
     name: str,
     tokenizer: str,
     context: int,
     data_dir: str | Path | None,
     progress: Callable[[str, float], None],
-) -> Ground:
+) -> Dataset:
     if not spec.tasks:
-        return CorpusGround(prepare(name, tokenizer, data_dir=data_dir, progress=progress))
+        return CorpusDataset(prepare(name, tokenizer, data_dir=data_dir, progress=progress))
     task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
-    return TaskGround(task, causal=spec.causal, answer=spec.answer, metric=spec.metric)
+    return TaskDataset(task, causal=spec.causal, answer=spec.answer, metric=spec.metric)
 
 
-def _refuse_second(first: str, corpus: str, label: str) -> None:
+def _check_unique(first: str, corpus: str, label: str) -> None:
     """Refuse another corpus under a label that is taken: verdicts could not be told apart."""
     if first != corpus:
         raise UserError(
@@ -118,42 +126,42 @@ def _refuse_second(first: str, corpus: str, label: str) -> None:
 
 
 def _statistics(
-    spec: StudySpec, runs: list[Run], grounds: dict[str, Ground], progress: Callable[[str, float], None]
+    spec: StudySpec, runs: list[Run], datasets: dict[str, Dataset], progress: Callable[[str, float], None]
 ) -> dict[str, Statistics]:
     """Return the statistics of several corpora, for windows as long as the first run's."""
     if len(spec.corpora) < 2:
         return {}
     found = {}
-    for ground in grounds.values():
-        assert isinstance(ground, CorpusGround)
-        window = round(runs[0].size.context * ground.bytes_per_token)
-        found[ground.label] = corpus_statistics(ground.corpus, max(16, window), progress)
+    for dataset in datasets.values():
+        assert isinstance(dataset, CorpusDataset)
+        window = round(runs[0].size.context * dataset.bytes_per_token)
+        found[dataset.label] = corpus_statistics(dataset.corpus, max(16, window), progress)
     return found
 
 
 def _contest_runs(
     spec: StudySpec,
     name: str,
-    ground: Ground,
+    dataset: Dataset,
     tokenizer: str,
     contest: Contest,
     context: int,
-    pace: Pace | None,
+    step_times: StepTimes | None,
     rates: Rates,
     starts: dict[str, Start],
 ) -> tuple[list[Run], list[Run], list[Solved]]:
     """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
     facts = {
-        "name": ground.name(name),
-        "label": ground.label,
-        "tokenizer": OWN_TOKENS if ground.tokenizer is None else tokenizer,
-        "content": ground.content,
+        "name": dataset.name(name),
+        "label": dataset.label,
+        "tokenizer": OWN_TOKENS if dataset.tokenizer is None else tokenizer,
+        "content": dataset.content,
     }
-    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), ground)
-    with _naming(spec.baseline_arm if ground.task else None):
-        base = ground.outline(base_size, spec.baseline_arm.layout.layers(base_size.layers))
+    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), dataset)
+    with _naming(spec.baseline_arm if dataset.task else None):
+        base = dataset.on_meta(base_size, spec.baseline_arm.layout.layers(base_size.layers))
     found = [
-        _shaped(spec, arm, base, ground, contest, context, facts, rates, starts.get(arm.label))
+        _shaped(spec, arm, base, dataset, contest, context, facts, rates, starts.get(arm.label))
         for arm in spec.arms
     ]
     shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
@@ -167,7 +175,7 @@ def _contest_runs(
             firsts = [_of_length(run, here, tokens) for run in shaped]
         solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
         if contest.length != "tokens":
-            firsts, rows = _lengthened(spec, firsts, ground, here, pace)
+            firsts, rows = _lengthened(spec, firsts, dataset, here, step_times)
             solved += rows
         lengths.append(firsts)
     if not spec.branches:
@@ -209,7 +217,7 @@ def _shaped(
     spec: StudySpec,
     arm: Arm,
     base: Decoder,
-    ground: Ground,
+    dataset: Dataset,
     contest: Contest,
     context: int,
     facts: dict[str, str],
@@ -217,33 +225,33 @@ def _shaped(
     start: Start | None,
 ) -> tuple[Run, list[Solved]]:
     """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
-    given = _with_vocabulary(spec.size(contest.size, arm, context), ground)
+    given = _with_vocabulary(spec.size(contest.size, arm, context), dataset)
     layers = tuple(arm.layout.layers(given.layers))
     size, solved = given, []
     if contest.shape != "as_is":
         with _naming(arm):
             if contest.shape == "params":
-                size = match_params(given, layers, base.parameter_count(), ground.outline)
+                size = match_params(given, layers, base.parameter_count(), dataset.on_meta)
             else:
                 size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
-    with _naming(arm if ground.task else None):
-        model = ground.outline(size, layers)
-        ground.refuse(size, model)
+    with _naming(arm if dataset.task else None):
+        model = dataset.on_meta(size, layers)
+        dataset.check_arm(size, model)
         if start is not None:
-            refuse_unfit(start, ground, size, layers, model)
-    training = spec.train_settings(arm, size, ground.bytes_per_token)
+            check_compatible(start, dataset, size, layers, model)
+    training = spec.train_settings(arm, size, dataset.bytes_per_token)
     circuits = model.circuits()  # refuses a parameter that no optimiser would move
     with _naming(arm):
         assign(training.circuit_lr, circuits, size.layers)
     if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
-        solved.append(_solved_bytes(spec, arm, contest, training, ground))
+        solved.append(_solved_bytes(spec, arm, contest, training, dataset))
     place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
     if (tuned := rates.get(place)) is not None:
         training = dataclasses.replace(training, lr=tuned)
-    ground.steps(size, training)
+    dataset.steps(size, training)
     costs = (
         model.parameter_count(),
-        ground.flops(model, training),
+        dataset.flops(model, training),
         model.cache_bytes_per_token(torch.bfloat16),
     )
     if contest.shape != "as_is" and arm is not spec.baseline_arm:
@@ -263,7 +271,7 @@ def _shaped(
         spec.seeds[0],
         facts,
         *costs,
-        ground=ground,
+        dataset=dataset,
         start=start,
         flops_source=model.flops_source(size.context),
     )
@@ -283,18 +291,18 @@ def _solved_shape(
 
 
 def _lengthened(
-    spec: StudySpec, firsts: list[Run], ground: Ground, contest: Contest, pace: Pace | None
+    spec: StudySpec, firsts: list[Run], dataset: Dataset, contest: Contest, step_times: StepTimes | None
 ) -> tuple[list[Run], list[Solved]]:
     """Return the runs with the tokens that the contest's length rule gives them."""
     base = next(run for run in firsts if run.arm is spec.baseline_arm)
     timed = contest.length != "flops"
-    speeds: list[Speed] = []
+    speeds: list[StepTime] = []
     if timed:
-        if pace is None:
+        if step_times is None:
             raise UserError(
                 f"length={contest.length} needs seconds per step, which are measured when the study runs"
             )
-        speeds = pace(firsts, ground, "plain" if contest.length == "time_plain" else "fused")
+        speeds = step_times(firsts, dataset, "plain" if contest.length == "time_plain" else "fused")
         amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
     else:
         # Forward and backward: three times the forward.
@@ -338,7 +346,7 @@ def _lengthened(
 def _sources(run: Run, base: Run) -> str:
     """Return how the FLOPs of an arm and of the baseline were obtained, where either was counted."""
     rows = ((run.arm.label, run.flops_source), (base.arm.label, base.flops_source))
-    return flops_words(dict(rows)) if any(source == "counted" for _, source in rows) else ""
+    return flops_label(dict(rows)) if any(source == "counted" for _, source in rows) else ""
 
 
 def _trained(training: TrainSettings) -> int:
@@ -358,14 +366,14 @@ def _naming(arm: Arm | None) -> Iterator[None]:
 
 
 def _solved_bytes(
-    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, ground: Ground
+    spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, dataset: Dataset
 ) -> Solved:
     """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
-    each = ground.bytes_per_token
+    each = dataset.bytes_per_token
     note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
     numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
     return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
 
 
-def _with_vocabulary(size: Size, ground: Ground) -> Size:
-    return dataclasses.replace(size, vocabulary=ground.vocabulary)
+def _with_vocabulary(size: Size, dataset: Dataset) -> Size:
+    return dataclasses.replace(size, vocabulary=dataset.vocabulary)

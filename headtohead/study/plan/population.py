@@ -15,33 +15,35 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import task_model
-from headtohead.study.plan.execution import Conditions, most_stacked
+from headtohead.study.plan.execution import ExecutionSettings, max_rows
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.store.validation import size_of, training_of
 from headtohead.training.acceleration import is_small
-from headtohead.training.population import COMPARED, stacks
+from headtohead.training.population import VERIFIED_MECHANISMS, population_blocker
 
 MOST = 16
 """Seeds in one pass: beyond, a GPU has nothing left to gain."""
 
 
-class Stacking:
+class PopulationPolicy:
     """Says of a study's runs whether seeds are stacked; where that was not asked for, only where it pays.
 
     A study that was `begun` one way goes on that way, on any device.
     """
 
-    def __init__(self, wanted: bool | None, conditions: Conditions, begun: bool | None = None) -> None:
-        self.wanted, self.conditions, self.begun = wanted, conditions, begun
+    def __init__(
+        self, wanted: bool | None, execution: ExecutionSettings, started: bool | None = None
+    ) -> None:
+        self.wanted, self.execution, self.started = wanted, execution, started
 
     def __call__(self, runs: Sequence[Run]) -> bool:
         """Return whether all of them are stacked; what was asked for and cannot be is refused by name."""
-        wanted = self.begun if self.wanted is None else self.wanted
+        wanted = self.started if self.wanted is None else self.wanted
         several = len({run.seed for run in runs}) > 1
-        if wanted is False or not (several or self.begun):  # one seed alone is no stack
+        if wanted is False or not (several or self.started):  # one seed alone is no stack
             return False
         if wanted:
-            if words := self._obstacle(runs):
+            if words := self._reason_against(runs):
                 how = (
                     "stack=True"
                     if self.wanted
@@ -49,21 +51,21 @@ class Stacking:
                 )
                 raise UserError(f"{how}: {words}")
             return True
-        able = torch.device(self.conditions.device).type == "cuda"
+        able = torch.device(self.execution.device).type == "cuda"
         pays = several and all(is_small(run.size) for run in runs)
         # What was compared on a GPU: these mechanisms, on windows of a corpus.
-        corpora = not any(run.ground is not None and run.ground.task for run in runs)
+        corpora = not any(run.dataset is not None and run.dataset.task for run in runs)
         known = corpora and all(
-            term.is_ours(COMPARED) for run in runs for layer in run.layers for term in layer.terms
+            term.is_ours(VERIFIED_MECHANISMS) for run in runs for layer in run.layers for term in layer.terms
         )
-        return able and pays and known and self._room(runs) and not self._obstacle(runs)
+        return able and pays and known and self._room(runs) and not self._reason_against(runs)
 
     def _room(self, runs: Sequence[Run]) -> bool:
-        device = torch.device(self.conditions.device)
+        device = torch.device(self.execution.device)
         kinds = {(run.size, run.training) for run in runs}
-        return all(most_stacked(size, training, device) > 1 for size, training in kinds)
+        return all(max_rows(size, training, device) > 1 for size, training in kinds)
 
-    def _obstacle(self, runs: Sequence[Run]) -> str:
+    def _reason_against(self, runs: Sequence[Run]) -> str:
         """Say what keeps the runs from being stacked, or nothing."""
         if any(run.parent for run in runs):
             return "runs with branches are not stacked"
@@ -71,29 +73,29 @@ class Stacking:
             return "under length=time a run has its seconds to itself, and is not stacked"
         text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # as long as any companion wants
         for run in {(run.size, run.layers): run for run in runs}.values():
-            task = run.ground.task if run.ground is not None else None
+            task = run.dataset.task if run.dataset is not None else None
             layers = list(run.layers)
             model = task_model(task, run.size, layers, run.seed, text) if task else None
-            if words := stacks(model or Decoder(run.size, layers, run.seed, companion=text)):
+            if words := population_blocker(model or Decoder(run.size, layers, run.seed, companion=text)):
                 return f"arm '{run.arm.text}': {words}"
         return ""
 
 
-def is_stacked(record: dict[str, Any]) -> bool:
+def in_population(record: dict[str, Any]) -> bool:
     """Return whether a run's record says that it is trained with other seeds."""
     return bool(record.get("identity", {}).get("stacked"))
 
 
-def stacked_together(recorded: Iterable[dict[str, Any]], conditions: Conditions) -> list[list[str]]:
+def group_populations(recorded: Iterable[dict[str, Any]], execution: ExecutionSettings) -> list[list[str]]:
     """Return the names of runs by the stack they are trained in: alike in all but the seed, as many as fit."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for record in recorded:
         key = canonical_json({**record["identity"], "seed": None})
         alike.setdefault(key, []).append(record)
-    device = torch.device(conditions.device)
+    device = torch.device(execution.device)
     found = []
     for members in alike.values():
-        room = most_stacked(size_of(members[0]), training_of(members[0]), device)
+        room = max_rows(size_of(members[0]), training_of(members[0]), device)
         most = max(1, min(MOST, room)) if device.type == "cuda" else MOST
         names = [str(record["id"]) for record in members]
         # Stacks of about one size: 20 seeds are two of ten, not one of 16 and one of four.

@@ -15,9 +15,9 @@ from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.plan.branches import Parent
-from headtohead.study.plan.dataset import Ground
+from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.init_from import Start
-from headtohead.study.store.manifest import Check, Contest, Entry, Measure, Outline, Solved
+from headtohead.study.store.manifest import Check, Contest, Entry, Manifest, Measure, Solved
 from headtohead.training.settings import TrainSettings
 
 # Hundreds of runs share a size, a layout and their training: each is written out once.
@@ -58,7 +58,7 @@ class Run:
     """What a branch starts from."""
     branches: tuple[int, ...] = ()
     """The steps at which a trunk's branches start."""
-    ground: Ground | None = field(default=None, repr=False, compare=False)
+    dataset: Dataset | None = field(default=None, repr=False, compare=False)
     """What it is trained on; None where only its name matters."""
     start: Start | None = field(default=None, repr=False, compare=False)
     """The run whose weights it starts from."""
@@ -87,7 +87,7 @@ class Run:
     @property
     def _further(self) -> dict[str, Any]:
         """What only some runs have; the others look as they did before there was any of it."""
-        task = self.ground.task if self.ground else None
+        task = self.dataset.task if self.dataset else None
         return {
             **({"parent": vars(self.parent)} if self.parent else {}),
             **({"task": task} if task else {}),
@@ -119,7 +119,7 @@ class Run:
             "identity": self.identity,
             **self._further,
             **({"branches": list(self.branches)} if self.branches else {}),
-            **({"steps": self.steps} if self.ground and self.ground.task else {}),
+            **({"steps": self.steps} if self.dataset and self.dataset.task else {}),
             **({"start_path": str(self.start.folder.path.resolve())} if self.start else {}),
         }
 
@@ -127,8 +127,8 @@ class Run:
     def steps(self) -> int:
         """All steps, a trunk's before a branch counted."""
         return (
-            self.ground.steps(self.size, self.training)
-            if self.ground
+            self.dataset.steps(self.size, self.training)
+            if self.dataset
             else self.training.steps(self.size.context)
         )
 
@@ -136,11 +136,11 @@ class Run:
     def tokens(self) -> int:
         """The tokens of the steps it does itself: a branch's are those of its decay."""
         own = self.steps - (self.parent.step if self.parent else 0)
-        return self.ground.trained(self.training, own) if self.ground else own * self.training.batch
+        return self.dataset.trained(self.training, own) if self.dataset else own * self.training.batch
 
 
 @dataclass(frozen=True)
-class Speed:
+class StepTime:
     """Seconds that an arm's training step takes."""
 
     seconds: float
@@ -149,13 +149,13 @@ class Speed:
     where: str
     """Device, threads and path, in words."""
 
-    def words(self, baseline: Speed) -> str:
+    def words(self, baseline: StepTime) -> str:
         """Return the measurement in words."""
         both = f"{1000 * self.seconds:.4g} ms per step, the baseline {1000 * baseline.seconds:.4g}"
         return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
 
 
-Pace = Callable[[list[Run], Ground, str], list[Speed]]
+StepTimes = Callable[[list[Run], Dataset, str], list[StepTime]]
 """From runs, what they are trained on and the path (fused or plain) to the speed of each."""
 
 
@@ -165,7 +165,7 @@ class Plan:
 
     spec: StudySpec
     runs: tuple[Run, ...]
-    grounds: dict[str, Ground]
+    datasets: dict[str, Dataset]
     """Corpora or tasks, by name, tokenizer and, for tasks, context."""
     solved: tuple[Solved, ...] = ()
     """What the rules gave each arm but the baseline."""
@@ -176,14 +176,14 @@ class Plan:
     checks: tuple[Check, ...] = ()
     """What the causality gate found in arms with user code."""
 
-    def outline(self) -> Outline:
+    def manifest(self) -> Manifest:
         """Return the plan without models and data: what verdicts and reports need."""
         primary = self.spec.primary_arm
-        grounds = list(self.grounds.values())
-        found = {ground.label: ground.measure(self.spec.given_margin) for ground in grounds}
+        datasets = list(self.datasets.values())
+        found = {dataset.label: dataset.measure(self.spec.given_margin) for dataset in datasets}
         measures = {label: measure for label, measure in found.items() if measure is not None}
         margin = next((row.margin for row in measures.values() if row.margin is not None), self.spec.margin)
-        return Outline(
+        return Manifest(
             name=self.spec.name,
             arms=tuple((arm.text, arm.label) for arm in self.spec.arms),
             baseline=self.spec.baseline_arm.label,
@@ -191,7 +191,7 @@ class Plan:
             margin=margin,
             seeds=self.spec.seeds,
             entries=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.runs),
-            references={ground.label: ground.references() for ground in grounds},
+            references={dataset.label: dataset.references() for dataset in datasets},
             solved=self.solved,
             probes=self.spec.probes,
             trunks=tuple(Entry(run.id, run.arm.label, run.seed, run.contest) for run in self.trunks),
@@ -200,15 +200,15 @@ class Plan:
             flops={run.arm.label: run.flops_source for run in self.runs},
             checks=self.checks,
             notes=tuple(
-                f"task {ground.label}: {words}: {count:,}"
-                for ground in grounds
-                for words, count in ground.notes.items()
+                f"task {dataset.label}: {words}: {count:,}"
+                for dataset in datasets
+                for words, count in dataset.notes.items()
             ),
         )
 
     def measure(self, contest: Contest) -> Measure:
         """Return what a contest is judged by."""
-        labels = (ground for ground in self.grounds.values() if ground.label == contest.corpus_label)
+        labels = (dataset for dataset in self.datasets.values() if dataset.label == contest.corpus_label)
         return next(labels).measure(self.spec.given_margin) or Measure()
 
     def distinct(self) -> list[Run]:

@@ -24,11 +24,11 @@ from headtohead.common.schema import write_document
 from headtohead.kernels import plain
 from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
-from headtohead.study.plan.dataset import Ground
-from headtohead.study.plan.execution import Conditions, micro_batch
-from headtohead.study.plan.run_spec import Run, Speed
+from headtohead.study.plan.dataset import Dataset
+from headtohead.study.plan.execution import ExecutionSettings, micro_batch
+from headtohead.study.plan.run_spec import Run, StepTime
 from headtohead.study.store.frozen import NAME, frozen_seconds, read_lock
-from headtohead.study.store.lease import Holds
+from headtohead.study.store.lease import LeaseManager
 from headtohead.training.acceleration import compiles
 from headtohead.training.trainer import Trainer
 
@@ -39,43 +39,43 @@ _FEWEST, _MOST = 8, 40
 _LOOK_AGAIN_SECONDS = 0.5
 
 
-class LockedPace:
+class FrozenStepTimes:
     """Gives the seconds per step that study.lock.json holds, and measures those it does not hold yet."""
 
     def __init__(
         self,
         folder: Path,
-        conditions: Conditions,
+        execution: ExecutionSettings,
         *,
         progress: Callable[[str, float], None] = lambda words, share: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.folder, self.conditions, self.progress, self.clock = folder, conditions, progress, clock
+        self.folder, self.execution, self.progress, self.clock = folder, execution, progress, clock
 
-    def __call__(self, runs: list[Run], ground: Ground, path: str) -> list[Speed]:
+    def __call__(self, runs: list[Run], dataset: Dataset, path: str) -> list[StepTime]:
         """Return the speed of each run; what is measured is in the lock before it is used."""
         keys = [_key(run, path) for run in runs]
         if any(key not in frozen_seconds(self.folder) for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
-            holds = Holds()
+            leases = LeaseManager()
             # Two executors that start at once would disturb each other's clocks and plan different runs.
-            while not self._measured_alone(holds, keys, runs, ground, path):
+            while not self._measured_alone(leases, keys, runs, dataset, path):
                 self.progress("waiting for another process that times the arms", 0.0)
                 time.sleep(_LOOK_AGAIN_SECONDS)
         known = frozen_seconds(self.folder)
-        return [Speed(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
+        return [StepTime(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
 
     def _measured_alone(
-        self, holds: Holds, keys: list[str], runs: list[Run], ground: Ground, path: str
+        self, leases: LeaseManager, keys: list[str], runs: list[Run], dataset: Dataset, path: str
     ) -> bool:
-        with holds.hold(self.folder) as hold:
-            if hold is None:
+        with leases.acquire(self.folder) as lease:
+            if lease is None:
                 return False
             known = frozen_seconds(self.folder)
             by_key = dict(zip(keys, runs, strict=True))
             missing = [key for key in by_key if key not in known]
             if missing:
-                self._freeze(known, by_key, missing, ground, path)
+                self._freeze(known, by_key, missing, dataset, path)
         return True
 
     def _freeze(
@@ -83,7 +83,7 @@ class LockedPace:
         known: dict[str, dict[str, Any]],
         runs: dict[str, Run],
         missing: list[str],
-        ground: Ground,
+        dataset: Dataset,
         path: str,
     ) -> None:
         where = self._where(path, next(iter(runs.values())).size)
@@ -95,7 +95,7 @@ class LockedPace:
                     f"them: go on there, or remove {self.folder / NAME} to measure and plan anew"
                 )
         names = [*beside, *missing]
-        samples = self._measure([runs[key] for key in names], ground, path)
+        samples = self._measure([runs[key] for key in names], dataset, path)
         # What was measured before keeps its number; the others are measured by it.
         whole = known[beside[0]]["seconds"] if beside else float(np.median(samples[0]))
         lock_path = self.folder / NAME
@@ -116,20 +116,20 @@ class LockedPace:
         write_document(lock_path, lock)
 
     def _where(self, path: str, size: Size) -> str:
-        device = torch.device(self.conditions.device)
-        count = self.conditions.threads
+        device = torch.device(self.execution.device)
+        count = self.execution.threads
         threads = f", {count} thread{'s' if count > 1 else ''}" if device.type == "cpu" else ""
-        compiled = ", compiled" if compiles(self.conditions.compile, size, device) else ""
+        compiled = ", compiled" if compiles(self.execution.compile, size, device) else ""
         return f"{device_name(device)}{threads}, {path} path{compiled}"
 
-    def _measure(self, runs: list[Run], ground: Ground, path: str) -> np.ndarray[Any, Any]:
+    def _measure(self, runs: list[Run], dataset: Dataset, path: str) -> np.ndarray[Any, Any]:
         """Return the seconds of each run's counted steps (runs, steps)."""
-        device = torch.device(self.conditions.device)
+        device = torch.device(self.execution.device)
         steps = max(run.steps for run in runs)
         rounds = _WARM + min(_MOST, max(_FEWEST, steps // 20))
         threads = torch.get_num_threads()
         if device.type == "cpu":
-            torch.set_num_threads(self.conditions.threads)
+            torch.set_num_threads(self.execution.threads)
         samples: list[list[float]] = [[] for _ in runs]
         arm = runs[0].arm.text
         try:
@@ -137,7 +137,7 @@ class LockedPace:
                 trainers = []
                 for run in runs:
                     arm = run.arm.text
-                    trainers.append(trial(run, ground, self.conditions))
+                    trainers.append(trial(run, dataset, self.execution))
                 for turn in range(rounds):
                     self.progress(f"timing {len(runs)} arms, step {turn + 1} of {rounds}", turn / rounds)
                     for place, trainer in enumerate(trainers):
@@ -161,17 +161,17 @@ class LockedPace:
         return taken
 
 
-def trial(run: Run, ground: Ground, conditions: Conditions) -> Trainer:
+def trial(run: Run, dataset: Dataset, execution: ExecutionSettings) -> Trainer:
     """Return the trainer of a run, for a few steps by the clock: nothing it does is kept."""
-    device = torch.device(conditions.device)
+    device = torch.device(execution.device)
     torch.manual_seed(run.seed)
-    feed = ground.feed(run.size, run.training, run.seed)
+    batches = dataset.batches(run.size, run.training, run.seed)
     return Trainer(
-        ground.model(run.size, list(run.layers), run.seed).to(device),
-        feed,
+        dataset.model(run.size, list(run.layers), run.seed).to(device),
+        batches,
         run.training,
-        micro=conditions.micro or micro_batch(run.size, feed.sequences, device),
-        compile=not ground.task and compiles(conditions.compile, run.size, device),
+        micro=execution.micro or micro_batch(run.size, batches.sequences, device),
+        compile=not dataset.task and compiles(execution.compile, run.size, device),
     )
 
 

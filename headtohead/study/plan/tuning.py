@@ -22,7 +22,7 @@ from headtohead.study.store.frozen import NAME, read_lock
 from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
 
-MOST_EXTENSIONS = 6
+MAX_EXTENSIONS = 6
 """A grid that has grown so often has no end in sight: what was found is used, and said to lie at the edge."""
 
 
@@ -74,7 +74,7 @@ def tune_study(
             return None
         rows = _rows(spec, planned, store, grid)
         low, high = (any(row.chosen and row.lr == edge for row in rows) for edge in (grid[0], grid[-1]))
-        if not (low or high) or extensions == MOST_EXTENSIONS:
+        if not (low or high) or extensions == MAX_EXTENSIONS:
             break
         extensions += 1
         if low:

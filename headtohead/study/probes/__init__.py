@@ -40,7 +40,7 @@ def probe_names(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def refuse_unserved(names: Sequence[str], of: str) -> None:
+def check_probes_apply(names: Sequence[str], of: str) -> None:
     """Refuse probes that do not serve the runs of a study `of` corpora or tasks."""
     serving = [name for name, probe in PROBES.items() if probe.of == of]
     for text in names:
@@ -51,7 +51,7 @@ def refuse_unserved(names: Sequence[str], of: str) -> None:
             )
 
 
-def refuse_unready(names: Sequence[str], data_dir: str | Path | None) -> None:
+def check_probes_ready(names: Sequence[str], data_dir: str | Path | None) -> None:
     """Refuse probes that could not be taken when the runs are trained: what they need is not at hand."""
     for text in names:
         name, _, argument = text.partition(":")
@@ -70,7 +70,7 @@ def take(name: str, subject: Subject) -> Found:
         subject.model.train(was_training)
 
 
-def sound(name: str, found: Any) -> bool:
+def is_valid(name: str, found: Any) -> bool:
     """Return whether something has the form of what a probe finds."""
     short = name.partition(":")[0]
     return short in PROBES and (fits(found, NONE) or fits(found, PROBES[short].form))
@@ -82,11 +82,11 @@ __all__ = [
     "Found",
     "Probe",
     "Subject",
+    "check_probes_apply",
+    "check_probes_ready",
     "fits",
+    "is_valid",
     "number_at",
     "probe_names",
-    "refuse_unready",
-    "refuse_unserved",
-    "sound",
     "take",
 ]

@@ -35,7 +35,7 @@ class Subject:
 
     model: Decoder
     """In evaluation mode, on the device the study runs on."""
-    ground: Prepared | Task
+    dataset: Prepared | Task
     """The corpus or the task it was trained on."""
     record: dict[str, Any]
     """Its spec.json."""
@@ -45,8 +45,8 @@ class Subject:
     @property
     def corpus(self) -> Prepared:
         """The corpus it was trained on."""
-        assert isinstance(self.ground, Prepared)
-        return self.ground
+        assert isinstance(self.dataset, Prepared)
+        return self.dataset
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -56,8 +56,8 @@ class Subject:
     @property
     def task(self) -> Task:
         """The task it was trained on."""
-        assert isinstance(self.ground, Task)
-        return self.ground
+        assert isinstance(self.dataset, Task)
+        return self.dataset
 
     @property
     def precision(self) -> str:

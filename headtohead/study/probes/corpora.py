@@ -8,7 +8,7 @@ from pathlib import Path
 from headtohead.common.choices import split_outside
 from headtohead.common.files import digest
 from headtohead.common.progress import part_of
-from headtohead.data.corpora import find_corpus, lasting_name, refuse_unknown
+from headtohead.data.corpora import check_known, find_corpus, stable_name
 from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Split, cache_dir
 from headtohead.data.tokenizers import Tokenizer
@@ -23,7 +23,7 @@ _SPLITS: dict[tuple[str, str, str], tuple[Split, str, str]] = {}
 
 def argument(corpora: tuple[str, ...]) -> str:
     """Return corpora as they stand behind the probe's name."""
-    return ",".join(dict.fromkeys(map(lasting_name, corpora)))
+    return ",".join(dict.fromkeys(map(stable_name, corpora)))
 
 
 def evaluated(probes: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def _check(given: str) -> str:
     """Return the names in their one spelling; none stands for all corpora of the study, which fills them in."""
     names = split_outside(given, ",") if given else []
     for name in names:
-        refuse_unknown(name)
+        check_known(name)
     return argument(tuple(names))
 
 

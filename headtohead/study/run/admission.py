@@ -23,12 +23,12 @@ from headtohead.common.files import canonical_json, digest, read_json, write_jso
 from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.check.gate import Inspection, inspection_from
+from headtohead.model.check.gate import GateResult, gate_result_from
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.plan.dataset import ground_of
-from headtohead.study.plan.execution import Conditions, micro_batch
+from headtohead.study.plan.dataset import dataset_of
+from headtohead.study.plan.execution import ExecutionSettings, micro_batch
 from headtohead.study.plan.run_spec import Plan, Run
-from headtohead.study.run.gate import has_user_code, inspect_halving, trial_of
+from headtohead.study.run.gate import check_causality_halving, has_user_code, trial_of
 from headtohead.study.store.manifest import Check
 from headtohead.study.store.run_store import RunDirectory
 from headtohead.study.store.validation import size_of, training_of
@@ -39,7 +39,7 @@ RULES = 1
 
 def check_plan(
     plan: Plan,
-    conditions: Conditions,
+    execution: ExecutionSettings,
     *,
     allow: bool = False,
     apart: bool = False,
@@ -51,16 +51,16 @@ def check_plan(
     """
     first = plan.spec.seeds[0]
     runs = [run for run in plan.runs if run.seed == first and has_user_code(run.layers)]
-    by_key = {_key(run, conditions): run for run in reversed(runs)}
+    by_key = {_key(run, execution): run for run in reversed(runs)}
     known = {key: found for key, run in by_key.items() if (found := _kept(key, run)) is not None}
     missing = {key: run for key, run in by_key.items() if key not in known}
     apart = apart and all(composed.portable for run in missing.values() for composed in run.layers)
-    inspect = _inspected_apart if apart else _inspected_here
-    for place, (key, found) in enumerate(zip(missing, inspect([*missing.values()], conditions), strict=True)):
+    inspect = _checked_apart if apart else _checked_here
+    for place, (key, found) in enumerate(zip(missing, inspect([*missing.values()], execution), strict=True)):
         progress(f"checking {missing[key].arm.label}", place / len(missing))
         known[key] = found
         _keep(key, missing[key], found)
-    found_in = [(run, known[_key(run, conditions)]) for run in runs]
+    found_in = [(run, known[_key(run, execution)]) for run in runs]
     checks = [Check(run.arm.label, run.contest, one.failed, one.marks, one.warnings) for run, one in found_in]
     failed = {check.label: check for check in reversed(checks) if check.failed}
     if failed and not allow:
@@ -84,37 +84,39 @@ def check_lines(checks: tuple[Check, ...]) -> list[str]:
     )
 
 
-def inspect_record(record: dict[str, Any], conditions: Conditions, layers: Sequence[Composed]) -> Inspection:
+def check_record(
+    record: dict[str, Any], execution: ExecutionSettings, layers: Sequence[Composed]
+) -> GateResult:
     """Return what the gate finds in the model of a run's record, at its start values."""
-    device = torch.device(conditions.device)
+    device = torch.device(execution.device)
     size, training, seed = size_of(record), training_of(record), int(record["seed"])
     try:
-        with _threads(conditions.threads, device):
+        with _threads(execution.threads, device):
             # The run has no directory yet; a tokenizer is taken from there only when its file has moved since.
-            ground = ground_of(RunDirectory(Path(record["id"])), record, conditions.data_dir)
-            model = ground.model(size, layers, seed).to(device)
-            feed = ground.feed(size, training, seed)
-            micro = conditions.micro or micro_batch(size, feed.sequences, device)
-            trial = trial_of(ground, feed, size.context, training.precision, micro, device)
-            return inspect_halving(model, trial, shake=True)
+            dataset = dataset_of(RunDirectory(Path(record["id"])), record, execution.data_dir)
+            model = dataset.model(size, layers, seed).to(device)
+            batches = dataset.batches(size, training, seed)
+            micro = execution.micro or micro_batch(size, batches.sequences, device)
+            trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
+            return check_causality_halving(model, trial, shake=True)
     except Exception as error:  # its runs will fail alike, and are recorded so
         return _unchecked(first_line(error))
 
 
-def _unchecked(reason: str) -> Inspection:
-    return Inspection(warnings=(f"it could not be checked before training: {reason}",))
+def _unchecked(reason: str) -> GateResult:
+    return GateResult(warnings=(f"it could not be checked before training: {reason}",))
 
 
-def _inspected_here(runs: list[Run], conditions: Conditions) -> Iterator[Inspection]:
+def _checked_here(runs: list[Run], execution: ExecutionSettings) -> Iterator[GateResult]:
     for run in runs:
-        yield inspect_record(run.record(), conditions, run.layers)
+        yield check_record(run.record(), execution, run.layers)
 
 
-def _inspected_apart(runs: list[Run], conditions: Conditions) -> Iterator[Inspection]:
+def _checked_apart(runs: list[Run], execution: ExecutionSettings) -> Iterator[GateResult]:
     """Yield the same from another process; after one that died a new one goes on with the next run."""
     records = [run.record() for run in runs]
     while records:
-        order = json.dumps({"conditions": dataclasses.asdict(conditions), "records": records})
+        order = json.dumps({"conditions": dataclasses.asdict(execution), "records": records})
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "headtohead.study.run.gate_worker"],
@@ -131,7 +133,7 @@ def _inspected_apart(runs: list[Run], conditions: Conditions) -> Iterator[Inspec
                     process.stdin.close()
                 for line in process.stdout:
                     if line.startswith(ANSWER):
-                        yield inspection_from(json.loads(line.removeprefix(ANSWER)))
+                        yield gate_result_from(json.loads(line.removeprefix(ANSWER)))
                         records = records[1:]
             finally:
                 process.kill()
@@ -154,14 +156,14 @@ def _cached(key: str, run: Run) -> Path | None:
     return cache_dir() / "checks" / f"{key}.json"
 
 
-def _kept(key: str, run: Run) -> Inspection | None:
+def _kept(key: str, run: Run) -> GateResult | None:
     try:
-        return inspection_from(read_json(path)) if (path := _cached(key, run)) else None
+        return gate_result_from(read_json(path)) if (path := _cached(key, run)) else None
     except (UserError, KeyError, TypeError, ValueError):  # not there, or damaged
         return None
 
 
-def _keep(key: str, run: Run, found: Inspection) -> None:
+def _keep(key: str, run: Run, found: GateResult) -> None:
     unchecked = any("could not be checked" in words for words in found.warnings)
     path = _cached(key, run)
     if path is None or found.failed or unchecked:
@@ -171,7 +173,7 @@ def _keep(key: str, run: Run, found: Inspection) -> None:
         write_json(path, found.as_dict())
 
 
-def _key(run: Run, conditions: Conditions) -> str:
+def _key(run: Run, execution: ExecutionSettings) -> str:
     """Return what stands for everything that the gate's answer depends on."""
     return digest(
         canonical_json(
@@ -192,7 +194,7 @@ def _key(run: Run, conditions: Conditions) -> str:
                 "batch": run.training.batch,
                 "data": run.corpus["content"],
                 "task": run.identity.get("task"),
-                "device": torch.device(conditions.device).type,
+                "device": torch.device(execution.device).type,
             }
         )
     )[:32]

@@ -1,7 +1,7 @@
-"""The loop of one executor: take hold of a run that has no result, do it, go on; wait for runs that others hold.
+"""The loop of one executor: take lease of a run that has no result, do it, go on; wait for runs that others lease.
 
 Several executors, on one host or on many, may work on one study at the same time. Each goes through the same list;
-whoever holds a run first does it. At the end an executor stays while others hold runs, and takes them over when
+whoever leases a run first does it. At the end an executor stays while others lease runs, and takes them over when
 their owner dies: a study is finished when any of its executors says so.
 
 Stacked seeds are held together: an executor has the locks of all of them, or of none.
@@ -21,11 +21,11 @@ from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.study.plan.branches import Parent, drop_checkpoints, kept_checkpoint
-from headtohead.study.plan.execution import Conditions
-from headtohead.study.plan.population import is_stacked, stacked_together
-from headtohead.study.run.population import perform_stack
-from headtohead.study.run.run_one import Event, missing_probes, perform
-from headtohead.study.store.lease import Holds
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.population import group_populations, in_population
+from headtohead.study.run.population import run_population
+from headtohead.study.run.run_one import Event, missing_probes, run_one
+from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_store import RunDirectory, Store
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -59,13 +59,13 @@ class Job:
         return Parent(**self.record["parent"]) if "parent" in self.record else None
 
 
-def work(store: Store, jobs: list[Job], conditions: Conditions, stop: Stop, tell: Event) -> None:
+def work(store: Store, jobs: list[Job], execution: ExecutionSettings, stop: Stop, emit: Event) -> None:
     """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
-    holds = Holds()
+    leases = LeaseManager()
     awaited: set[str] = set()
-    if not _work_on_stacks(store, jobs, holds, awaited, conditions, stop, tell):
+    if not _work_on_stacks(store, jobs, leases, awaited, execution, stop, emit):
         return
-    jobs = [job for job in jobs if not is_stacked(job.record)]
+    jobs = [job for job in jobs if not in_population(job.record)]
     branches = [(job.id, parent) for job in jobs if (parent := job.parent)]
     abandoned: set[str] = set()
     while jobs and not stop():
@@ -80,12 +80,12 @@ def work(store: Store, jobs: list[Job], conditions: Conditions, stop: Stop, tell
             if parent and parent.run in abandoned:
                 abandoned.add(job.id)
                 continue
-            state = _attempt(store, job, holds, conditions, stop, tell)
+            state = _attempt(store, job, leases, execution, stop, emit)
             if state == "held":
                 held.append(job)
             elif state == "blocked":
                 return
-            elif state in ("stopped", "hindered"):
+            elif state in ("stopped", "deferred"):
                 abandoned.add(job.id)
             elif branches:
                 if parent:
@@ -96,7 +96,7 @@ def work(store: Store, jobs: list[Job], conditions: Conditions, stop: Stop, tell
         if len(held) == len(jobs):
             if stop.late:  # all that is left is with others
                 return
-            _tell_of_owner(store, held, awaited, tell)
+            _report_owner(store, held, awaited, emit)
             time.sleep(_LOOK_AGAIN_SECONDS)
         jobs = held
 
@@ -104,61 +104,61 @@ def work(store: Store, jobs: list[Job], conditions: Conditions, stop: Stop, tell
 def _work_on_stacks(
     store: Store,
     jobs: list[Job],
-    holds: Holds,
+    leases: LeaseManager,
     awaited: set[str],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     stop: Stop,
-    tell: Event,
+    emit: Event,
 ) -> bool:
     """Do the jobs whose seeds are stacked; return whether there is anything left to go on with."""
-    by_id = {job.id: job for job in jobs if is_stacked(job.record)}
-    groups = stacked_together([job.record for job in by_id.values()], conditions)
-    stacks = [[by_id[name] for name in names] for names in groups]
-    while stacks and not stop():
+    by_id = {job.id: job for job in jobs if in_population(job.record)}
+    groups = group_populations([job.record for job in by_id.values()], execution)
+    population_blocker = [[by_id[name] for name in names] for names in groups]
+    while population_blocker and not stop():
         held = []
-        for stack in stacks:
+        for stack in population_blocker:
             if stop():
                 return False
-            state = _attempt_stack(store, stack, holds, conditions, stop, tell)
+            state = _attempt_stack(store, stack, leases, execution, stop, emit)
             if state == "held":
                 held.append(stack)
             elif state == "blocked":
                 return False
-        if len(held) == len(stacks):
+        if len(held) == len(population_blocker):
             if stop.late:
                 return False
-            _tell_of_owner(store, [job for stack in held for job in stack], awaited, tell)
+            _report_owner(store, [job for stack in held for job in stack], awaited, emit)
             time.sleep(_LOOK_AGAIN_SECONDS)
-        stacks = held
+        population_blocker = held
     return not stop()
 
 
 def _attempt_stack(
     store: Store,
     stack: list[Job],
-    holds: Holds,
-    conditions: Conditions,
+    leases: LeaseManager,
+    execution: ExecutionSettings,
     stop: Stop,
-    tell: Event,
+    emit: Event,
 ) -> str:
     """Do the jobs of one stack unless they are done or one of them is held; return how that ended."""
     states = []
     for job in stack:
         if store.run(job.id).finished():  # only its probes may be missing
-            states.append(_attempt(store, job, holds, conditions, stop, tell))
+            states.append(_attempt(store, job, leases, execution, stop, emit))
     jobs = [job for job in stack if not store.run(job.id).finished()]
     if jobs:
-        states.append(_attempt_pass(store, jobs, holds, conditions, stop, tell))
+        states.append(_attempt_pass(store, jobs, leases, execution, stop, emit))
     return next((state for state in ("blocked", "held") if state in states), "done")
 
 
 def _attempt_pass(
     store: Store,
     jobs: list[Job],
-    holds: Holds,
-    conditions: Conditions,
+    leases: LeaseManager,
+    execution: ExecutionSettings,
     stop: Stop,
-    tell: Event,
+    emit: Event,
 ) -> str:
     runs = [store.run(job.id) for job in jobs]
     try:
@@ -167,22 +167,22 @@ def _attempt_pass(
         with ExitStack() as stack:
             owned = []
             for run in runs:
-                if (hold := stack.enter_context(holds.hold(run.path))) is None:
+                if (lease := stack.enter_context(leases.acquire(run.path))) is None:
                     return "held"
-                owned.append(hold)
+                owned.append(lease)
             if any(run.finished() for run in runs):
                 return "held"  # another executor was quicker; the next look finds what is left
             for run in runs:
-                tell({"kind": "started", "run": run.id})
-            states = perform_stack(
+                emit({"kind": "started", "run": run.id})
+            states = run_population(
                 runs,
                 [job.record for job in jobs],
-                conditions,
+                execution,
                 layers=None if jobs[0].layers is None else list(jobs[0].layers),
                 probes=jobs[0].wanted,
                 stop=stop,
-                lost=lambda: any(hold.lost() for hold in owned),
-                tell=tell,
+                lost=lambda: any(lease.lost() for lease in owned),
+                emit=emit,
             )
     except (OSError, UserError) as error:
         words = (
@@ -190,12 +190,12 @@ def _attempt_pass(
             if isinstance(error, OSError)
             else str(error)
         )
-        tell({"kind": "obstacle", "run": runs[0].id, "words": words})
+        emit({"kind": "obstacle", "run": runs[0].id, "words": words})
         return "blocked"
     if any(run.finished() for run in runs):
         stop.advance()
     for run, state in zip(runs, states, strict=True):
-        tell({"kind": "ended", "run": run.id, "state": state})
+        emit({"kind": "ended", "run": run.id, "state": state})
     return "blocked" if "blocked" in states else "done"
 
 
@@ -204,41 +204,43 @@ def _ready(store: Store, parent: Parent) -> bool:
     return trunk.finished() or kept_checkpoint(trunk, parent.step).is_dir()
 
 
-def _attempt(store: Store, job: Job, holds: Holds, conditions: Conditions, stop: Stop, tell: Event) -> str:
+def _attempt(
+    store: Store, job: Job, leases: LeaseManager, execution: ExecutionSettings, stop: Stop, emit: Event
+) -> str:
     """Do one job unless it is done or held; return how that ended."""
     run = store.run(job.id)
     if job.done(run):
         return "done"
     try:
         run.open(job.record)
-        with holds.hold(run.path) as hold:
-            if hold is None:
+        with leases.acquire(run.path) as lease:
+            if lease is None:
                 return "held"
             if job.done(run):
                 return "done"
-            tell({"kind": "started", "run": run.id})
+            emit({"kind": "started", "run": run.id})
             layers = None if job.layers is None else list(job.layers)
-            state = perform(
+            state = run_one(
                 run,
                 job.record,
-                conditions,
+                execution,
                 layers=layers,
                 probes=job.wanted,
                 stop=stop,
-                lost=hold.lost,
-                tell=tell,
+                lost=lease.lost,
+                emit=emit,
             )
     except (OSError, UserError) as error:
         words = f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        tell({"kind": "obstacle", "run": run.id, "words": words})
+        emit({"kind": "obstacle", "run": run.id, "words": words})
         return "blocked"
     if run.finished():
         stop.advance()
-    tell({"kind": "ended", "run": run.id, "state": state})
+    emit({"kind": "ended", "run": run.id, "state": state})
     return state
 
 
-def _tell_of_owner(store: Store, jobs: list[Job], awaited: set[str], tell: Event) -> None:
+def _report_owner(store: Store, jobs: list[Job], awaited: set[str], emit: Event) -> None:
     for job in jobs:
         run = store.run(job.id)
         if (owner := run.owner()) is None:
@@ -246,5 +248,5 @@ def _tell_of_owner(store: Store, jobs: list[Job], awaited: set[str], tell: Event
         if str(owner) not in awaited:
             awaited.add(str(owner))
             pid = owner.pid if owner.here else 0
-            tell({"kind": "waiting", "run": run.id, "owner": str(owner), "pid": pid})
+            emit({"kind": "waiting", "run": run.id, "owner": str(owner), "pid": pid})
         return

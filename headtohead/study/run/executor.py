@@ -20,11 +20,11 @@ from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
 from headtohead.study.plan.branches import drop_checkpoints
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.run.claim_loop import Job, work
-from headtohead.study.store.lease import Holds
-from headtohead.study.store.manifest import METRIC, metric_words
+from headtohead.study.store.lease import LeaseManager
+from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import RunDirectory, Store
 
 _DEADLY = 2
@@ -48,7 +48,7 @@ class Summary:
 def execute(
     store: Store,
     runs: list[Run],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     display: Display,
     *,
     probes: tuple[str, ...] = (),
@@ -71,10 +71,10 @@ def execute(
         with _interruptible(summary):
             together = workers > 1 and len(pending) > 1 and all(run.arm.layout.portable for run in pending)
             if together:
-                crew = _Crew(store, pending, conditions, min(workers, len(pending)), probes, stop)
-                _in_workers(store, pending, crew, display, stop, summary)
+                pool = _WorkerPool(store, pending, execution, min(workers, len(pending)), probes, stop)
+                _in_workers(store, pending, pool, display, stop, summary)
             else:
-                _in_process(store, pending, conditions, display, stop, summary, probes)
+                _in_process(store, pending, execution, display, stop, summary, probes)
     finally:
         display.end()
     # A process that was killed between a branch's result and this leaves it to the next.
@@ -107,7 +107,7 @@ def _interruptible(summary: Summary) -> Iterator[None]:
 def _in_process(
     store: Store,
     runs: list[Run],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     display: Display,
     stop: Stop,
     summary: Summary,
@@ -115,46 +115,46 @@ def _in_process(
 ) -> None:
     by_id = {run.id: run for run in runs}
 
-    def tell(event: dict[str, Any]) -> None:
+    def emit(event: dict[str, Any]) -> None:
         _take(summary, display, store, by_id[event["run"]], event)
 
     jobs = [Job(run.record(), run.layers, probes) for run in runs]
-    work(store, jobs, conditions, stop, tell)
+    work(store, jobs, execution, stop, emit)
 
 
 def _in_workers(
     store: Store,
     runs: list[Run],
-    crew: _Crew,
+    pool: _WorkerPool,
     display: Display,
     stop: Stop,
     summary: Summary,
 ) -> None:
     by_id = {run.id: run for run in runs}
     try:
-        while crew.busy:
+        while pool.busy:
             if summary.stopped:  # workers watch the time limit themselves
-                crew.ask_to_stop()
-            event = crew.next_event()
+                pool.ask_to_stop()
+            event = pool.next_event()
             if event is None:
-                for words in crew.bury(replace=not (summary.stopped or stop.late)):
+                for words in pool.reap(replace=not (summary.stopped or stop.late)):
                     summary.trouble.append(words)
                     display.note(words)
-            elif event["kind"] != "waiting" or event["pid"] not in crew.pids:
+            elif event["kind"] != "waiting" or event["pid"] not in pool.pids:
                 _take(summary, display, store, by_id[event["run"]], event)
     finally:
-        crew.ask_to_stop()
-        crew.wait()
+        pool.ask_to_stop()
+        pool.wait()
 
 
-class _Crew:
+class _WorkerPool:
     """The workers of one executor; one that dies is replaced, and a run that kills its worker twice has failed."""
 
     def __init__(
         self,
         store: Store,
         runs: list[Run],
-        conditions: Conditions,
+        execution: ExecutionSettings,
         count: int,
         probes: tuple[str, ...],
         stop: Stop,
@@ -164,15 +164,15 @@ class _Crew:
         self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
         self.order = {
             "store": str(store.path.resolve()),
-            "conditions": dataclasses.asdict(conditions),
+            "conditions": dataclasses.asdict(execution),
             "records": [run.record() for run in runs],
             "probes": probes,
         }
-        self.threads = conditions.threads
+        self.threads = execution.threads
         self.deaths: dict[str, int] = {}
-        self.workers = [self._hire(place) for place in range(count)]
+        self.workers = [self._spawn(place) for place in range(count)]
 
-    def _hire(self, place: int) -> _Worker:
+    def _spawn(self, place: int) -> _Worker:
         order = json.dumps(self.order | {"seconds": self.stop.seconds_left})
         return _Worker(place, self.store, order, self.threads, self.events)
 
@@ -196,7 +196,7 @@ class _Crew:
             worker.run = event["run"] if event["kind"] == "started" else ""
         return event
 
-    def bury(self, replace: bool) -> list[str]:
+    def reap(self, replace: bool) -> list[str]:
         """Let go of workers that have ended; replace those that died, and say what happened."""
         notes = []
         for worker in [worker for worker in self.workers if not worker.alive]:
@@ -208,14 +208,14 @@ class _Crew:
             if worker.run and count == _DEADLY:
                 notes.append(self._record_death(worker, how))
             if replace and (worker.run or count < _DEADLY):
-                self.workers.append(self._hire(worker.place))
+                self.workers.append(self._spawn(worker.place))
         return notes
 
     def _record_death(self, worker: _Worker, how: str) -> str:
         run = self.store.run(worker.run)
         words = f"its process {how.partition(':')[0]} {_DEADLY} times"
-        with Holds().hold(run.path) as hold:
-            if hold is not None and not run.finished():
+        with LeaseManager().acquire(run.path) as lease:
+            if lease is not None and not run.finished():
                 run.finish({"status": "failed", "error": words})
         return f"run {run.id} is recorded as failed: {words}; --retry failed tries it again"
 
@@ -317,7 +317,7 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     """Count and show what an executor tells of a run."""
     kind = event["kind"]
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
-    task = f"{run.contest.corpus_label}, " if run.ground and run.ground.task else ""
+    task = f"{run.contest.corpus_label}, " if run.dataset and run.dataset.task else ""
     name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
     if kind == "started":
         steps = run.steps
@@ -336,7 +336,7 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
             display.note(f"{name}: {event['words']}")
     elif kind == "waiting":
         display.note(f"waiting for {name}, which {event['owner']} works on")
-    elif kind == "ended" and event["state"] not in ("stopped", "hindered", "blocked"):
+    elif kind == "ended" and event["state"] not in ("stopped", "deferred", "blocked"):
         summary.done += 1
         display.ended(run.id, _outcome(store.run(run.id)))
 
@@ -347,7 +347,7 @@ def _outcome(folder: RunDirectory) -> str:
         speed = folder.costs().get("tokens_per_second")
         rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
         metric = result["test"].get("metric", METRIC)
-        return f"{result['test'][metric]:.4f} {metric_words(metric)}{rate}"
+        return f"{result['test'][metric]:.4f} {metric_label(metric)}{rate}"
     if result.get("status") == "diverged":
         return f"diverged at step {result.get('diverged_at')}; recorded as a result"
     return f"{result.get('status', 'unknown')}: {result.get('error', '')}"

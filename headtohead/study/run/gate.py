@@ -12,10 +12,10 @@ from torch import Tensor
 from headtohead.common.errors import first_line
 from headtohead.evaluate.loss import windows_per_pass
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.check.gate import Inspection, Trial, inspect_model
+from headtohead.model.check.gate import GateResult, Trial, check_causality
 from headtohead.model.decoder import Decoder
-from headtohead.study.plan.dataset import Ground, TaskGround
-from headtohead.training.batches import Feed, WindowFeed
+from headtohead.study.plan.dataset import Dataset, TaskDataset
+from headtohead.training.batches import BatchSource, WindowBatches
 
 
 def has_user_code(layers: Iterable[Composed]) -> bool:
@@ -24,20 +24,20 @@ def has_user_code(layers: Iterable[Composed]) -> bool:
 
 
 def trial_of(
-    ground: Ground, feed: Feed, context: int, precision: str, micro: int, device: torch.device
+    dataset: Dataset, batches: BatchSource, context: int, precision: str, micro: int, device: torch.device
 ) -> Trial:
     """Return batches as large as those that a run is trained and scored with: a leak may exist in large ones alone."""
-    if isinstance(feed, WindowFeed):
+    if isinstance(batches, WindowBatches):
         rows = (max(2, micro), max(2, windows_per_pass(device, context)))
-        train, score = (feed.windows.batch(0, count)[0].to(device) for count in rows)
+        train, score = (batches.windows.batch(0, count)[0].to(device) for count in rows)
         return Trial(train, score, precision)
-    assert isinstance(ground, TaskGround)
-    assert ground.task is not None
-    part = next(iter(feed.parts(0, max(2, micro))))
+    assert isinstance(dataset, TaskDataset)
+    assert dataset.task is not None
+    part = next(iter(batches.parts(0, max(2, micro))))
     tokens, padding = (_two(one, device) for one in (part.tokens, part.padding))
     assert tokens is not None
-    varied = len(set(ground.lengths)) > 1
-    return Trial(tokens, tokens, precision, padding, padded=varied, causal=bool(ground.task["causal"]))
+    varied = len(set(dataset.lengths)) > 1
+    return Trial(tokens, tokens, precision, padding, padded=varied, causal=bool(dataset.task["causal"]))
 
 
 def _two(rows: Tensor | None, device: torch.device) -> Tensor | None:
@@ -47,11 +47,11 @@ def _two(rows: Tensor | None, device: torch.device) -> Tensor | None:
     return (rows if len(rows) > 1 else rows.repeat(2, 1)).to(device)
 
 
-def inspect_halving(model: Decoder, trial: Trial, *, shake: bool) -> Inspection:
+def check_causality_halving(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:
     """Return what the gate finds, with smaller batches where memory runs out."""
     while True:
         try:
-            return inspect_model(model, trial, shake=shake)
+            return check_causality(model, trial, shake=shake)
         except torch.OutOfMemoryError:
             half = max(2, max(len(trial.train), len(trial.score)) // 2)
             if half >= max(len(trial.train), len(trial.score)):
@@ -68,7 +68,9 @@ def inspect_halving(model: Decoder, trial: Trial, *, shake: bool) -> Inspection:
             torch.cuda.empty_cache()
 
 
-def check_trained(model: Decoder, ground: Ground, feed: Feed, precision: str, micro: int) -> Inspection:
+def check_trained(
+    model: Decoder, dataset: Dataset, batches: BatchSource, precision: str, micro: int
+) -> GateResult:
     """Return what the gate finds in a trained model, which stays as it is; a check that raises has failed."""
     training, compiled = model.training, model.__dict__.pop("hidden", None)
     kept = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -76,10 +78,10 @@ def check_trained(model: Decoder, ground: Ground, feed: Feed, precision: str, mi
     try:
         with suppress(Exception):  # what cannot be copied is checked itself
             checked = copy.deepcopy(model)
-        trial = trial_of(ground, feed, model.size.context, precision, micro, model.readout.device)
-        return inspect_halving(checked, trial, shake=False)
+        trial = trial_of(dataset, batches, model.size.context, precision, micro, model.readout.device)
+        return check_causality_halving(checked, trial, shake=False)
     except Exception as error:
-        return Inspection(failed=(f"the check after training raised {first_line(error)}",))
+        return GateResult(failed=(f"the check after training raised {first_line(error)}",))
     finally:
         model.load_state_dict(kept)
         model.train(training)

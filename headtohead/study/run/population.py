@@ -13,60 +13,60 @@ import torch
 
 from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.study.plan.execution import Conditions, layers_of
+from headtohead.study.plan.execution import ExecutionSettings, layers_of
 from headtohead.study.run.run_one import (
     Event,
     Stopped,
     after_step,
     begin,
-    conclude,
-    guarded,
+    finish_run,
     may_record,
     missing_probes,
+    stop_when_lost,
     take_probes,
-    unless_lost,
+    with_failures_recorded,
 )
 from headtohead.study.store.run_store import RunDirectory
 from headtohead.study.store.validation import size_of
 from headtohead.training.acceleration import records
 from headtohead.training.checkpoint import checkpoint_paths
-from headtohead.training.population import StackedTrainer
+from headtohead.training.population import PopulationTrainer
 from headtohead.training.trainer import Outcome
 
 
-def perform_stack(
+def run_population(
     runs: Sequence[RunDirectory],
     recorded: Sequence[dict[str, Any]],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     *,
     layers: list[Composed] | None = None,
     probes: Sequence[str] = (),
     stop: Stop = NEVER,
     lost: Callable[[], bool] = lambda: False,
-    tell: Event = lambda event: None,
+    emit: Event = lambda event: None,
 ) -> list[str]:
     """Do runs that are alike in all but their seeds, or go on with them, in one pass; return how each ended.
 
     Seeds that have begun and seeds that have not are two passes, so that no work is lost.
     """
-    begun = [any(checkpoint_paths(run.checkpoints)) for run in runs]
+    started = [any(checkpoint_paths(run.checkpoints)) for run in runs]
     states: dict[str, str] = {}
     for part in (True, False):
-        chosen = [place for place, known in enumerate(begun) if known is part]
+        chosen = [place for place, known in enumerate(started) if known is part]
         if not chosen:
             continue
         found = _one_pass(
             [runs[place] for place in chosen],
             [recorded[place] for place in chosen],
-            conditions,
+            execution,
             layers,
             probes,
             stop,
             lost,
-            tell,
+            emit,
         )
         states |= found
-        if any(state in ("stopped", "hindered", "blocked") for state in found.values()):
+        if any(state in ("stopped", "deferred", "blocked") for state in found.values()):
             break
     return [states.get(run.id, "stopped") for run in runs]
 
@@ -74,23 +74,23 @@ def perform_stack(
 def _one_pass(
     runs: list[RunDirectory],
     recorded: list[dict[str, Any]],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     layers: list[Composed] | None,
     probes: Sequence[str],
     stop: Stop,
     lost: Callable[[], bool],
-    tell: Event,
+    emit: Event,
 ) -> dict[str, str]:
-    device, first = torch.device(conditions.device), recorded[0]
+    device, first = torch.device(execution.device), recorded[0]
     if device.type == "cpu":
-        torch.set_num_threads(conditions.threads)
-    held = unless_lost(runs[0], lost, stop)
+        torch.set_num_threads(execution.threads)
+    held = stop_when_lost(runs[0], lost, stop)
     states: dict[str, str] = {}
 
     def train() -> None:
         chosen = layers if layers is not None else layers_of(first)
         members = [
-            begin(run, record, conditions, device, chosen, held, tell, len(runs))
+            begin(run, record, execution, device, chosen, held, emit, len(runs))
             for run, record in zip(runs, recorded, strict=True)
         ]
 
@@ -98,20 +98,20 @@ def _one_pass(
             run, record, member = runs[place], recorded[place], members[place]
 
             def whole() -> str:
-                status = conclude(member, outcome, conditions, held, tell)
+                status = finish_run(member, outcome, execution, held, emit)
                 if status == "done":
                     missing = missing_probes(run, probes)
-                    take_probes(run, record, member.model, conditions, missing, held, tell)
+                    take_probes(run, record, member.model, execution, missing, held, emit)
                 return status
 
-            states[run.id] = guarded(run, tell, whole)
+            states[run.id] = with_failures_recorded(run, emit, whole)
 
-        stack = StackedTrainer(
+        stack = PopulationTrainer(
             [member.trainer for member in members],
             record=may_record(first, chosen)
-            and records(conditions.record, size_of(first), device, compiled=False),
-            compile=bool(conditions.compile),  # asked for or not, it is the same for all arms
-            save_every=conditions.save_every,
+            and records(execution.record, size_of(first), device, compiled=False),
+            compile=bool(execution.compile),  # asked for or not, it is the same for all arms
+            save_every=execution.save_every,
             stop=after_step(held),
         )
         try:
@@ -128,7 +128,7 @@ def _one_pass(
         # What went wrong for all is recorded or told for each.
         for run in runs:
             if run.id not in states:
-                states[run.id] = guarded(run, tell, _raising(error))
+                states[run.id] = with_failures_recorded(run, emit, _raising(error))
     return states
 
 

@@ -17,7 +17,7 @@ from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
     """Return the model with the weights that a finished run left; weights that do not fit are refused by name."""
-    folder.refuse_changed_weights()
+    folder.check_weights_unchanged()
     size = size_of(record)
     shapes = tensor_shapes(folder.weights)
     if size.layers > len(shapes):
@@ -25,8 +25,8 @@ def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]
     task = record.get("task")
     # The outline takes no memory: only a model that the file can fill is built.
     with torch.device("meta"):
-        outline = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
-    wanted = {name: tuple(tensor.shape) for name, tensor in outline.state_dict().items()}
+        on_meta = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
+    wanted = {name: tuple(tensor.shape) for name, tensor in on_meta.state_dict().items()}
     for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
         if wanted.get(name) != shapes.get(name):
             found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))

@@ -13,7 +13,7 @@ from headtohead.study.run.run_one import missing_probes
 from headtohead.study.store.run_store import RunDirectory, Store, set_aside
 
 
-def sound_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def valid_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the results at hand, and a line about each damaged one: it is set aside and its run done again."""
     damage: dict[str, str] = {}
     known = store.results(ids, damage)
@@ -24,12 +24,12 @@ def sound_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any
     return known, notes
 
 
-def forget_failed(store: Store, ids: list[str]) -> None:
+def reset_failed(store: Store, ids: list[str]) -> None:
     """Drop what failed runs left behind, so that they are done again."""
     for run_id in ids:
         run = store.run(run_id)
         if run.finished() and run.state() not in ("done", "diverged", "damaged"):
-            run.forget()
+            run.reset()
 
 
 def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> list[str]:

@@ -26,9 +26,9 @@ from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.environment import differences, environment
 from headtohead.study.plan.branches import Parent, kept_checkpoint
-from headtohead.study.plan.dataset import Ground, data_of, ground_of
-from headtohead.study.plan.execution import Conditions, layers_of, micro_batch
-from headtohead.study.plan.init_from import take_weights
+from headtohead.study.plan.dataset import Dataset, data_of, dataset_of
+from headtohead.study.plan.execution import ExecutionSettings, layers_of, micro_batch
+from headtohead.study.plan.init_from import load_weights
 from headtohead.study.probes import Subject, take
 from headtohead.study.run.gate import check_trained, has_user_code
 from headtohead.study.run.restore import restore
@@ -36,15 +36,15 @@ from headtohead.study.store.manifest import METRIC
 from headtohead.study.store.run_store import RunDirectory, read_probe
 from headtohead.study.store.validation import size_of, training_of
 from headtohead.training.acceleration import compiles, records
-from headtohead.training.batches import Feed
-from headtohead.training.cuda_graph import COMPARED
+from headtohead.training.batches import BatchSource
+from headtohead.training.cuda_graph import VERIFIED_MECHANISMS
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Branching, Hooks, Outcome, Trainer
 
 Event = Callable[[dict[str, Any]], None]
 
 
-class Obstacle(Exception):
+class ExternalError(Exception):
     """Something outside a run is in its way: its corpus, the disk. The run keeps its place and has no result."""
 
 
@@ -52,16 +52,16 @@ class Stopped(BaseException):
     """A run was asked to stop while it was measured. No error: nothing on the way out may take it for one."""
 
 
-def perform(
+def run_one(
     run: RunDirectory,
     record: dict[str, Any],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     *,
     layers: list[Composed] | None = None,
     probes: Sequence[str] = (),
     stop: Stop = NEVER,
     lost: Callable[[], bool] = lambda: False,
-    tell: Event = lambda event: None,
+    emit: Event = lambda event: None,
 ) -> str:
     """Do a run, or go on with it, then take the probes it lacks; return how it ended.
 
@@ -69,36 +69,39 @@ def perform(
     asked to. hindered: its corpus is missing or changed, or another process took the run over. blocked: nothing can be
     written. An obstacle from outside is told in words, and the run keeps its place for the next start.
     """
-    device = torch.device(conditions.device)
+    device = torch.device(execution.device)
     if device.type == "cpu":
-        torch.set_num_threads(conditions.threads)
+        torch.set_num_threads(execution.threads)
 
-    held = unless_lost(run, lost, stop)
+    held = stop_when_lost(run, lost, stop)
     chosen = layers if layers is not None else layers_of(record)
 
     def whole() -> str:
         if run.finished():  # only its probes are missing
             model, status = _restored(run, record, chosen).to(device), "done"
         else:
-            begun = begin(run, record, conditions, device, chosen, held, tell)
+            started = begin(run, record, execution, device, chosen, held, emit)
             try:
-                model, status = begun.model, conclude(begun, begun.trainer.run(), conditions, held, tell)
+                model, status = (
+                    started.model,
+                    finish_run(started, started.trainer.run(), execution, held, emit),
+                )
             except Stopped:  # what was trained stays, and is scored at the next start
-                begun.trainer.save()
+                started.trainer.save()
                 return "stopped"
         if status == "done":
-            take_probes(run, record, model, conditions, missing_probes(run, probes), held, tell)
+            take_probes(run, record, model, execution, missing_probes(run, probes), held, emit)
         return status
 
-    return guarded(run, tell, whole)
+    return with_failures_recorded(run, emit, whole)
 
 
-def unless_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> Stop:
+def stop_when_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> Stop:
     """Return `stop`, asked only while nobody else has taken the run over."""
 
     def requested() -> bool:
         if lost():
-            raise Obstacle(
+            raise ExternalError(
                 f"run {run.id} was taken over by another process: this one had been silent too long"
             )
         return stop.requested()
@@ -116,35 +119,35 @@ def after_step(stop: Stop) -> Callable[[], bool]:
     return stopped
 
 
-def guarded(run: RunDirectory, tell: Event, work: Callable[[], str]) -> str:
+def with_failures_recorded(run: RunDirectory, emit: Event, work: Callable[[], str]) -> str:
     """Return how the work on a run ended; what goes wrong is recorded or told, as `perform` says."""
     try:
         return work()
-    except (Obstacle, NewerFile) as obstacle:
-        tell({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
-        return "hindered"
+    except (ExternalError, NewerFile) as obstacle:
+        emit({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
+        return "deferred"
     except OSError as error:
         words = f"cannot write to {run.path}: {error.strerror or error}"
     except Exception as error:
         if run.finished():  # no reason to doubt its result
-            tell({"kind": "obstacle", "run": run.id, "words": f"{type(error).__name__}: {error}"})
-            return "hindered"
+            emit({"kind": "obstacle", "run": run.id, "words": f"{type(error).__name__}: {error}"})
+            return "deferred"
         status = "out of memory" if _out_of_memory(error) else "failed"
         try:
             return _fail(run, status, error)
         except OSError as second:
             words = f"cannot write to {run.path}: {second.strerror}"
-    tell({"kind": "obstacle", "run": run.id, "words": words})
+    emit({"kind": "obstacle", "run": run.id, "words": words})
     return "blocked"
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartedRun:
     """A run that is ready to train."""
 
     run: RunDirectory
     trainer: Trainer
-    ground: Ground
+    dataset: Dataset
     changes: list[str]
     """What differs from the environment of the stretch before."""
     stacked: int = 0
@@ -159,52 +162,54 @@ class Begun:
 def begin(
     run: RunDirectory,
     record: dict[str, Any],
-    conditions: Conditions,
+    execution: ExecutionSettings,
     device: torch.device,
     layers: list[Composed],
     stop: Stop,
-    tell: Event,
+    emit: Event,
     stacked: int = 0,
-) -> Begun:
+) -> StartedRun:
     """Return a run ready to train, by itself or as one of several stacked seeds."""
-    ground = _ground(run, record, conditions)
+    dataset = _dataset(run, record, execution)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
     # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
-    model = ground.model(size, layers, int(record["seed"])).to(device)
+    model = dataset.model(size, layers, int(record["seed"])).to(device)
     if "start" in record:
         _start(model, record)
     branching = _branching(run, record)
-    changes = _note_environment(run, environment(device, size, training.precision), branching)
-    feed = ground.feed(size, training, int(record["seed"]))
+    changes = _record_environment(run, environment(device, size, training.precision), branching)
+    batches = dataset.batches(size, training, int(record["seed"]))
 
     def progress(step: int, nats: float, rate: float) -> None:
-        tell({"kind": "step", "run": run.id, "step": step, "steps": feed.steps, "nats": nats, "rate": rate})
+        emit(
+            {"kind": "step", "run": run.id, "step": step, "steps": batches.steps, "nats": nats, "rate": rate}
+        )
 
     def on_the_way() -> dict[str, Any]:
         # Of a task test too: a run then knows what its best step would have scored.
-        splits, shown = ("valid", "test") if ground.task else ("valid",), _measuring(run, stop, tell)
+        splits, shown = ("valid", "test") if dataset.task else ("valid",), _measuring(run, stop, emit)
         found = {}
         for place, split in enumerate(splits):
             part = part_of(shown, place, place + 1, len(splits))
-            found[split] = _brief(ground.score(model, split, training.precision, part))
+            found[split] = _brief(dataset.score(model, split, training.precision, part))
         return found
 
     # A task's batches are of many lengths: each would be compiled, or recorded, anew.
-    alone = not stacked and not ground.task
-    compiled = alone and compiles(conditions.compile, size, device)
+    alone = not stacked and not dataset.task
+    compiled = alone and compiles(execution.compile, size, device)
     trainer = Trainer(
         model,
-        feed,
+        batches,
         training,
-        micro=conditions.micro or micro_batch(size, feed.sequences, device, stacked),
+        micro=execution.micro or micro_batch(size, batches.sequences, device, stacked),
         folder=run.checkpoints,
-        save_every=conditions.save_every,
+        save_every=execution.save_every,
         compile=compiled,
-        record=alone and may_record(record, layers) and records(conditions.record, size, device, compiled),
+        record=alone and may_record(record, layers) and records(execution.record, size, device, compiled),
         name=run.id,
         branching=branching,
-        log_circuits=conditions.log_circuits,
+        log_circuits=execution.log_circuits,
         sharing=stacked or 1,
         hooks=Hooks(
             log=run.log,
@@ -212,11 +217,11 @@ def begin(
             stop=after_step(stop),
             evaluate=on_the_way,
             rewind=run.rewind,
-            compiling=lambda: tell({"kind": "compiling", "run": run.id}),
-            warn=lambda words: tell({"kind": "warning", "run": run.id, "words": words}),
+            compiling=lambda: emit({"kind": "compiling", "run": run.id}),
+            warn=lambda words: emit({"kind": "warning", "run": run.id, "words": words}),
         ),
     )
-    return Begun(run, trainer, ground, changes, stacked)
+    return StartedRun(run, trainer, dataset, changes, stacked)
 
 
 def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
@@ -226,23 +231,27 @@ def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
     recorded steps were compared with others. Under length = time the seconds per step were measured without one.
     """
     timed = str(record["length"]).startswith("time")
-    return not timed and all(term.is_ours(COMPARED) for composed in layers for term in composed.terms)
+    return not timed and all(
+        term.is_ours(VERIFIED_MECHANISMS) for composed in layers for term in composed.terms
+    )
 
 
-def _measuring(run: RunDirectory, stop: Stop, tell: Event) -> Callable[[float], None]:
+def _measuring(run: RunDirectory, stop: Stop, emit: Event) -> Callable[[float], None]:
     """Return what is called with the share of a measurement that is done: it tells, and raises Stopped where asked to stop."""
 
     def progress(share: float) -> None:
         if stop():
             raise Stopped
-        tell({"kind": "scoring", "run": run.id, "share": round(share, 3)})
+        emit({"kind": "scoring", "run": run.id, "share": round(share, 3)})
 
     return progress
 
 
-def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop, tell: Event) -> str:
+def finish_run(
+    started: StartedRun, outcome: Outcome, execution: ExecutionSettings, stop: Stop, emit: Event
+) -> str:
     """Score a run that was trained, and write what it cost and its result; return how it ended."""
-    run, trainer, ground = begun.run, begun.trainer, begun.ground
+    run, trainer, dataset = started.run, started.trainer, started.dataset
     model, training = trainer.model, trainer.settings
     if outcome.status == "stopped":
         return "stopped"
@@ -250,19 +259,19 @@ def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop,
     result = _result(
         outcome,
         model,
-        ground,
+        dataset,
         training,
-        trainer.feed,
-        _measuring(run, stop, tell),
+        trainer.batches,
+        _measuring(run, stop, emit),
     )
     if best := _best(run, result):
         result["best"] = best[result["valid"]["metric"]]
         result["best_by"] = best
-    if not ground.task and (fall := _late_fall(run.metrics())) is not None:
+    if not dataset.task and (fall := _late_fall(run.metrics())) is not None:
         result["late_fall"] = fall
-    if begun.changes:
-        result["environment_changed"] = begun.changes
-    tokens = trainer.feed.tokens(outcome.step)
+    if started.changes:
+        result["environment_changed"] = started.changes
+    tokens = trainer.batches.tokens(outcome.step)
     on_gpu = trainer.device.type == "cuda"
     cost: dict[str, Any] = {
         "train_seconds": round(trainer.own_seconds, 3),
@@ -270,18 +279,18 @@ def conclude(begun: Begun, outcome: Outcome, conditions: Conditions, stop: Stop,
         "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
         "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
         "micro_batch": trainer.micro,
-        **({"stacked": begun.stacked} if begun.stacked else {}),
+        **({"stacked": started.stacked} if started.stacked else {}),
     }
     if result["status"] == "done" and has_user_code(model.arms):
-        found = check_trained(model, ground, trainer.feed, training.precision, trainer.micro)
+        found = check_trained(model, dataset, trainer.batches, training.precision, trainer.micro)
         result["check"] = found.as_dict()
     stop()  # the last moment to notice that another process has the run
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
     write_document(run.path / "cost.json", cost)
-    if ground.tokenizer is not None:
-        run.keep_tokenizer(ground.tokenizer)
-    _finish(run, model, result, conditions.keep_weights)
+    if dataset.tokenizer is not None:
+        run.keep_tokenizer(dataset.tokenizer)
+    _finish(run, model, result, execution.keep_weights)
     stop.advance()
     return str(result["status"])
 
@@ -290,7 +299,7 @@ def _restored(run: RunDirectory, record: dict[str, Any], layers: list[Composed])
     try:
         return restore(run, record, layers)
     except UserError as error:
-        raise Obstacle(str(error)) from None
+        raise ExternalError(str(error)) from None
 
 
 def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
@@ -309,29 +318,29 @@ def take_probes(
     run: RunDirectory,
     record: dict[str, Any],
     model: Decoder,
-    conditions: Conditions,
+    execution: ExecutionSettings,
     probes: list[str],
     stop: Stop,
-    tell: Event,
+    emit: Event,
 ) -> None:
     """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
     if not probes:
         return
-    ground = _ground(run, record, conditions)
-    progress = _measuring(run, stop, tell)
+    dataset = _dataset(run, record, execution)
+    progress = _measuring(run, stop, emit)
     for place, name in enumerate(probes):
         shown = part_of(progress, place, place + 1, len(probes))
-        subject = Subject(model, data_of(ground), record, conditions.data_dir, shown)
+        subject = Subject(model, data_of(dataset), record, execution.data_dir, shown)
         try:
             shown(0.0)
             found = take(name, subject)
         except Stopped:
             return
-        except Obstacle:  # the run is another process's now
+        except ExternalError:  # the run is another process's now
             raise
         except Exception as error:  # no reason to doubt the run: the next start tries the probe again
             words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            tell({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
+            emit({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
             continue
         run.keep_probe(name, found)
         stop.advance()
@@ -350,41 +359,41 @@ def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:
     return Branching(start=start, trunk=parent.run)
 
 
-def _ground(run: RunDirectory, record: dict[str, Any], conditions: Conditions) -> Ground:
+def _dataset(run: RunDirectory, record: dict[str, Any], execution: ExecutionSettings) -> Dataset:
     try:
-        return ground_of(run, record, conditions.data_dir)
+        return dataset_of(run, record, execution.data_dir)
     except UserError as error:
-        raise Obstacle(str(error)) from None
+        raise ExternalError(str(error)) from None
 
 
 def _start(model: Decoder, record: dict[str, Any]) -> None:
     try:
-        take_weights(model, record["start_path"], record["start"])
+        load_weights(model, record["start_path"], record["start"])
     except UserError as error:
-        raise Obstacle(str(error)) from None
+        raise ExternalError(str(error)) from None
 
 
 def _result(
     outcome: Outcome,
     model: Decoder,
-    ground: Ground,
+    dataset: Dataset,
     training: TrainSettings,
-    feed: Feed,
+    batches: BatchSource,
     progress: Callable[[float], None],
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "status": outcome.status,
         "step": outcome.step,
-        "tokens": feed.tokens(outcome.step),
+        "tokens": batches.tokens(outcome.step),
         "parameters": model.parameter_count(),
         "train_nats": outcome.train_nats,
-        "unique_tokens": feed.unique_tokens(outcome.step),
-        "epochs": feed.epochs(outcome.step),
+        "unique_tokens": batches.unique_tokens(outcome.step),
+        "epochs": batches.epochs(outcome.step),
     }
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
     for place, split in enumerate(("valid", "test")):
-        score = ground.score(model, split, training.precision, part_of(progress, place, place + 1, 2))
+        score = dataset.score(model, split, training.precision, part_of(progress, place, place + 1, 2))
         if not math.isfinite(score["nats"]):
             return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
@@ -453,7 +462,7 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _note_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
+def _record_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
     """Add this stretch of work to environment.json; return what differs from the stretch before, the trunk's counted."""
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
     before = run.stretches() if resumed else []

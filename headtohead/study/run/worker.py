@@ -10,18 +10,18 @@ import json
 from pathlib import Path
 
 from headtohead.common.stop import Stop
-from headtohead.common.worker_protocol import tell, told
-from headtohead.study.plan.execution import conditions_from
+from headtohead.common.worker_protocol import emit, receive
+from headtohead.study.plan.execution import execution_settings_from
 from headtohead.study.run.claim_loop import Job, work
 from headtohead.study.store.run_store import Store
 
 
 def main() -> None:
     """Do the work that standard input names."""
-    order, requested = told()
-    conditions = conditions_from(json.dumps(order["conditions"]))
+    order, requested = receive()
+    execution = execution_settings_from(json.dumps(order["conditions"]))
     jobs = [Job(record, probes=tuple(order["probes"])) for record in order["records"]]
-    work(Store(Path(order["store"])), jobs, conditions, Stop.after(order["seconds"], requested), tell)
+    work(Store(Path(order["store"])), jobs, execution, Stop.after(order["seconds"], requested), emit)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,16 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import sync_directory, write_atomic
 from headtohead.common.schema import check_schema
-from headtohead.study.probes import PROBES, sound
-from headtohead.study.store.history import MOST_BYTES, History, parse_rows
+from headtohead.study.probes import PROBES, is_valid
+from headtohead.study.store.history import MAX_BYTES, History, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.run_store import RUN_ID, RunDirectory, Store
-from headtohead.study.store.validation import unsealed, wrong_with_result, wrong_with_spec
+from headtohead.study.store.validation import validate_result, validate_spec, verify_checksum
 
 FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
 _PROBE_FILE = re.compile(rf"probes/(?:{'|'.join(PROBES)})(?:-[0-9a-f]{{8}})?\.json")
-_MOST_BYTES = 256 * 2**20
-_MOST_PROBE_BYTES = 8 * 2**20
+_MAX_BYTES = 256 * 2**20
+_MAX_PROBE_BYTES = 8 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
@@ -76,20 +76,20 @@ def _probe_files(run: RunDirectory) -> list[str]:
     return [
         name
         for name in names
-        if _PROBE_FILE.fullmatch(name) and not wrong_with_probe(run, name, (run.path / name).read_bytes())
+        if _PROBE_FILE.fullmatch(name) and not validate_probe(run, name, (run.path / name).read_bytes())
     ]
 
 
-def wrong_with_probe(run: RunDirectory, name: str, content: bytes) -> str:
+def validate_probe(run: RunDirectory, name: str, content: bytes) -> str:
     """Return what is wrong with a probe's file, or nothing: its seal, its name, the form of what was found."""
     try:
-        value = unsealed(content)
+        value = verify_checksum(content)
     except (ValueError, RecursionError) as error:
         return str(error)
     check_schema(value, run.path / name)
     if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
         return "it does not say which probe it is of"
-    if run.probe_path(value["probe"]) != run.path / name or not sound(value["probe"], value.get("found")):
+    if run.probe_path(value["probe"]) != run.path / name or not is_valid(value["probe"], value.get("found")):
         return f"it is not what probe {value['probe'][:80]} finds"
     return ""
 
@@ -114,8 +114,8 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     try:
         with tarfile.open(source, "r:*") as archive:
             for member in archive:
-                if member.name == HISTORY and member.isfile() and member.size <= MOST_BYTES:
-                    rows, damaged = parse_rows((archive.extractfile(member) or io.BytesIO()).read(MOST_BYTES))
+                if member.name == HISTORY and member.isfile() and member.size <= MAX_BYTES:
+                    rows, damaged = parse_rows((archive.extractfile(member) or io.BytesIO()).read(MAX_BYTES))
                     if damaged:
                         raise UserError(f"{source}: {HISTORY} is damaged")
                     continue
@@ -126,10 +126,10 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
                     or not (name in FILES or _PROBE_FILE.fullmatch(name))
                 ):
                     raise UserError(f"{source} is not an export of runs: it holds '{member.name}'")
-                if member.size > (_MOST_BYTES if name in FILES else _MOST_PROBE_BYTES):
+                if member.size > (_MAX_BYTES if name in FILES else _MAX_PROBE_BYTES):
                     raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
                 stream = archive.extractfile(member)
-                runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MOST_BYTES)
+                runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MAX_BYTES)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{source} cannot be read as an export of runs: {cause}") from None
@@ -138,7 +138,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     for run_id, files in runs.items():
         run = store.run(run_id)
         _check_newer(source, run_id, files)
-        _refuse_false(source, run, files)
+        _check_archive_rows(source, run, files)
         known += run.finished()
         probes = [name for name in files if name not in FILES]
         if probes:
@@ -164,14 +164,14 @@ def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
         check_schema(value, f"{source}: {run_id}/{name}")
 
 
-def _refuse_false(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
+def _check_archive_rows(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
     try:
-        spec, result = json.loads(files["spec.json"]), unsealed(files["result.json"])
-        words = wrong_with_spec(spec, run.id) or wrong_with_result(result)
+        spec, result = json.loads(files["spec.json"]), verify_checksum(files["result.json"])
+        words = validate_spec(spec, run.id) or validate_result(result)
     except (KeyError, ValueError, RecursionError) as error:
         words = f"{type(error).__name__}: {error}"
     if words:
         raise UserError(f"{source}: run {run.id} is damaged or is not what it says it is: {words}")
     for name in (name for name in files if name not in FILES):
-        if words := wrong_with_probe(run, name, files[name]):
+        if words := validate_probe(run, name, files[name]):
             raise UserError(f"{source}: {run.id}/{name} is damaged or is not what it says it is: {words}")

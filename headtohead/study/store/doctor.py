@@ -18,11 +18,11 @@ from pathlib import Path
 from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
 from headtohead.common.files import digest_file, write_atomic
 from headtohead.common.schema import read_document, write_document
-from headtohead.study.store.archive import wrong_with_probe
+from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
-from headtohead.study.store.frozen import read_lock, sound_seconds
-from headtohead.study.store.lease import Holds, owner_of
-from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.frozen import read_lock, valid_seconds
+from headtohead.study.store.lease import LeaseManager, owner_of
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
@@ -44,12 +44,12 @@ class Finding:
     """What is wrong."""
     remedy: str
     """What mending does, or what a person has to do."""
-    mend: Step | None = None
+    repair: Step | None = None
     """Mends it, where that is safe."""
-    mended: bool = False
+    repaired: bool = False
 
     def __str__(self) -> str:
-        done = "mended" if self.mended else "can be mended" if self.mend else "needs you"
+        done = "mended" if self.repaired else "can be mended" if self.repair else "needs you"
         return f"{done}: {self.path}: {self.words}; {self.remedy}"
 
 
@@ -66,12 +66,12 @@ def examine(folder: Path, progress: Progress = lambda words, share: None) -> lis
     return findings
 
 
-def mend(findings: list[Finding]) -> None:
+def repair(findings: list[Finding]) -> None:
     """Mend what is safe to mend."""
     for finding in findings:
-        if finding.mend is not None:
-            finding.mend()
-            finding.mended = True
+        if finding.repair is not None:
+            finding.repair()
+            finding.repaired = True
 
 
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         yield Finding(study, "it is missing", again)
     elif study.is_file():
         try:
-            read_outline(study)
+            read_manifest(study)
         except UnreadableFile as error:
             yield _aside(study, error, again)
     if lock.is_file():
@@ -100,9 +100,9 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
 def _renew_lock(lock: Path, study: Path) -> None:
     """Put the damaged lock aside and keep what study.json knows of the seeds and the seconds per step."""
     try:
-        outline, added = read_outline(study)
-        planned = [seed for seed in outline.seeds if seed not in added]
-        seconds = sound_seconds(read_document(study).get("seconds"))
+        manifest, added = read_manifest(study)
+        planned = [seed for seed in manifest.seeds if seed not in added]
+        seconds = valid_seconds(read_document(study).get("seconds"))
     except UnreadableFile:
         planned, seconds = [], {}
     set_aside(lock)
@@ -145,7 +145,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, "it cannot be read", "it is set aside; the result does not depend on it")
     if run.weights.is_file():
         try:
-            run.refuse_changed_weights()
+            run.check_weights_unchanged()
         except DamagedFile as error:
             yield _aside(run.weights, error, "it is set aside; the result stands, the trained model is lost")
     for path in checkpoint_paths(run.checkpoints):
@@ -192,7 +192,7 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from _temporary(path)
         if path.suffix == ".json" and (
-            words := wrong_with_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
+            words := validate_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
         ):
             yield _aside(path, words, "it is set aside, and the study's own command takes the probe again")
 
@@ -229,7 +229,7 @@ def _lock(run: RunDirectory) -> Iterator[Finding]:
 
 def _release(run: RunDirectory) -> None:
     """Take the lock over the way an executor would, and let go of it."""
-    with Holds().hold(run.path):
+    with LeaseManager().acquire(run.path):
         pass
 
 

@@ -34,14 +34,14 @@ def frozen_seconds(folder: Path) -> dict[str, Any]:
     return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
 
 
-def frozen_stacking(folder: Path) -> bool | None:
+def frozen_population(folder: Path) -> bool | None:
     """Return whether the seeds of a study that was planned before are stacked, None where none was."""
     path = folder / NAME
     lock = read_lock(path) if path.is_file() else {}
     return bool(lock.get("stacked", False)) if lock.get("plans") else None
 
 
-def sound_seconds(given: Any) -> dict[str, Any]:
+def valid_seconds(given: Any) -> dict[str, Any]:
     """Return what a damaged study still knows of its seconds per step."""
     try:
         return {key: row for key, row in given.items() if _measured(row)}

@@ -19,10 +19,10 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import sync_directory
 from headtohead.common.schema import read_document
-from headtohead.study.store.manifest import Entry, Outline, read_outline
+from headtohead.study.store.manifest import Entry, Manifest, read_manifest
 
 NAME = "history.jsonl"
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 _EVENTS = ("plan", "report", "import")
 _FREE = (
     *("name", "arms", "seeds", "baseline", "primary", "probes"),
@@ -60,17 +60,17 @@ class History:
         """Return the history in a study's directory, empty where there is none; damaged rows are counted and left out."""
         path = folder / NAME
         try:
-            content = path.read_bytes()[:MOST_BYTES]
+            content = path.read_bytes()[:MAX_BYTES]
         except OSError:
             return cls(path, [])
         rows, damaged = parse_rows(content)
         return cls(path, rows, damaged)
 
-    def plan(self, outline: Outline, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
+    def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
         """Record a plan unless the last one was the same; `done` says of a run's id whether it has a result."""
         before = self._recovered()
-        finished = {entry.contest.title for entry in (*before, *outline.entries) if done(entry.run)}
-        row = _plan_row(outline, settings)
+        finished = {entry.contest.title for entry in (*before, *manifest.entries) if done(entry.run)}
+        row = _plan_row(manifest, settings)
         plans = self._events("plan")
         if not plans or {key: plans[-1].get(key) for key in row} != row:
             self._append({"event": "plan", **row, "finished": sorted(finished)})
@@ -89,7 +89,7 @@ class History:
         if runs:
             self._append({"event": "import", "file": file, "runs": runs, "history": bool(rows)})
 
-    def marks(self, outline: Outline) -> Marks:
+    def marks(self, manifest: Manifest) -> Marks:
         """Return what qualifies the verdicts of a study as it is planned now."""
         plans = self._events("plan")
         notes = []
@@ -99,7 +99,7 @@ class History:
             notes.append(f"the study's history is damaged: {self.damaged} rows cannot be read")
         if not plans:
             return Marks(notes=tuple(notes))
-        contests = [contest.title for contest in outline.contests()]
+        contests = [contest.title for contest in manifest.contests()]
         added_seeds: set[int] = set()
         added_arms: set[tuple[str, str]] = set()
         for contest in contests:
@@ -120,23 +120,23 @@ class History:
         )
         if changed:
             notes.append(f"settings were changed after results existed: {', '.join(changed)}")
-        if first["baseline"] != outline.baseline:
+        if first["baseline"] != manifest.baseline:
             notes.append(f"the baseline was changed after results existed (it was {first['baseline']})")
         return Marks(
-            frozenset(added_seeds & set(outline.seeds)),
+            frozenset(added_seeds & set(manifest.seeds)),
             frozenset(added_arms),
             first["primary"],
-            self._dropped(outline),
+            self._dropped(manifest),
             tuple(notes),
         )
 
-    def _dropped(self, outline: Outline) -> dict[str, tuple[float, ...]]:
+    def _dropped(self, manifest: Manifest) -> dict[str, tuple[float, ...]]:
         latest: dict[str, dict[frozenset[str], float]] = {}
         for row in self._events("report"):
             for found in row["comparisons"]:
                 pair = frozenset((found["arm"], found["baseline"]))
                 latest.setdefault(found["contest"], {})[pair] = float(found["p"])
-        current = {frozenset((label, outline.baseline)) for _, label in outline.arms}
+        current = {frozenset((label, manifest.baseline)) for _, label in manifest.arms}
         return {
             contest: tuple(p for pair, p in pairs.items() if pair not in current)
             for contest, pairs in latest.items()
@@ -149,18 +149,18 @@ class History:
         """Return the entries of the plan before; of a study older than its history, first record what it was."""
         try:
             study = self.path.with_name("study.json")
-            outline, added = read_outline(study)
+            manifest, added = read_manifest(study)
             settings = read_document(study).get("settings", {})
         except UnreadableFile:  # there is none yet, or it is written anew
             return ()
         if not self._events("plan"):
-            contests = sorted({contest.title for contest in outline.contests()})
-            row = _plan_row(outline, settings)
-            planned = [seed for seed in outline.seeds if seed not in added]
+            contests = sorted({contest.title for contest in manifest.contests()})
+            row = _plan_row(manifest, settings)
+            planned = [seed for seed in manifest.seeds if seed not in added]
             self._append({"event": "plan", **row, "seeds": planned, "finished": [], "recovered": True})
             if added:
                 self._append({"event": "plan", **row, "finished": contests, "recovered": True})
-        return outline.entries
+        return manifest.entries
 
     def _append(self, row: dict[str, Any]) -> None:
         """Add a row to the file: in one write, made durable."""
@@ -179,9 +179,9 @@ class History:
         self.rows.append(json.loads(line))
 
 
-def study_marks(folder: Path, outline: Outline, added_seeds: frozenset[int]) -> Marks:
+def study_marks(folder: Path, manifest: Manifest, added_seeds: frozenset[int]) -> Marks:
     """Return what qualifies the verdicts of a study in `folder`, the seeds that its study.json marks included."""
-    marks = History.read(folder).marks(outline)
+    marks = History.read(folder).marks(manifest)
     return dataclasses.replace(marks, added_seeds=marks.added_seeds | added_seeds)
 
 
@@ -193,7 +193,7 @@ def parse_rows(content: bytes) -> tuple[list[dict[str, Any]], int]:
     for line in lines:
         try:
             row = json.loads(line)
-            if not _sound(row):
+            if not _is_valid(row):
                 raise ValueError
             rows.append(row)
         except (ValueError, RecursionError):
@@ -201,13 +201,13 @@ def parse_rows(content: bytes) -> tuple[list[dict[str, Any]], int]:
     return rows, damaged
 
 
-def _plan_row(outline: Outline, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_row(manifest: Manifest, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "arms": [label for _, label in outline.arms],
-        "baseline": outline.baseline,
-        "primary": outline.primary,
-        "seeds": list(outline.seeds),
-        "contests": [contest.title for contest in outline.contests()],
+        "arms": [label for _, label in manifest.arms],
+        "baseline": manifest.baseline,
+        "primary": manifest.primary,
+        "seeds": list(manifest.seeds),
+        "contests": [contest.title for contest in manifest.contests()],
         "settings": _portable({key: value for key, value in settings.items() if key not in _FREE}),
     }
 
@@ -223,7 +223,7 @@ def _portable(value: Any) -> Any:
     return str(value).rpartition("/")[2]
 
 
-def _sound(row: Any) -> bool:
+def _is_valid(row: Any) -> bool:
     """Whether a row has the form of its event."""
 
     def texts(value: Any) -> bool:

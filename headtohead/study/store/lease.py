@@ -4,7 +4,7 @@ The lock is a file that is made by exclusive creation and taken over by rename, 
 file systems too; no byte-range locks, no clock of another host. Its owner touches it every 20 seconds. A lock whose
 owner is dead on this host is taken over at once. One from another host is taken over when it has not been touched for
 60 seconds of this process's own clock, watched by this process: a clock set back or ahead, here or there, cannot end a
-living hold.
+living lease.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def owner_of(lock: Path) -> Owner | None:
     return None if record is None else Owner(record.hostname, record.pid)
 
 
-class Hold:
+class Lease:
     """The right to work on one run."""
 
     def __init__(self, lease: SoftFileLease) -> None:
@@ -67,7 +67,7 @@ class Hold:
         return self._lease.compromise is not None
 
 
-class Holds:
+class LeaseManager:
     """The locks that one executor holds or waits for.
 
     An executor keeps this for all of its work: a lock from another host is taken over only after it has been watched
@@ -78,7 +78,7 @@ class Holds:
         self._leases: dict[Path, SoftFileLease] = {}
 
     @contextmanager
-    def hold(self, folder: Path) -> Iterator[Hold | None]:
+    def acquire(self, folder: Path) -> Iterator[Lease | None]:
         """Yield the right to work in `folder`, or None while another process has it."""
         lock = folder / "lock"
         lease = self._leases.setdefault(lock, SoftFileLease(lock, lease_duration=LEASE_SECONDS))
@@ -88,7 +88,7 @@ class Holds:
             yield None
             return
         try:
-            yield Hold(lease)
+            yield Lease(lease)
         finally:
             lease.release()
             self._leases.pop(lock, None)

@@ -144,7 +144,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outline:
+class Manifest:
     """All runs of a study by contest, arm and seed."""
 
     name: str
@@ -235,25 +235,25 @@ class Outline:
         }
 
 
-def flops_words(sources: dict[str, str]) -> str:
+def flops_label(sources: dict[str, str]) -> str:
     """Return how the FLOPs of arms were obtained, by their labels."""
     listed = ", ".join(f"{source} for {label}" for label, source in sources.items())
     bound = "a count is an upper bound where code computes what it then masks (windows, sparse patterns)"
     return f"FLOPs are {listed}; {bound}"
 
 
-def read_outline(path: Path) -> tuple[Outline, frozenset[int]]:
+def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
     """Return the outline in a study.json and the seeds added after looking; a damaged file is refused by name."""
     record = read_document(path)
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
-        return outline_from(record["outline"]), added
+        return manifest_from(record["outline"]), added
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         remedy = "the study's own command writes it again"
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
 
-def outline_from(record: dict[str, Any]) -> Outline:
+def manifest_from(record: dict[str, Any]) -> Manifest:
     """Return the outline that `as_dict` gave; anything that is not one raises."""
     # Studies of before have no trunks.
     entries, trunks = (
@@ -264,7 +264,7 @@ def outline_from(record: dict[str, Any]) -> Outline:
         for group in ("entries", "trunks")
     )
     arms = tuple((_text(text), _text(label)) for text, label in record["arms"])
-    outline = Outline(
+    manifest = Manifest(
         name=_text(record["name"]),
         arms=arms,
         baseline=_text(record["baseline"]),
@@ -292,9 +292,9 @@ def outline_from(record: dict[str, Any]) -> Outline:
         checks=tuple(_check(row) for row in record.get("checks", ())),
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
-    if outline.baseline not in {label for _, label in arms}:
-        raise ValueError(f"the baseline {outline.baseline!r} is no arm")
-    return outline
+    if manifest.baseline not in {label for _, label in arms}:
+        raise ValueError(f"the baseline {manifest.baseline!r} is no arm")
+    return manifest
 
 
 def _measure(row: dict[str, Any]) -> Measure:
@@ -357,6 +357,6 @@ _WORDS = {
 }
 
 
-def metric_words(metric: str) -> str:
+def metric_label(metric: str) -> str:
     """Return a metric's name for people; a column of somebody's table keeps its own."""
     return _WORDS.get(metric, metric)

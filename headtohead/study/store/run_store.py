@@ -24,9 +24,15 @@ from headtohead.common.files import digest, digest_file, finite, write_atomic
 from headtohead.common.schema import read_document, with_schema, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
-from headtohead.study.probes import Found, sound
+from headtohead.study.probes import Found, is_valid
 from headtohead.study.store.lease import Owner, owner_of
-from headtohead.study.store.validation import RUN_ID, sealed, unsealed, wrong_with_result, wrong_with_spec
+from headtohead.study.store.validation import (
+    RUN_ID,
+    validate_result,
+    validate_spec,
+    verify_checksum,
+    with_checksum,
+)
 
 DAMAGED = ".damaged"
 PROBES = "probes"
@@ -80,7 +86,7 @@ class RunDirectory:
     def spec(self) -> dict[str, Any]:
         """Return what the run is; a spec that is not what the run's name says is refused."""
         record = read_document(self.path / "spec.json")
-        if words := wrong_with_spec(record, self.id):
+        if words := validate_spec(record, self.id):
             raise DamagedFile(f"damaged file {self.path / 'spec.json'}: {words}")
         return dict(record)
 
@@ -92,16 +98,16 @@ class RunDirectory:
         """Return the result of a finished run, or None; a damaged one is named. `arrays`: its blocks as arrays."""
         path = self.path / "result.json"
         try:
-            result = read_document(path, unsealed)
+            result = read_document(path, verify_checksum)
         except MissingFile:
             return None
-        if words := wrong_with_result(result, arrays):
+        if words := validate_result(result, arrays):
             raise DamagedFile(f"damaged file {path}: {words}")
         return dict(result)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result, sealed with its checksum: the run is done."""
-        write_atomic(self.path / "result.json", sealed(with_schema(result)))
+        write_atomic(self.path / "result.json", with_checksum(with_schema(result)))
 
     def owner(self) -> Owner | None:
         """Return who works on the run, or None; an owner that is certainly dead is none."""
@@ -168,7 +174,7 @@ class RunDirectory:
             rows = [row for row in self.metrics() if (row["step"], "valid" in row) <= (step, False)]
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop everything but the spec, so that the run starts anew."""
         for path in self.path.iterdir():
             if path.name not in ("spec.json", "lock"):
@@ -187,7 +193,7 @@ class RunDirectory:
         """Return what a probe found in the run, or None where it has not been taken; a damaged file is named."""
         path = self.probe_path(name)
         try:
-            found = read_document(path, unsealed)
+            found = read_document(path, verify_checksum)
         except MissingFile:
             return None
         if not isinstance(found, dict) or found.get("probe") != name or not isinstance(found["found"], dict):
@@ -198,7 +204,7 @@ class RunDirectory:
         """Keep what a probe found."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, sealed(with_schema({"probe": name, "found": found})))
+        write_atomic(path, with_checksum(with_schema({"probe": name, "found": found})))
 
     def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name, and a digest of what stands behind it."""
@@ -219,7 +225,7 @@ class RunDirectory:
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
 
-    def refuse_changed_weights(self) -> None:
+    def check_weights_unchanged(self) -> None:
         """Refuse weights whose checksum is not the one they were written with."""
         path = self.weights.with_suffix(".sha256")
         if path.is_file() and path.read_text(errors="replace").strip() != digest_file(self.weights):
@@ -321,7 +327,7 @@ def find_run(given: str | Path) -> RunDirectory:
     raise UserError(f"no run at '{given}': give its directory, or STUDY/ID")
 
 
-def refuse_untrained(folder: RunDirectory) -> None:
+def check_trained_weights(folder: RunDirectory) -> None:
     """Refuse a run that has no trained weights, and say why."""
     result = folder.result()
     if result is None:
@@ -333,6 +339,6 @@ def refuse_untrained(folder: RunDirectory) -> None:
 def read_probe(run: RunDirectory, name: str) -> Found | None:
     """Return what a probe found in a run, or None where it has not been taken; what has not its form is damaged."""
     found = run.probe(name)
-    if found is not None and not sound(name, found):
+    if found is not None and not is_valid(name, found):
         raise DamagedFile(f"damaged file {run.probe_path(name)}: it has not the form of probe {name}")
     return found

@@ -25,7 +25,7 @@ _LARGEST = 1e15
 """No count or score is larger; a file that says so is not believed (nor is one that holds NaN)."""
 
 
-def sealed(value: dict[str, Any]) -> str:
+def with_checksum(value: dict[str, Any]) -> str:
     """Return `value` as JSON text, a line per member, whose last member is the checksum of all before it."""
     lines = (
         f" {json.dumps(key)}: {json.dumps(item, ensure_ascii=False, allow_nan=False)}"
@@ -35,19 +35,19 @@ def sealed(value: dict[str, Any]) -> str:
     return f'{body},\n "checksum": "{digest(body)[:16]}"\n}}\n'
 
 
-_SEAL = re.compile(rb',\n "checksum": "([0-9a-f]{16})"\n}\n')
-_SEAL_LENGTH = len(',\n "checksum": ""\n}\n') + 16
+_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{16})"\n}\n')
+_CHECKSUM_LENGTH = len(',\n "checksum": ""\n}\n') + 16
 
 
-def unsealed(content: bytes) -> Any:
+def verify_checksum(content: bytes) -> Any:
     """Return the value of a sealed text; one whose checksum is not its own raises ValueError.
 
     A text without a checksum is taken as it is.
     """
     value = json.loads(content)
-    seal = _SEAL.fullmatch(content[-_SEAL_LENGTH:])
+    seal = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
     if seal:
-        if digest(content[:-_SEAL_LENGTH])[:16].encode() != seal[1]:
+        if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != seal[1]:
             raise ValueError("its checksum is not its own")
     elif isinstance(value, dict) and "checksum" in value:
         raise ValueError("its checksum is not where it was written")
@@ -65,7 +65,7 @@ def training_of(record: Mapping[str, Any]) -> TrainSettings:
     return recorded_settings(record["training"])
 
 
-def wrong_with_spec(record: Any, run_id: str) -> str:
+def validate_spec(record: Any, run_id: str) -> str:
     """Return what is wrong with a spec in a few words, or nothing: the name is the hash of what the run is."""
     try:
         identity = record["identity"]
@@ -105,7 +105,7 @@ def wrong_with_spec(record: Any, run_id: str) -> str:
     return ""
 
 
-def wrong_with_result(result: Any, arrays: bool = False) -> str:
+def validate_result(result: Any, arrays: bool = False) -> str:
     """Return what is wrong with a result in a few words, or nothing.
 
     `arrays` turns the blocks of its scores, lists of [nats, bytes], into arrays (blocks, 2): a tenth of the memory.
@@ -119,7 +119,7 @@ def wrong_with_result(result: Any, arrays: bool = False) -> str:
     if result["status"] == "diverged":
         return ""
     for split in ("valid", "test"):
-        if words := wrong_with_score(result.get(split), f"the {split} split", arrays):
+        if words := validate_score(result.get(split), f"the {split} split", arrays):
             return words
     steps = [result["best"]] if "best" in result else []
     by_metric = result.get("best_by", {})
@@ -147,12 +147,12 @@ def _best(value: Any) -> bool:
     return all(isinstance(part, dict) and all(_number(number) for number in part.values()) for part in splits)
 
 
-def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
+def validate_score(score: Any, what: str, arrays: bool = False) -> str:
     """Return what is wrong with the score of a split in a few words, or nothing; `arrays` as for a result."""
     if not isinstance(score, dict):
         return f"no score of {what}"
     if "metric" in score:
-        return _wrong_with_task_score(score, what)
+        return _validate_task_score(score, what)
     if not all(_number(score.get(key)) for key in ("nats", "bits_per_byte")):
         return f"the score of {what} is not a number"
     perplexity = score.get("perplexity")
@@ -173,7 +173,7 @@ def wrong_with_score(score: Any, what: str, arrays: bool = False) -> str:
     return ""
 
 
-def _wrong_with_task_score(score: dict[str, Any], what: str) -> str:
+def _validate_task_score(score: dict[str, Any], what: str) -> str:
     """Return what is wrong with the scores of a task's split in a few words, or nothing."""
     if not isinstance(score["metric"], str) or not _number(score.get(score["metric"])):
         return f"the score of {what} is not a number"

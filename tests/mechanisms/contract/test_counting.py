@@ -15,13 +15,13 @@ from headtohead.model.sizes import find_size
 ARMS = Path(__file__).parents[1] / "user_arms.py"
 
 
-def outline(arm: str, context: int) -> Decoder:
+def on_meta(arm: str, context: int) -> Decoder:
     size = dataclasses.replace(find_size("nano"), context=context, layers=1)
-    return Decoder.outline(size, parse_layout(arm).layers(1))
+    return Decoder.on_meta(size, parse_layout(arm).layers(1))
 
 
 def cost(arm: str, context: int) -> Flops:
-    return outline(arm, context).flops(context)
+    return on_meta(arm, context).flops(context)
 
 
 @pytest.mark.parametrize("context", [128, 1024])
@@ -45,7 +45,7 @@ def test_a_count_of_masked_windows_is_an_upper_bound() -> None:
 
 def test_a_declaration_that_the_count_does_not_confirm_is_not_used() -> None:
     assert cost(f"{ARMS}:Understated", 128) == cost("standard", 128)
-    assert outline(f"{ARMS}:Understated", 128).flops_source(128) == "counted"
+    assert on_meta(f"{ARMS}:Understated", 128).flops_source(128) == "counted"
 
 
 def test_code_for_one_context_alone_is_charged_for_the_whole_map() -> None:
@@ -60,4 +60,4 @@ def test_code_for_one_context_alone_is_charged_for_the_whole_map() -> None:
 )
 def test_a_model_says_how_its_flops_were_obtained(arm: str, source: str) -> None:
     size = dataclasses.replace(find_size("nano"), layers=2)
-    assert Decoder.outline(size, parse_layout(arm).layers(2)).flops_source(128) == source
+    assert Decoder.on_meta(size, parse_layout(arm).layers(2)).flops_source(128) == source

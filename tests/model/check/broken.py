@@ -195,7 +195,7 @@ class CachesTheWrongKey(Base):
 
 
 class RemembersWhereItWasRecorded(Base):
-    recordable = True
+    graph_safe = True
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
         if frame.padding is not None or frame.rotary is None:

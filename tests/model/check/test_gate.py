@@ -11,7 +11,7 @@ from torch import nn
 
 import headtohead as h2h
 from headtohead.mechanisms.contract.terms import Composed, class_term
-from headtohead.model.check.gate import Inspection, Trial, inspect_model, inspection_from
+from headtohead.model.check.gate import GateResult, Trial, check_causality, gate_result_from
 from headtohead.model.classifier import Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -56,8 +56,8 @@ def trial(sequences: int = 18, precision: str = "float32", time: int = 72) -> Tr
     return Trial(train, score, precision)
 
 
-def inspected(arm: str, **settings: object) -> Inspection:
-    return inspect_model(model(arm), trial(**settings), shake=True)  # type: ignore[arg-type]
+def inspected(arm: str, **settings: object) -> GateResult:
+    return check_causality(model(arm), trial(**settings), shake=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -77,7 +77,7 @@ def test_state_outside_the_model_is_found() -> None:
 @pytest.mark.parametrize("arm", [*(f"{ARMS}:{name}" for name in HONEST), f"{EXAMPLE}:PrefixMean"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_an_honest_arm_passes_without_a_word(arm: str, precision: str) -> None:
-    assert inspected(arm, precision=precision) == Inspection()
+    assert inspected(arm, precision=precision) == GateResult()
 
 
 def test_a_convolution_by_fourier_transform_is_no_leak() -> None:
@@ -109,7 +109,7 @@ class Backwards(Recurrent):
 @pytest.mark.parametrize(("kind", "count"), [(Recurrent, 0), (Backwards, 1)])
 def test_wrapped_modules_are_checked_too(kind: type[Recurrent], count: int) -> None:
     composed = Composed((class_term(h2h.wrap(lambda shape: kind(shape.width), name="gru")),))
-    found = inspect_model(Decoder(SIZE, [composed] * 2, 1), trial(), shake=True)
+    found = check_causality(Decoder(SIZE, [composed] * 2, 1), trial(), shake=True)
     assert len(found.failed) == count
     assert all(FUTURE in words for words in found.failed)
 
@@ -135,10 +135,10 @@ def test_small_randomness_is_a_mark_and_an_unused_parameter_a_warning() -> None:
 
 def test_a_leak_in_the_trained_weights_alone_is_found_in_them() -> None:
     trained = model(f"{ARMS}:PeekBehindAGate")
-    assert inspect_model(trained, trial(), shake=False) == Inspection()
+    assert check_causality(trained, trial(), shake=False) == GateResult()
     with torch.no_grad():
         trained.layers[0].mechanism.gate.fill_(0.5)  # type: ignore[union-attr]
-    assert FUTURE in inspect_model(trained, trial(), shake=False).failed[0]
+    assert FUTURE in check_causality(trained, trial(), shake=False).failed[0]
 
 
 def test_padding_matters_only_where_the_data_are_padded() -> None:
@@ -148,27 +148,27 @@ def test_padding_matters_only_where_the_data_are_padded() -> None:
     plain = dataclasses.replace(trial(), causal=False)
     padded = dataclasses.replace(plain, padded=True)
     ignorant = f"{ARMS}:IgnoresPadding"
-    assert inspect_model(reader(ignorant), plain, shake=True).failed == ()
+    assert check_causality(reader(ignorant), plain, shake=True).failed == ()
     assert (
-        "right padding changes the outputs" in inspect_model(reader(ignorant), padded, shake=True).failed[0]
+        "right padding changes the outputs" in check_causality(reader(ignorant), padded, shake=True).failed[0]
     )
-    assert inspect_model(reader("standard"), padded, shake=True).failed == ()
+    assert check_causality(reader("standard"), padded, shake=True).failed == ()
 
 
 def test_a_model_that_looks_both_ways_may_see_the_future() -> None:
     both = Reader(SIZE, parse_layout("standard").layers(2), 1, causal=False)
-    assert inspect_model(both, dataclasses.replace(trial(), causal=False), shake=True) == Inspection()
+    assert check_causality(both, dataclasses.replace(trial(), causal=False), shake=True) == GateResult()
 
 
 def test_the_check_leaves_generators_and_start_values_as_they_were() -> None:
     checked = model(f"{ARMS}:Dropped")
     before = torch.get_rng_state()
     weights = {name: tensor.clone() for name, tensor in checked.state_dict().items()}
-    inspect_model(checked, trial(), shake=True)
+    check_causality(checked, trial(), shake=True)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(weights[name], tensor) for name, tensor in checked.state_dict().items())
 
 
 def test_an_inspection_is_read_back_as_it_was_written() -> None:
-    found = Inspection(("leak",), ("mark",), ("warning",))
-    assert inspection_from(found.as_dict()) == found
+    found = GateResult(("leak",), ("mark",), ("warning",))
+    assert gate_result_from(found.as_dict()) == found

@@ -81,17 +81,17 @@ def test_steps_of_adam_are_those_of_torch_on_the_formula(form: str) -> None:
         {"params": [value], "lr": rate * (ratio if name in ("Q", "K", "QK") else 1.0)}
         for name, value in weights.items()
     ]
-    optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8)
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-8)
     rates, ratios = torch.tensor([rate], dtype=torch.float64), torch.full((steps, 1), ratio)
     sizes, roots = step_sizes(0, rates, ratios)
     late, _ = step_sizes(2, rates, ratios[2:])
     assert torch.equal(late, sizes[2:])
     for size, root in zip(sizes, roots):
         tokens, classes = draw_tokens(source, 16, draw)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         expected = reference.loss(weights, tokens, 1 + classes)
         expected.backward()
-        optimiser.step()
+        optimizer.step()
         ask = torch.nn.functional.one_hot(classes, 4).double()[None]
         known = count_tokens(tokens).double().log()[None]
         (here,) = adam_step(form, state, known, ask, source.target, size, root)

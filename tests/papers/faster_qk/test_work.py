@@ -22,7 +22,7 @@ from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
 from headtohead.study.claims import Finished, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 
 CPU = torch.device("cpu")
 
@@ -61,11 +61,11 @@ def test_charts_and_page_are_there_and_need_no_script(folder: Path) -> None:
 
 
 def test_finished_runs_are_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(runs: list[Any], *rest: Any) -> list[ToyResult]:
+    def check_arm(runs: list[Any], *rest: Any) -> list[ToyResult]:
         assert not runs
         return []
 
-    monkeypatch.setattr("headtohead.papers.faster_qk.work.train", refuse)
+    monkeypatch.setattr("headtohead.papers.faster_qk.work.train", check_arm)
     before = json.loads((folder / "toy.json").read_text())
     plan = ToyPlan(("FACO",), until=1.0, stepped=0.1)
     work_toy(plan, folder, CPU, quiet=True)
@@ -123,10 +123,10 @@ def made(alphas: dict[str, dict[float, float]]) -> Toy:
 
 def answer(toy: Toy | None, claim: int, scale: str = "small") -> tuple[str, str]:
     paper = read_paper(find_paper("faster_qk"))
-    outline = Outline("p", (("standard", "standard"),), "standard", "standard", 0.005, (1,), ())
+    manifest = Manifest("p", (("standard", "standard"),), "standard", "standard", 0.005, (1,), ())
     contest = Contest("enwik8", "enwik8", "1m", "as_is", "tokens")
-    outline = replace(outline, entries=(Entry("r", "standard", 1, contest),))
-    found = judge_claims(paper, scale, {"study": Finished(outline, [])}, toy=toy)[claim - 1]
+    manifest = replace(manifest, entries=(Entry("r", "standard", 1, contest),))
+    found = judge_claims(paper, scale, {"study": Finished(manifest, [])}, toy=toy)[claim - 1]
     return found.direction, found.scale
 
 

@@ -17,7 +17,7 @@ from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 from headtohead.training.circuit_rates import assign
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
@@ -78,8 +78,8 @@ def judged(
                 done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
                 results[run] = {"status": "diverged"} if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
-    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, {"study": Finished(outline, study_verdicts(outline, results))})
+    manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    (found,) = judge_claims(paper, scale, {"study": Finished(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -98,7 +98,7 @@ def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
         spec = build_study(settings)
         for arm in spec.arms:
             size = spec.size(spec.sizes[0], arm)
-            model = Decoder.outline(size, arm.layout.layers(size.layers))
+            model = Decoder.manifest(size, arm.layout.layers(size.layers))
             assert model.parameter_count() > 0
             if not spec.tasks:  # a task's model has a head of its own
                 assign(spec.train_settings(arm).circuit_lr, model.circuits(), size.layers)
@@ -332,8 +332,8 @@ def judged_over_contexts(
                 test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
                 results[run] = {"status": "done", "test": test}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
-    outline = Outline("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    finished = Finished(outline, study_verdicts(outline, results), results)
+    manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
+    finished = Finished(manifest, study_verdicts(manifest, results), results)
     (found,) = judge_claims(paper, "small", {"study": finished})
     return found
 
@@ -415,7 +415,7 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
     done = {"status": "done", "test": {"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]}}
     results = {entry.run: done for entry in entries}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
-    outline = Outline(
+    manifest = Manifest(
         "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
     )
 
@@ -425,7 +425,7 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
             return None
         return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    finished = Finished(outline, study_verdicts(outline, results), found=found)
+    finished = Finished(manifest, study_verdicts(manifest, results), found=found)
     (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 

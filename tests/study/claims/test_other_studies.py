@@ -14,7 +14,7 @@ from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.verdict import study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Measure, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
 
 FILE = """
 [paper]
@@ -83,10 +83,10 @@ def judged(
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     measures = dict.fromkeys(gains, Measure("accuracy", "higher", 0.01))
     lines = {task: {"chance": 0.1, "majority class": value} for task, value in (guessed or {}).items()}
-    outline = Outline(
+    manifest = Manifest(
         "p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), references=lines, measures=measures
     )
-    (found,) = judge_claims(paper, scale, {"lists": Finished(outline, study_verdicts(outline, results))})
+    (found,) = judge_claims(paper, scale, {"lists": Finished(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -442,13 +442,13 @@ def test_a_criterion_may_ask_for_each_runs_best_step(tmp_path: Path, ahead: floa
                 "best": {"step": 3, "valid": {"accuracy": 0.6}, "test": {"accuracy": level + own}},
             }
     arms = (("standard", "standard"), ("a", "a"), ("b", "b"))
-    outline = Outline(
+    manifest = Manifest(
         "p", arms, "standard", None, 0.01, (1, 2, 3, 4, 5), tuple(entries),
         measures={"recall": Measure("accuracy", "higher", 0.01)},
     )  # fmt: skip
 
     def judge() -> ClaimResult:
-        study = Finished(outline, study_verdicts(outline, results), results)
+        study = Finished(manifest, study_verdicts(manifest, results), results)
         (claim,) = judge_claims(paper, "small", {"lists": study})
         return claim
 

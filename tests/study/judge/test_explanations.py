@@ -14,7 +14,7 @@ from headtohead import Study
 from headtohead.cli.main import main
 from headtohead.cli.race import show_verdicts
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.study.probes import number_at, sound
+from headtohead.study.probes import is_valid, number_at
 from headtohead.study.store.run_store import RunDirectory, Store, read_probe
 
 RECALL, GRAMMAR = "recall:train=60,pairs=3,queries=2", "grammar:train=60"
@@ -114,7 +114,7 @@ def test_a_form_that_lacks_a_number_is_damage(finished: Path) -> None:
         {"layers": {"1": {"entropy": 0.1}}},
         {"chance": {}},
     ):
-        assert not sound(NAME, found | change), change
+        assert not is_valid(NAME, found | change), change
 
 
 def test_a_damaged_file_is_named_and_the_probe_taken_again(tmp_path: Path) -> None:

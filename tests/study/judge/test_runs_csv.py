@@ -244,11 +244,11 @@ def test_the_table_of_a_study_gives_the_studys_own_verdicts(raced: Path) -> None
 
 def test_what_is_not_finished_and_what_was_added_later_stand_in_the_table(raced: Path) -> None:
     result = open_study(raced)
-    last = result.outline.entries[-1]
+    last = result.manifest.entries[-1]
     del result.results[last.run]
-    result.results[result.outline.entries[0].run] = {"status": "diverged", "tokens": 256}
+    result.results[result.manifest.entries[0].run] = {"status": "diverged", "tokens": 256}
     result.added_seeds = frozenset({3})
-    text = runs_csv(Store(raced), result.outline, result.results, result.added_seeds)
+    text = runs_csv(Store(raced), result.manifest, result.results, result.added_seeds)
     rows = list(csv.DictReader(text.splitlines()))
     assert rows[-1]["status"] == "not finished"
     assert rows[-1]["test_nats"] == ""

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulated_studies import ARMS, SEEDS, Values, draw, judge, rates
 from headtohead.study.judge.verdict import Verdict, study_verdicts
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 
 DOCS = Path(__file__).parents[3] / "docs" / "verdicts.md"
 STUDIES = 4000
@@ -33,13 +33,13 @@ def by_the_judge(values: Values, margin: float) -> list[Verdict]:
     seeds = tuple(range(values.shape[1]))
     entries = tuple(Entry(f"{label}/{seed}", label, seed, CONTEST) for label in labels for seed in seeds)
     arms = tuple((label, label) for label in labels)
-    outline = Outline("s", arms, labels[0], None, margin, seeds, entries)
+    manifest = Manifest("s", arms, labels[0], None, margin, seeds, entries)
     results = {
         f"{label}/{seed}": {"status": "done", "test": {"bits_per_byte": float(value), "blocks": []}}
         for label, row in zip(labels, values, strict=True)
         for seed, value in enumerate(row)
     }
-    return study_verdicts(outline, results)
+    return study_verdicts(manifest, results)
 
 
 def assert_near(found: dict[str, float], meant: dict[str, float], studies: int) -> None:

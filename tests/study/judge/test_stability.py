@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from headtohead.study.judge.stability import Stability, rate_rise, share_interval, study_stability
-from headtohead.study.store.manifest import Contest, Entry, Outline, Rate
+from headtohead.study.store.manifest import Contest, Entry, Manifest, Rate
 from headtohead.study.store.run_store import Store
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
@@ -39,8 +39,8 @@ def judged(
             entries.append(Entry(run.id, label, seed, CONTEST))
             results[run.id] = {"status": "diverged" if run.id in diverged else "done"}
     arms = tuple((label, label) for label in curves)
-    outline = Outline("s", arms, next(iter(curves)), None, 0.005, SEEDS, tuple(entries))
-    return study_stability(store, outline, results)
+    manifest = Manifest("s", arms, next(iter(curves)), None, 0.005, SEEDS, tuple(entries))
+    return study_stability(store, manifest, results)
 
 
 def test_tokens_to_target_are_paired_and_have_an_interval(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_runs_that_left_nothing_give_nothing(tmp_path: Path) -> None:
 
 
 def test_sensitivity_to_the_rate_is_the_worse_neighbour() -> None:
-    def tuned(*scores: float | None) -> Outline:
+    def tuned(*scores: float | None) -> Manifest:
         best = min(score for score in scores if score is not None)
         rows = [
             Rate("c", "nano", "as_is", "a", 10.0**-place, score, score == best, False)
             for place, score in enumerate(scores)
         ]
-        return Outline("s", (("a", "a"),), "a", None, 0.005, (1,), (), tuning=tuple(rows))
+        return Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), (), tuning=tuple(rows))
 
     assert rate_rise(tuned(2.5, 2.0, 2.1, 9.0), CONTEST, "a") == pytest.approx(0.5)
     assert rate_rise(tuned(None, 2.0, 2.1), CONTEST, "a") == pytest.approx(0.1)

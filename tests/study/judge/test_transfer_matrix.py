@@ -17,7 +17,7 @@ from headtohead.study.claims import Finished, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.store.manifest import outline_from
+from headtohead.study.store.manifest import manifest_from
 from headtohead.study.store.run_store import Store
 
 ARMS = ["standard", "coupled", "sharing:tie=kv"]
@@ -73,7 +73,7 @@ def test_a_corpus_of_its_own_gives_the_studys_verdict(folder: Path) -> None:
 def test_another_corpus_gives_what_evaluate_gives(folder: Path, dials: list[str]) -> None:
     result = open_study(folder)
     cell = next(cell for cell in result.matrix() if cell.trained != cell.evaluated)
-    run = result.outline.runs(cell.contest, cell.verdict.label)[2]
+    run = result.manifest.runs(cell.contest, cell.verdict.label)[2]
     other = next(name for name in dials if name != cell.contest.corpus)
     score = evaluate(folder / "runs" / run, other, device="cpu", quiet=True)
     assert cell.verdict.values[cell.verdict.seeds.index(2)] == pytest.approx(score.bits_per_byte, rel=1e-6)
@@ -110,8 +110,8 @@ def test_a_damaged_probe_is_left_out_and_taken_again(folder: Path, dials: list[s
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     store = Store(copy)
-    outline = open_study(copy).outline
-    run = store.run(outline.runs(outline.contests()[0], "standard")[1])
+    manifest = open_study(copy).manifest
+    run = store.run(manifest.runs(manifest.contests()[0], "standard")[1])
     (path,) = (run.path / "probes").glob("corpora-*.json")
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"bytes": ', b'"bytes": 1', 1))
@@ -125,9 +125,9 @@ def test_scores_on_another_text_of_the_same_name_are_left_out(folder: Path, tmp_
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     store = Store(copy)
-    outline = open_study(copy).outline
-    run = store.run(outline.runs(outline.contests()[0], "standard")[1])
-    name = outline.probes[0]
+    manifest = open_study(copy).manifest
+    run = store.run(manifest.runs(manifest.contests()[0], "standard")[1])
+    name = manifest.probes[0]
     found = run.probe(name)
     assert found is not None
     (row,) = found.values()
@@ -143,13 +143,13 @@ def test_one_corpus_has_no_matrix(dials: list[str], tmp_path: Path) -> None:
     )
     assert result.matrix() == []
     assert not (tmp_path / "matrix.json").exists()
-    assert result.outline.statistics == {}
+    assert result.manifest.statistics == {}
 
 
 def test_statistics_of_several_corpora_stand_in_the_outline(folder: Path) -> None:
-    outline = open_study(folder).outline
-    assert outline_from(outline.as_dict()) == outline
-    low, high = outline.statistics.values()
+    manifest = open_study(folder).manifest
+    assert manifest_from(manifest.as_dict()) == manifest
+    low, high = manifest.statistics.values()
     assert (low["domain_bits"] or 0) < (high["domain_bits"] or 0)
 
 
@@ -231,7 +231,7 @@ def test_a_claim_reads_the_dial(folder: Path, dials: list[str]) -> None:
         claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
     )
     paper = dataclasses.replace(paper, claims=(claim, turned))
-    there, here = judge_claims(paper, "small", {"study": Finished(result.outline, result.verdicts)})
+    there, here = judge_claims(paper, "small", {"study": Finished(result.manifest, result.verdicts)})
     assert there.scale == "not run"
     assert here.scale == "reduced scale"
     low, high = (row.difference or 0 for row in result.verdicts if row.arm == "coupled")

@@ -16,7 +16,7 @@ from headtohead.common.errors import UserError
 from headtohead.study.judge.trends import FACTOR, Trend, fit_line, study_trends
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.store.manifest import Contest, Entry, Outline
+from headtohead.study.store.manifest import Contest, Entry, Manifest
 
 STUDIES = 4000
 
@@ -55,8 +55,8 @@ def made(
         results[diverged] = {"status": "diverged"}
     labels = ("standard", *gaps)
     arms = tuple((label, label) for label in labels)
-    outline = Outline("x", arms, "standard", None, 0.005, tuple(range(1, seeds + 1)), tuple(entries))
-    return study_trends(outline, results, study_verdicts(outline, results))
+    manifest = Manifest("x", arms, "standard", None, 0.005, tuple(range(1, seeds + 1)), tuple(entries))
+    return study_trends(manifest, results, study_verdicts(manifest, results))
 
 
 def sized(*counts: int) -> list[tuple[Contest, int, int]]:
@@ -196,8 +196,10 @@ def test_seeds_without_a_gap_at_every_value_are_left_out_and_said_to_be() -> Non
                 results[run] = {"status": "done", "parameters": count, "tokens": tokens}
                 results[run]["test"] = {"bits_per_byte": 2.0 + 0.01 * seed * (label == "a"), "blocks": []}
     results["1/a/2"] = {"status": "diverged"}
-    outline = Outline("x", (("standard",) * 2, ("a",) * 2), "standard", None, 0.0, (1, 2, 3), tuple(entries))
-    (trend,) = study_trends(outline, results, study_verdicts(outline, results))
+    manifest = Manifest(
+        "x", (("standard",) * 2, ("a",) * 2), "standard", None, 0.0, (1, 2, 3), tuple(entries)
+    )
+    (trend,) = study_trends(manifest, results, study_verdicts(manifest, results))
     assert trend.n == 2
     assert [len(point.seeds) for point in trend.points] == [3, 2, 3]
     assert "the line is through the seeds that have a gap at every value" in trend.notes
@@ -246,12 +248,12 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     views = [
         View(
             raced,
-            result.outline,
+            result.manifest,
             contest,
-            gather(raced, result.outline, contest, result.results, []),
+            gather(raced, result.manifest, contest, result.results, []),
             [row for row in result.verdicts if row.of(contest)],
         )
-        for contest in result.outline.contests()
+        for contest in result.manifest.contests()
     ]
     drawn = draw_study(views)
     assert list(drawn) == ["gap-tokens-per-parameter", "gap-context"]
@@ -266,7 +268,7 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
 def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
     values: dict[str, Any] = {"arms": ["standard", "diagonal"], "corpus": f"file:{story}", "tokens": 2560}
     plan = plan_study(Study(**values, context=[64, 128], batch=256, seeds=1).spec)
-    assert [contest.context for contest in plan.outline().contests()] == ["64", "128"]
+    assert [contest.context for contest in plan.manifest().contests()] == ["64", "128"]
     assert {run.size.context for run in plan.runs} == {64, 128}
     assert {run.training.steps(run.size.context) for run in plan.runs} == {10}
     assert "context 64" in plan.runs[0].contest.title
@@ -290,9 +292,9 @@ def test_each_context_is_tuned_apart(story: Path, tmp_path: Path) -> None:
         seeds=1,
         tune={"lr": [1e-4, 1e-2, 1.0], "tokens": 512},
     ).run(tmp_path / "tuned", workers=1, quiet=True)
-    chosen = {(row.context, row.label) for row in result.outline.tuning if row.chosen}
+    chosen = {(row.context, row.label) for row in result.manifest.tuning if row.chosen}
     assert chosen == {(context, label) for context in ("32", "64") for label in ("standard", "diagonal")}
-    assert open_study(tmp_path / "tuned").outline.tuning == result.outline.tuning
+    assert open_study(tmp_path / "tuned").manifest.tuning == result.manifest.tuning
 
 
 def test_beyond_the_values_nothing_is_surer_than_nearer() -> None:

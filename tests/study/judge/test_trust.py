@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
-from headtohead.study.store.manifest import Check, Contest, Entry, Outline, outline_from
+from headtohead.study.store.manifest import Check, Contest, Entry, Manifest, manifest_from
 
 BASE = [2.50, 2.52, 2.48, 2.51, 2.49]
 ARMS = {
@@ -25,10 +25,10 @@ def contest(length: str = "tokens") -> Contest:
     return Contest("c", "c@1", "nano", "as_is", length)
 
 
-def outline(failed: tuple[str, ...] = (), length: str = "tokens", **values: Any) -> Outline:
+def manifest(failed: tuple[str, ...] = (), length: str = "tokens", **values: Any) -> Manifest:
     place, labels = contest(length), list(ARMS)
     entries = tuple(Entry(f"{label}/{seed}", label, seed, place) for label in labels for seed in range(1, 6))
-    whole = Outline(
+    whole = Manifest(
         "s", tuple((x, x) for x in labels), "base", "up", 0.005, tuple(range(1, 6)), entries, **values
     )
     return dataclasses.replace(whole, checks=tuple(Check(label, place, (LEAK,)) for label in failed))
@@ -43,7 +43,7 @@ def results(checked: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[
     }
 
 
-def verdicts(known: Outline, checked: dict[str, dict[str, Any]] | None = None) -> dict[str, Verdict]:
+def verdicts(known: Manifest, checked: dict[str, dict[str, Any]] | None = None) -> dict[str, Verdict]:
     return {row.label: row for row in study_verdicts(known, results(checked))}
 
 
@@ -52,11 +52,11 @@ def words(rows: dict[str, Verdict]) -> list[str]:
 
 
 def test_without_failed_checks_verdicts_stay() -> None:
-    assert words(verdicts(outline())) == ["better", "worse", "equivalent"]
+    assert words(verdicts(manifest())) == ["better", "worse", "equivalent"]
 
 
 def test_an_arm_that_failed_its_check_may_be_worse_and_no_more() -> None:
-    rows = verdicts(outline(("up", "down", "same")))
+    rows = verdicts(manifest(("up", "down", "same")))
     assert words(rows) == ["undecided", "worse", "undecided"]
     assert f"up failed its check: {LEAK}" in rows["up"].notes
     assert "after a failed check it cannot be called better" in rows["up"].notes
@@ -64,7 +64,7 @@ def test_an_arm_that_failed_its_check_may_be_worse_and_no_more() -> None:
 
 
 def test_against_a_baseline_that_failed_an_arm_may_be_better_and_no_more() -> None:
-    rows = verdicts(outline(("base",)))
+    rows = verdicts(manifest(("base",)))
     assert words(rows) == ["better", "undecided", "undecided"]
     assert rows["down"].baseline_failed_check == [LEAK]
     assert "with a failed check of base" in sentence(rows["up"])
@@ -72,20 +72,20 @@ def test_against_a_baseline_that_failed_an_arm_may_be_better_and_no_more() -> No
 
 def test_a_check_that_failed_after_training_has_the_same_consequence() -> None:
     failed = {"failed": [LEAK], "marks": [], "warnings": []}
-    rows = verdicts(outline(), {"up": failed})
+    rows = verdicts(manifest(), {"up": failed})
     assert words(rows) == ["undecided", "worse", "equivalent"]
     assert rows["up"].failed_check == [f"after training 5 of 5 runs: {LEAK}"]
 
 
 def test_every_sentence_says_that_a_check_failed() -> None:
-    rows = list(verdicts(outline(("up", "down"))).values())
+    rows = list(verdicts(manifest(("up", "down"))).values())
     said = [sentence(row) for row in rows] + [line for _, line in headlines(rows)]
     assert ["failed check of" in line for line in said] == [True, True, False] * 2
 
 
 def test_marks_of_either_arm_are_noted() -> None:
     place = contest()
-    known = dataclasses.replace(outline(), checks=(Check("base", place, marks=("rolls dice",)),))
+    known = dataclasses.replace(manifest(), checks=(Check("base", place, marks=("rolls dice",)),))
     row = verdicts(known, {"up": {"failed": [], "marks": ["is random"], "warnings": []}})["up"]
     assert row.verdict == "better"
     assert {"base: rolls dice", "up: is random"} <= set(row.notes)
@@ -93,22 +93,22 @@ def test_marks_of_either_arm_are_noted() -> None:
 
 @pytest.mark.parametrize(("line", "count"), [(4.9, 0), (4.975, 4), (6.0, 5)])
 def test_a_score_below_half_of_the_compressor_is_flagged(line: float, count: int) -> None:
-    row = verdicts(outline(references={"c@1": {"xz": line}}))["up"]
+    row = verdicts(manifest(references={"c@1": {"xz": line}}))["up"]
     flagged = [note for note in row.notes if "up's runs score below half of xz" in note]
     assert [note.split()[0] for note in flagged] == ([str(count)] if count else [])
 
 
 def test_verdicts_state_where_flops_come_from() -> None:
     sources = {"base": "declared", "up": "counted", "down": "declared", "same": "declared"}
-    rows = verdicts(outline(length="flops", flops=sources))
+    rows = verdicts(manifest(length="flops", flops=sources))
     assert (rows["up"].flops_source, rows["up"].baseline_flops_source) == ("counted", "declared")
     note = next(words for words in rows["up"].notes if "FLOPs" in words)
     assert "counted for up, declared for base" in note
     assert "upper bound" in note
     assert not any("FLOPs" in words for words in rows["down"].notes)
-    assert not any("FLOPs" in words for words in verdicts(outline(flops=sources))["up"].notes)
+    assert not any("FLOPs" in words for words in verdicts(manifest(flops=sources))["up"].notes)
 
 
 def test_checks_are_read_back_as_they_were_written() -> None:
-    known = outline(("up",), flops={"up": "counted"})
-    assert outline_from(json.loads(json.dumps(known.as_dict()))) == known
+    known = manifest(("up",), flops={"up": "counted"})
+    assert manifest_from(json.loads(json.dumps(known.as_dict()))) == known

@@ -7,7 +7,7 @@ import pytest
 
 from headtohead.study.judge.verdict import headlines, sentence, study_verdicts
 from headtohead.study.store.history import Marks
-from headtohead.study.store.manifest import Contest, Entry, Outline, outline_from
+from headtohead.study.store.manifest import Contest, Entry, Manifest, manifest_from
 
 CONTEST = Contest("c", "c@1", "nano", "as_is", "tokens")
 NEEDED = [
@@ -33,16 +33,16 @@ NEEDED = [
 ]
 
 
-def outline(
+def manifest(
     labels: list[str], seeds: int = 5, primary: str | None = None, contests: tuple[Contest, ...] = (CONTEST,)
-) -> Outline:
+) -> Manifest:
     entries = tuple(
         Entry(f"{contest.size}/{label}/{seed}", label, seed, contest)
         for contest in contests
         for label in labels
         for seed in range(1, seeds + 1)
     )
-    return Outline(
+    return Manifest(
         "s",
         tuple((f"text:{x}", x) for x in labels),
         labels[0],
@@ -75,7 +75,7 @@ NOISY = [x + 0.05 * (-1) ** i for i, x in enumerate(BASE)]
 
 def test_each_arm_gets_its_verdict_and_every_field() -> None:
     values = {"base": BASE, "up": BETTER, "down": WORSE, "same": SAME, "noisy": NOISY}
-    rows = study_verdicts(outline(list(values)), results(values))
+    rows = study_verdicts(manifest(list(values)), results(values))
     assert [row.verdict for row in rows] == ["better", "worse", "equivalent", "undecided"]
     for row in rows:
         assert set(NEEDED) <= set(row.as_dict())
@@ -90,7 +90,7 @@ def test_each_arm_gets_its_verdict_and_every_field() -> None:
 
 def test_holm_counts_the_arms_of_a_contest() -> None:
     values = {"base": BASE, "up": BETTER} | {f"n{i}": NOISY for i in range(4)}
-    rows = study_verdicts(outline(list(values)), results(values))
+    rows = study_verdicts(manifest(list(values)), results(values))
     assert rows[0].p is not None
     assert rows[0].p_holm == pytest.approx(5 * rows[0].p)
 
@@ -98,7 +98,7 @@ def test_holm_counts_the_arms_of_a_contest() -> None:
 def test_a_p_that_holm_takes_back_is_explained() -> None:
     near = [x + 0.02 + 0.012 * (-1) ** i for i, x in enumerate(BASE)]
     values = {"base": BASE, "near": near} | {f"n{i}": NOISY for i in range(3)}
-    row = study_verdicts(outline(list(values)), results(values))[0]
+    row = study_verdicts(manifest(list(values)), results(values))[0]
     assert row.p is not None
     assert row.p < 0.05 < (row.p_holm or 0)
     assert row.verdict == "undecided"
@@ -108,7 +108,7 @@ def test_a_p_that_holm_takes_back_is_explained() -> None:
 def test_only_paired_seeds_count() -> None:
     found = results({"base": BASE, "up": BETTER})
     del found["nano/up/2"], found["nano/base/5"]
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.seeds == [1, 3, 4]
     assert row.missing == 1
     assert any("not finished" in note for note in row.notes)
@@ -117,7 +117,7 @@ def test_only_paired_seeds_count() -> None:
 def test_a_diverged_run_is_counted_and_takes_a_win_back() -> None:
     found = results({"base": BASE, "up": BETTER})
     found["nano/up/3"] = {"status": "diverged"}
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert (row.n, row.diverged, row.verdict) == (4, 1, "undecided")
     assert any("diverged" in note for note in row.notes)
 
@@ -126,9 +126,9 @@ def test_a_diverged_run_is_counted_and_takes_a_win_back() -> None:
 @pytest.mark.parametrize("side", ["up", "base"])
 def test_a_diverged_run_on_either_side_withholds_every_verdict(values: list[float], side: str) -> None:
     found = results({"base": BASE, "up": values})
-    assert study_verdicts(outline(["base", "up"]), found)[0].verdict != "undecided"
+    assert study_verdicts(manifest(["base", "up"]), found)[0].verdict != "undecided"
     found[f"nano/{side}/3"] = {"status": "diverged"}
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.verdict == "undecided"
     assert any("is withheld: the runs that did not diverge" in note for note in row.notes)
     assert (row.diverged, row.baseline_diverged) == ((1, 0) if side == "up" else (0, 1))
@@ -145,14 +145,14 @@ def test_a_diverged_run_on_either_side_withholds_every_verdict(values: list[floa
     ids=("two seeds", "rounded", "the same runs", "denormal"),
 )
 def test_zero_spread_decides_nothing(base: list[float], arm: list[float]) -> None:
-    one = outline(["base", "up"], seeds=len(base))
+    one = manifest(["base", "up"], seeds=len(base))
     row = study_verdicts(one, results({"base": base, "up": arm}))[0]
     assert (row.verdict, row.p, row.ci_low) == ("undecided", None, None)
     assert any("zero spread" in note for note in row.notes)
 
 
-def lined(arms: list[str], **lines: float) -> Outline:
-    one = outline(arms)
+def lined(arms: list[str], **lines: float) -> Manifest:
+    one = manifest(arms)
     return dataclasses.replace(one, references={one.contests()[0].corpus_label: lines})
 
 
@@ -182,7 +182,7 @@ def test_a_loss_that_still_falls_is_a_warning() -> None:
     found = results({"base": BASE, "up": BETTER})
     for seed, fall in ((1, 0.2), (2, 0.02)):
         found[f"nano/up/{seed}"]["late_fall"] = fall
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.falling == 1
     assert any("1 of the runs compared still fell steeply" in note for note in row.notes)
 
@@ -190,16 +190,16 @@ def test_a_loss_that_still_falls_is_a_warning() -> None:
 def test_a_failed_run_is_counted_apart() -> None:
     found = results({"base": BASE, "up": BETTER})
     found["nano/up/3"] = {"status": "out of memory", "error": "x"}
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert (row.failed, row.diverged, row.n) == (1, 0, 4)
 
 
 def test_no_pair_gives_nulls_and_no_winner() -> None:
-    row = study_verdicts(outline(["base", "up"]), {})[0]
+    row = study_verdicts(manifest(["base", "up"]), {})[0]
     assert row.verdict == "undecided"
     assert row.mean is row.difference is row.p is row.p_holm is row.detectable is None
     assert "no finished pair" in sentence(row)
-    single = study_verdicts(outline(["base", "up"], seeds=1), results({"base": [2.0], "up": [1.0]}))[0]
+    single = study_verdicts(manifest(["base", "up"], seeds=1), results({"base": [2.0], "up": [1.0]}))[0]
     assert (single.verdict, single.ci_low) == ("undecided", None)
     assert any("no interval" in note for note in single.notes)
 
@@ -209,7 +209,7 @@ def test_where_documents_disagree_the_verdict_says_on_this_test_set() -> None:
     found = results(values)
     for seed in range(1, 6):
         found[f"nano/up/{seed}"] = done(BASE[seed - 1] - 0.02 - 0.0001 * seed, tilt=0.2)
-    row = study_verdicts(outline(["base", "up"]), found)[0]
+    row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.verdict == "better"
     assert row.scope == "this test set"
     assert "on this test set" in sentence(row)
@@ -217,7 +217,7 @@ def test_where_documents_disagree_the_verdict_says_on_this_test_set() -> None:
 
 def test_seeds_added_after_looking_are_marked() -> None:
     row = study_verdicts(
-        outline(["base", "up"]), results({"base": BASE, "up": BETTER}), Marks(frozenset({4, 5}))
+        manifest(["base", "up"]), results({"base": BASE, "up": BETTER}), Marks(frozenset({4, 5}))
     )[0]
     assert row.added_seeds == [4, 5]
     assert any("added after looking" in note for note in row.notes)
@@ -225,7 +225,7 @@ def test_seeds_added_after_looking_are_marked() -> None:
 
 def test_contests_are_judged_apart_and_one_row_is_primary() -> None:
     other = Contest("c", "c@1", "1m", "params", "tokens")
-    both = outline(["base", "up"], contests=(CONTEST, other))
+    both = manifest(["base", "up"], contests=(CONTEST, other))
     found = results({"base": BASE, "up": BETTER}) | results({"base": BASE, "up": WORSE}, "1m")
     rows = study_verdicts(both, found)
     assert [(row.size, row.shape, row.verdict) for row in rows] == [
@@ -237,14 +237,14 @@ def test_contests_are_judged_apart_and_one_row_is_primary() -> None:
 
 def test_a_real_but_tiny_difference_says_so() -> None:
     values = {"base": BASE, "up": [x - 0.001 - 0.00001 * i for i, x in enumerate(BASE)]}
-    row = study_verdicts(outline(list(values)), results(values))[0]
+    row = study_verdicts(manifest(list(values)), results(values))[0]
     assert row.verdict == "better"
     assert any("within the margin" in note for note in row.notes)
 
 
 def test_sentences_are_plain() -> None:
     values = {"base": BASE, "up": BETTER, "same": SAME, "noisy": NOISY}
-    words = [sentence(row) for row in study_verdicts(outline(list(values)), results(values))]
+    words = [sentence(row) for row in study_verdicts(manifest(list(values)), results(values))]
     assert words[0].startswith("up is better than base by 0.02")
     assert words[1] == "same is equivalent to base within 0.005 bits per byte at equal tokens."
     assert "undecided" in words[2]
@@ -257,7 +257,7 @@ def test_a_headline_says_all_of_an_arm_and_names_what_differs() -> None:
     values = {"base": BASE, "up": BETTER, "same": SAME}
     noisy = {"base": BASE, "up": NOISY, "same": SAME}
     known = results(values, "a") | results(noisy, "b")
-    rows = study_verdicts(outline(list(values), contests=contests), known)
+    rows = study_verdicts(manifest(list(values), contests=contests), known)
     (first, up), (second, same) = headlines(rows)
     assert (first, second) == ("mixed", "equivalent")
     assert up.startswith("up is better than base by 0.02")
@@ -278,7 +278,7 @@ def test_a_headline_over_many_contests_tells_the_first_and_counts() -> None:
     known = {}
     for size, values in zip("abcdef", (BETTER, NOISY, SAME, BETTER, NOISY), strict=False):
         known |= results({"base": BASE, "up": values}, size)
-    ((word, words),) = headlines(study_verdicts(outline(["base", "up"], contests=contests), known))
+    ((word, words),) = headlines(study_verdicts(manifest(["base", "up"], contests=contests), known))
     assert word == "mixed"
     assert words.startswith("up is better than base by 0.02")
     assert words.endswith(
@@ -287,10 +287,10 @@ def test_a_headline_over_many_contests_tells_the_first_and_counts() -> None:
 
 
 def test_an_outline_survives_its_file() -> None:
-    one = outline(["base", "up"])
-    assert outline_from(one.as_dict()) == one
+    one = manifest(["base", "up"])
+    assert manifest_from(one.as_dict()) == one
     with pytest.raises(KeyError):
-        outline_from({"name": "x"})
+        manifest_from({"name": "x"})
 
 
 def test_an_untrained_arm_is_said_to_be_untrained() -> None:

@@ -157,11 +157,11 @@ def test_the_doctor_names_a_damaged_checkpoint_that_a_branch_still_needs(
     (branches[0].path / "result.json").unlink()
     kept = kept_checkpoint(trunk, branches[0].spec()["parent"]["step"])
     kept.mkdir(parents=True)
-    (finding,) = examine_study(folder, mend=True, quiet=True)
+    (finding,) = examine_study(folder, repair=True, quiet=True)
     assert "its branch does the trunk's steps again" in str(finding)
     assert not kept.exists()
     shutil.copy(raced / "runs" / branches[0].id / "result.json", branches[0].path)
-    (finding,) = examine_study(folder, mend=True, quiet=True)
+    (finding,) = examine_study(folder, repair=True, quiet=True)
     assert "the branches of this trunk are done" in str(finding)
     assert not trunk.branches.exists()
 
@@ -219,16 +219,16 @@ def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
     plan = plan_study(first.spec)
     record = plan.trunks[0].record()
     assert record["label"] == "standard, trunk"
-    from headtohead.study.plan.execution import Conditions
+    from headtohead.study.plan.execution import ExecutionSettings
     from headtohead.study.run.claim_loop import Job, work
 
-    told: list[dict[str, Any]] = []
+    receive: list[dict[str, Any]] = []
     text.write_text("another text altogether\n" * 500)
     store = Store(tmp_path / "study")
     store.make()
-    work(store, [Job(run.record()) for run in plan.distinct()], Conditions(), NEVER, told.append)
-    assert {event["kind"] for event in told} == {"started", "obstacle", "ended"}
-    assert {event["run"] for event in told} == {run.id for run in plan.trunks}
+    work(store, [Job(run.record()) for run in plan.distinct()], ExecutionSettings(), NEVER, receive.append)
+    assert {event["kind"] for event in receive} == {"started", "obstacle", "ended"}
+    assert {event["run"] for event in receive} == {run.id for run in plan.trunks}
 
 
 def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_tuned_study_tunes_plain_runs_and_branches_at_the_chosen_rate(story: P
         branches=[1280, 2560],
         tune={"lr": [1e-4, 1e-2, 1.0], "tokens": 1024},
     ).run(tmp_path / "tuned", workers=1, quiet=True)
-    chosen = {row.label: row.lr for row in tuned.outline.tuning if row.chosen}
-    for entry in tuned.outline.entries:
+    chosen = {row.label: row.lr for row in tuned.manifest.tuning if row.chosen}
+    for entry in tuned.manifest.entries:
         spec = Store(tmp_path / "tuned").run(entry.run).spec()
         assert spec["training"]["lr"] == chosen[entry.label]
         assert "parent" in spec
@@ -290,9 +290,9 @@ def test_a_watched_study_counts_its_trunks_and_a_branchs_own_steps(
     story: Path, raced: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("altair")
-    from headtohead.report.dashboard.status import Follower
+    from headtohead.report.dashboard.status import StatusReader
 
-    assert Follower(raced).look().facts["counts"]["all"] == 16
+    assert StatusReader(raced).look().facts["counts"]["all"] == 16
     folder = tmp_path / "watched"
     shutil.copytree(raced, folder)
     trunk, branches = family(planned(story), folder)
@@ -300,7 +300,7 @@ def test_a_watched_study_counts_its_trunks_and_a_branchs_own_steps(
         (run.path / "result.json").unlink()
     shutil.rmtree(branches[2].checkpoints)
     (branches[2].path / "metrics.jsonl").unlink()
-    facts = Follower(folder).look().facts
+    facts = StatusReader(folder).look().facts
     assert facts["counts"]["done"] == 14
     # A branch of 1024 tokens of its own has still to begin; the trunk's curve is whole.
     assert facts["share"] == pytest.approx(1 - 1024 / (4 * (4096 + 256 + 512 + 1024)))
@@ -315,6 +315,6 @@ def test_a_study_from_before_there_were_branches_is_read(raced: Path, tmp_path: 
             del row["contest"][name]
     record["outline"]["entries"] = record["outline"]["entries"][:4]
     (tmp_path / "study.json").write_text(json.dumps(record))
-    (contest,) = open_study(tmp_path).outline.contests()
+    (contest,) = open_study(tmp_path).manifest.contests()
     assert (contest.context, contest.branch) == ("", "")
     assert contest.title == "story.txt, nano, shape as_is, length tokens"

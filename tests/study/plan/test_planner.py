@@ -11,7 +11,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.budgets import match_cache, match_flops, match_params
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.store.manifest import outline_from
+from headtohead.study.store.manifest import manifest_from
 from headtohead.training.settings import TrainSettings
 
 
@@ -29,7 +29,7 @@ def plan(story: Path, **values: object):  # type: ignore[no-untyped-def]
 def test_a_plan_has_every_arm_seed_and_rule(story: Path) -> None:
     found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
     assert len(found.runs) == 2 * 2 * 4
-    assert len(found.outline().contests()) == 4
+    assert len(found.manifest().contests()) == 4
     # The baseline's runs are the same under every rule, and are done once.
     assert len(found.distinct()) == 2 + 2 * 4
     assert [run.seed for run in found.distinct()] == sorted(run.seed for run in found.distinct())
@@ -68,7 +68,7 @@ def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
     target = found.runs[0].parameters
     for run in found.runs:
         assert abs(run.parameters - target) <= 0.005 * target
-        assert run.parameters == Decoder.outline(run.size, run.layers).parameter_count()
+        assert run.parameters == Decoder.manifest(run.size, run.layers).parameter_count()
     widths = {run.arm.label: run.size.ffn for run in found.runs}
     # Freed weights over 3 d, with d = 64: 64 * 64 / (3 * 64).
     assert widths["standard"] == 176
@@ -130,7 +130,7 @@ def test_equal_cache_solves_kv_heads_left_open_and_else_the_width(story: Path) -
     assert {run.cache for run in wide.runs} == {512}
     assert wide.runs[-1].layers[0].text == "standard:kv_heads=1"
     for run in wide.runs:
-        assert Decoder.outline(run.size, run.layers).parameter_count() == run.parameters
+        assert Decoder.manifest(run.size, run.layers).parameter_count() == run.parameters
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_solved_numbers_are_explained(story: Path) -> None:
     )
     assert found.solved[0].after == run.training.tokens
     assert found.solved[0].mine == 3 * run.flops * run.training.tokens
-    outline = found.outline()
-    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
-    old = {key: value for key, value in outline.as_dict().items() if key != "solved"}
-    assert outline_from(old).solved == ()
+    manifest = found.manifest()
+    assert manifest_from(json.loads(json.dumps(manifest.as_dict()))) == manifest
+    old = {key: value for key, value in manifest.as_dict().items() if key != "solved"}
+    assert manifest_from(old).solved == ()
 
 
 def test_two_corpora_of_one_label_are_refused(story: Path, tmp_path: Path) -> None:
@@ -209,11 +209,11 @@ def test_a_copy_of_standard_gets_the_same_tokens_at_equal_flops(tmp_path: Path, 
     )
     asked = [run.training.tokens for run in found.runs]
     assert asked == [pytest.approx(asked[0], rel=0.01)] * 3
-    assert found.outline().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
+    assert found.manifest().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
     assert all("counted for" in row.note and "declared for standard" in row.note for row in found.solved)
     assert all("upper bound" in row.note for row in found.solved)
-    outline = found.outline()
-    assert outline_from(json.loads(json.dumps(outline.as_dict()))) == outline
+    manifest = found.manifest()
+    assert manifest_from(json.loads(json.dumps(manifest.as_dict()))) == manifest
 
 
 def test_arms_that_declare_their_flops_keep_their_runs(story: Path) -> None:

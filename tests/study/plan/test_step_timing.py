@@ -12,11 +12,11 @@ import torch
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.kernels.path import is_plain
 from headtohead.study.config.spec import build_study
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Plan
-from headtohead.study.plan.step_timing import LockedPace
-from headtohead.study.store.doctor import examine, mend
+from headtohead.study.plan.step_timing import FrozenStepTimes
+from headtohead.study.store.doctor import examine, repair
 from headtohead.study.store.frozen import NAME, frozen_seconds
 from headtohead.training.trainer import Trainer
 
@@ -57,8 +57,8 @@ def plan(story: Path, folder: Path, clock: Clock, threads: int = 1, **values: An
         "seeds": 2,
         "length": "time",
     }
-    pace = LockedPace(folder, Conditions(threads=threads), clock=clock)
-    return plan_study(build_study(given | values), pace=pace)
+    step_times = FrozenStepTimes(folder, ExecutionSettings(threads=threads), clock=clock)
+    return plan_study(build_study(given | values), step_times=step_times)
 
 
 def tokens(found: Plan) -> dict[str, int]:
@@ -152,13 +152,13 @@ def test_what_cannot_be_timed_is_refused(
 def test_a_damaged_lock_is_mended_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
     found = plan(story, tmp_path, clock)
     seconds = frozen_seconds(tmp_path)
-    study = {"outline": found.outline().as_dict(), "added_seeds": [], "seconds": seconds}
+    study = {"outline": found.manifest().as_dict(), "added_seeds": [], "seconds": seconds}
     (tmp_path / "study.json").write_text(json.dumps(study))
     broken = {"plans": {}, "seconds": {key: row | {"seconds": 0} for key, row in seconds.items()}}
     (tmp_path / NAME).write_text(json.dumps(broken))
     with pytest.raises(DamagedFile, match="damaged file"):
         plan(story, tmp_path, clock)
-    mend(examine(tmp_path))
+    repair(examine(tmp_path))
     clock.weather = 3.0
     assert {run.id for run in plan(story, tmp_path, clock).runs} == {run.id for run in found.runs}
 
@@ -175,7 +175,7 @@ def test_a_timed_step_is_a_step(story: Path, tmp_path: Path) -> None:
                 "length": "time",
             }
         ),
-        pace=LockedPace(tmp_path, Conditions()),
+        step_times=FrozenStepTimes(tmp_path, ExecutionSettings()),
     )
     assert torch.get_num_threads() == before
     rows = frozen_seconds(tmp_path)

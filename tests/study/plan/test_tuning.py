@@ -27,7 +27,7 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     story: Path, tmp_path: Path
 ) -> None:
     result = study(story, [1e-4, 1e-2, 1.0]).run(tmp_path, workers=1, quiet=True)
-    rows = result.outline.tuning
+    rows = result.manifest.tuning
     assert {row.label for row in rows} == {"standard", "diagonal"}
     chosen = {row.label: row for row in rows if row.chosen}
     for label, row in chosen.items():
@@ -46,8 +46,8 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert len(specs) == 4
     again = study(story, [1e-4, 1e-2, 1.0]).run(tmp_path, workers=1, quiet=True)
     assert again.summary.done == 0
-    assert again.outline.tuning == rows
-    assert open_study(tmp_path).outline.tuning == rows
+    assert again.manifest.tuning == rows
+    assert open_study(tmp_path).manifest.tuning == rows
     if find_spec("altair"):
         assert "How the learning rates were tuned" in (tmp_path / "report.html").read_text()
 
@@ -56,12 +56,12 @@ def test_the_grid_grows_for_all_arms_until_no_optimum_lies_at_its_edge(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = study(story, [1e-4, 2e-4, 4e-4], seeds=1).run(tmp_path, workers=1)
-    grid = sorted({row.lr for row in result.outline.tuning})
+    grid = sorted({row.lr for row in result.manifest.tuning})
     assert grid[0] == 1e-4
     assert grid[3] == 8e-4
     assert "the grid is extended for all arms" in capsys.readouterr().out
     for label in ("standard", "diagonal"):
-        assert [row.lr for row in result.outline.tuning if row.label == label] == grid
+        assert [row.lr for row in result.manifest.tuning if row.label == label] == grid
 
 
 def test_what_was_chosen_is_frozen(story: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_was_chosen_is_frozen(story: Path, tmp_path: Path) -> None:
         row["chosen"] = row["lr"] == 1e-4
     path.write_text(json.dumps(lock))
     again = study(story, [1e-4, 1e-2, 1.0], seeds=1).run(tmp_path, workers=1, quiet=True)
-    assert {row.lr for row in again.outline.tuning if row.chosen} == {1e-4}
+    assert {row.lr for row in again.manifest.tuning if row.chosen} == {1e-4}
     assert again.summary.done == 2
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_try_is_done_again_and_not_taken_for_a_rate_that_does_not_trai
 ) -> None:
     rates = [1e-4, 1e-2, 1.0]
     first = study(story, rates, seeds=1).run(tmp_path, workers=1, quiet=True)
-    best = {(row.label, row.lr) for row in first.outline.tuning if row.chosen}
+    best = {(row.label, row.lr) for row in first.manifest.tuning if row.chosen}
     (tmp_path / "study.lock.json").unlink()
     for run in Store(tmp_path).runs():
         spec = run.spec()
@@ -122,7 +122,7 @@ def test_a_damaged_try_is_done_again_and_not_taken_for_a_rate_that_does_not_trai
             (run.path / "result.json").write_text("{")
     again = study(story, rates, seeds=1).run(tmp_path, workers=1)
     assert "and the run is done again" in capsys.readouterr().out
-    assert again.outline.tuning == first.outline.tuning
+    assert again.manifest.tuning == first.manifest.tuning
 
 
 def test_a_forecast_counts_the_tuning(story: Path) -> None:

@@ -23,10 +23,10 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.probes import PROBES, Probe, Subject, fits, number_at, probe_names, sound, take
-from headtohead.study.run.run_one import perform
+from headtohead.study.probes import PROBES, Probe, Subject, fits, is_valid, number_at, probe_names, take
+from headtohead.study.run.run_one import run_one
 from headtohead.study.store.run_store import Store, read_probe
 from tests.story import story_file
 
@@ -119,7 +119,7 @@ def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_pa
     def taken(patience: int) -> list[str]:
         asked = itertools.count()
         given = {"probes": study.spec.probes, "stop": Stop(lambda: run.finished() and next(asked) > patience)}
-        assert perform(run, run.spec(), Conditions(), **given) == "done"
+        assert run_one(run, run.spec(), ExecutionSettings(), **given) == "done"
         return sorted(path.stem for path in (run.path / "probes").glob("*"))
 
     assert taken(3) == []
@@ -253,7 +253,7 @@ def test_a_layer_without_softmax_has_no_largest_score() -> None:
 def test_indicators_are_means_over_windows_and_layers() -> None:
     one = subject("even(token_mlp)")
     found = take("indicators:3", one)
-    assert sound("indicators:3", found)
+    assert is_valid("indicators:3", found)
     assert found["windows"] == 3
     first, second = found["layers"]
     assert first["none"] == "token_mlp gives no attention map"
@@ -271,13 +271,13 @@ def test_signed_maps_are_marked_and_arms_without_a_map_say_why() -> None:
     for probe in ("indicators:1", "maps"):
         found = take(probe, subject("token_mlp"))
         assert found == {"none": "token_mlp gives no attention map"}
-        assert sound(probe, found)
+        assert is_valid(probe, found)
 
 
 def test_maps_are_pooled_and_name_their_tokens() -> None:
     one = subject("standard")
     found = take("maps", one)
-    assert sound("maps", found)
+    assert is_valid("maps", found)
     assert found["group"] == 3
     assert len(found["tokens"]) == 43
     assert "".join(found["tokens"]) == one.tokenizer.decode(one.windows(1, 128)[0].tolist())
@@ -295,7 +295,7 @@ def test_maps_are_pooled_and_name_their_tokens() -> None:
 def test_skipped_layers_are_put_back() -> None:
     one = subject("even(prefix_mean)")
     found = take("skip:2048", one)
-    assert sound("skip:2048", found)
+    assert is_valid("skip:2048", found)
     assert (found["variant"]["layers"], found["standard"]["layers"]) == ([1], [2])
     whole = found["whole"]
     for group in ("variant", "standard"):
@@ -309,7 +309,7 @@ def test_skipped_layers_are_put_back() -> None:
 
 def test_decoding_is_timed_at_half_and_full_windows() -> None:
     found = take("decode", subject("standard"))
-    assert sound("decode", found)
+    assert is_valid("decode", found)
     rates = found["tokens_per_second"]
     assert set(rates) == {f"batch {batch}, {fill}" for batch in (1, 8) for fill in ("half", "full")}
     assert min(rates.values()) > 0
@@ -325,7 +325,7 @@ def test_every_arm_decodes_step_by_step_whether_it_could_be_recorded_or_not(
     arm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, taken = subject(arm), []
-    assert one.model.recordable == (arm == "standard")
+    assert one.model.graph_safe == (arm == "standard")
 
     def counted(*given: Any) -> Any:
         taken.append(1)
@@ -354,7 +354,7 @@ def test_tasks_are_scored_beside_chance(tmp_path: Path) -> None:
     with lzma.open(folder / "copa.jsonl.xz", "wt") as stream:
         stream.write(rows)
     found = take("tasks:copa", subject("standard", str(tmp_path)))
-    assert sound("tasks:copa", found)
+    assert is_valid("tasks:copa", found)
     score = found["tasks"]["copa"]
     assert (score["n"], score["chance"]) == (4, 0.5)
     assert found["mean"]["above_chance"] == score["accuracy"] - 0.5

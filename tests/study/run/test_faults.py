@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headtohead import Study
-from headtohead.study.store.lease import LEASE_SECONDS, Holds, owner_of
+from headtohead.study.store.lease import LEASE_SECONDS, LeaseManager, owner_of
 from headtohead.study.store.run_store import Store
 from tests import processes
 
@@ -92,8 +92,8 @@ def test_eight_executors_do_every_run_once(story: Path, tmp_path: Path, victim: 
 def foreign_lock(folder: Path) -> Path:
     """Leave the lock of a living owner on another host."""
     folder.mkdir(exist_ok=True)
-    with Holds().hold(folder) as hold:
-        assert hold is not None
+    with LeaseManager().acquire(folder) as lease:
+        assert lease is not None
         owner = owner_of(folder / "lock")
         assert owner is not None
         text = (folder / "lock").read_text()
@@ -102,9 +102,9 @@ def foreign_lock(folder: Path) -> Path:
     return folder / "lock"
 
 
-def taken(holds: Holds, folder: Path) -> bool:
-    with holds.hold(folder) as hold:
-        return hold is not None
+def taken(leases: LeaseManager, folder: Path) -> bool:
+    with leases.acquire(folder) as lease:
+        return lease is not None
 
 
 @pytest.fixture
@@ -120,14 +120,14 @@ def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
 ) -> None:
     folder = tmp_path / "run"
     lock = foreign_lock(folder)
-    holds = Holds()
+    leases = LeaseManager()
     for _ in range(5):
         os.utime(lock)
-        assert not taken(holds, folder)
+        assert not taken(leases, folder)
         clock[0] += LEASE_SECONDS - 1
-        assert not taken(holds, folder)
+        assert not taken(leases, folder)
     clock[0] += 2
-    assert taken(holds, folder)
+    assert taken(leases, folder)
 
 
 @pytest.mark.parametrize("shift", [-86_400, 86_400])
@@ -138,11 +138,11 @@ def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
     lock = foreign_lock(folder)
     before = time.time() + shift
     os.utime(lock, (before, before))
-    holds = Holds()
-    assert not taken(holds, folder)
+    leases = LeaseManager()
+    assert not taken(leases, folder)
     clock[0] += LEASE_SECONDS / 2
-    assert not taken(holds, folder)
-    assert not taken(Holds(), folder), "whoever looks for the first time has to watch first"
+    assert not taken(leases, folder)
+    assert not taken(LeaseManager(), folder), "whoever looks for the first time has to watch first"
 
 
 def test_a_study_does_not_mind_a_clock_that_goes_back(
@@ -163,9 +163,9 @@ def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> 
     text = """
         import os, signal, sys
         from pathlib import Path
-        from headtohead.study.store.lease import Holds
-        with Holds().hold(Path(sys.argv[1])) as hold:
-            assert hold is not None
+        from headtohead.study.store.lease import LeaseManager
+        with LeaseManager().acquire(Path(sys.argv[1])) as lease:
+            assert lease is not None
             if os.fork() == 0:
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> 
     owner = owner_of(folder / "lock")
     assert owner is not None
     assert owner.dead
-    assert taken(Holds(), folder)
+    assert taken(LeaseManager(), folder)
 
 
 FILE = """

@@ -15,13 +15,13 @@ import headtohead as h2h
 from headtohead import Study, StudyResult, open_study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
-from headtohead.model.check.gate import Inspection, Trial
+from headtohead.model.check.gate import GateResult, Trial
 from headtohead.model.decoder import Decoder
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.run import admission
-from headtohead.study.run import run_one as perform
-from headtohead.study.store.manifest import read_outline
+from headtohead.study.run import run_one as run_one
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store
 
 ARMS = Path(__file__).parents[2] / "mechanisms" / "user_arms.py"
@@ -93,7 +93,7 @@ def test_a_failed_check_is_on_every_verdict_sentence_and_page(allowed: StudyResu
 def test_a_study_that_is_opened_again_still_says_so(allowed: StudyResult) -> None:
     again = open_study(allowed.path)
     assert again.verdicts == allowed.verdicts
-    assert read_outline(allowed.path / "study.json")[0].checks == allowed.outline.checks
+    assert read_manifest(allowed.path / "study.json")[0].checks == allowed.manifest.checks
 
 
 def test_every_trained_run_of_user_code_has_a_check_in_its_result(allowed: StudyResult) -> None:
@@ -120,7 +120,7 @@ def test_the_check_after_training_changes_neither_weights_nor_scores(
         chosen = study(story, arms=[f"{ARMS}:BatchNormed"], tokens=256)
         chosen.run(tmp_path / name, workers=1, quiet=True, allow_failed_check=True)
         runs += Store(tmp_path / name).runs()
-        monkeypatch.setattr(perform, "check_trained", lambda *given: Inspection())
+        monkeypatch.setattr(run_one, "check_trained", lambda *given: GateResult())
     checked, unchecked = (run.result() or {} for run in runs)
     assert checked["check"]["failed"]
     assert not unchecked["check"]["failed"]
@@ -129,7 +129,7 @@ def test_the_check_after_training_changes_neither_weights_nor_scores(
 
 
 def checks(chosen: Study, **settings: Any) -> Any:
-    return admission.check_plan(plan_study(chosen.spec), Conditions(), **settings)
+    return admission.check_plan(plan_study(chosen.spec), ExecutionSettings(), **settings)
 
 
 def test_what_passed_is_not_checked_again_and_what_changed_is(
@@ -139,12 +139,12 @@ def test_what_passed_is_not_checked_again_and_what_changed_is(
     mine.write_text(ARMS.read_text())
     calls = []
 
-    def counted(model: Decoder, trial: Trial, **settings: Any) -> Inspection:
+    def counted(model: Decoder, trial: Trial, **settings: Any) -> GateResult:
         calls.append(trial)
         leaks = "Peek" in model.arms[0].text
-        return Inspection(failed=("it sees the future",) if leaks else ())
+        return GateResult(failed=("it sees the future",) if leaks else ())
 
-    monkeypatch.setattr(admission, "inspect_halving", counted)
+    monkeypatch.setattr(admission, "check_causality_halving", counted)
     base = {"arms": ["standard", f"{mine}:Copy"]}
     for values, wanted in (
         ({}, 1),
@@ -165,7 +165,7 @@ def test_what_passed_is_not_checked_again_and_what_changed_is(
 
 
 def test_arms_of_this_package_are_not_checked(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "inspect_halving", None)
+    monkeypatch.setattr(admission, "check_causality_halving", None)
     assert checks(study(story, arms=["standard", "sharing:tie=kv"])) == ()
 
 
@@ -198,7 +198,7 @@ def test_marks_are_in_the_notes_and_warnings_are_lines(
 def test_an_arm_that_raises_is_a_recorded_failure_as_before(story: Path, tmp_path: Path) -> None:
     result = study(story, "Raises", tokens=128).run(tmp_path, workers=1, quiet=True)
     assert result.verdicts[0].failed == 1
-    assert "it could not be checked before training: no such luck" in result.outline.checks[0].warnings[0]
+    assert "it could not be checked before training: no such luck" in result.manifest.checks[0].warnings[0]
 
 
 @pytest.mark.parametrize(

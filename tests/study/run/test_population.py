@@ -15,13 +15,13 @@ from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import NEVER, Stop
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.population import MOST, Stacking, stacked_together
+from headtohead.study.plan.population import MOST, PopulationPolicy, group_populations
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.run.claim_loop import Job, work
 from headtohead.study.run.run_one import may_record
-from headtohead.study.store.lease import Holds
+from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_store import Store
 from tests import processes
 
@@ -181,7 +181,7 @@ def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Pa
     stretches = 0
     while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 30:
         stretches += 1
-        work(store, jobs, Conditions(), Stop(countdown(3 + stretches)), lambda event: None)
+        work(store, jobs, ExecutionSettings(), Stop(countdown(3 + stretches)), lambda event: None)
     assert 2 < stretches < 30
     assert results(tmp_path) == results(finished)
     for run in store.runs():
@@ -197,17 +197,17 @@ def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
     first, second, third = (store.run(job.id) for job in jobs)
 
     def stop() -> bool:
-        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in told
+        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in receive
 
-    told: list[dict[str, Any]] = []
-    work(store, jobs, Conditions(), Stop(stop), told.append)
+    receive: list[dict[str, Any]] = []
+    work(store, jobs, ExecutionSettings(), Stop(stop), receive.append)
     assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
     scored = (first.path / "result.json").stat()
     for run in (second, third):
         assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
-    told.clear()
-    work(store, jobs, Conditions(), NEVER, told.append)
-    assert not any(event["kind"] == "step" for event in told)
+    receive.clear()
+    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
+    assert not any(event["kind"] == "step" for event in receive)
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
     for run in (first, second, third):  # three shared the steps, whoever was scored with whom
@@ -218,10 +218,10 @@ def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, 
     store = Store(tmp_path)
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=5120, seeds=3)]
-    told: list[dict[str, Any]] = []
-    work(store, jobs[:2], Conditions(), Stop(countdown(9)), told.append)
+    receive: list[dict[str, Any]] = []
+    work(store, jobs[:2], ExecutionSettings(), Stop(countdown(9)), receive.append)
     assert [run.state() for run in store.runs()] == ["stopped"] * 2
-    work(store, jobs, Conditions(), NEVER, told.append)
+    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
     stacked = {run.spec()["seed"]: run.costs()["stacked"] for run in store.runs()}
     assert stacked == {1: 2, 2: 2, 3: 1}
@@ -266,13 +266,13 @@ def test_a_stack_waits_while_another_executor_has_one_of_its_seeds(story: Path, 
     jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=512)]
     other = store.run(jobs[1].id)
     other.open(jobs[1].record)
-    told: list[dict[str, Any]] = []
-    with Holds().hold(other.path) as hold:
+    receive: list[dict[str, Any]] = []
+    with LeaseManager().acquire(other.path) as hold:
         assert hold is not None
-        work(store, jobs, Conditions(), Stop.after(0.0), told.append)
-        assert not any(event["kind"] == "started" for event in told)
+        work(store, jobs, ExecutionSettings(), Stop.after(0.0), receive.append)
+        assert not any(event["kind"] == "started" for event in receive)
         assert not any((store.run(job.id).path / "lock").exists() for job in (jobs[0], jobs[2]))
-    work(store, jobs, Conditions(), NEVER, told.append)
+    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
 
 
@@ -280,15 +280,16 @@ def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None
     store = Store(tmp_path)
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, tokens=1024)]
-    told: list[dict[str, Any]] = []
+    receive: list[dict[str, Any]] = []
     threads = [
-        threading.Thread(target=work, args=(store, jobs, Conditions(), NEVER, told.append)) for _ in range(2)
+        threading.Thread(target=work, args=(store, jobs, ExecutionSettings(), NEVER, receive.append))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    started = [event["run"] for event in told if event["kind"] == "started"]
+    started = [event["run"] for event in receive if event["kind"] == "started"]
     assert sorted(started) == sorted({job.id for job in jobs})
 
 
@@ -343,8 +344,8 @@ def test_an_arm_that_vmap_cannot_take_is_named(story: Path, tmp_path: Path) -> N
 
 
 def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
-    def chosen(wanted: bool | None = None, begun: bool | None = None, **conditions: Any) -> bool:
-        stacking = Stacking(wanted, Conditions(device=device, **conditions), begun)
+    def chosen(wanted: bool | None = None, started: bool | None = None, **execution: Any) -> bool:
+        stacking = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), started)
         return stacking(plan_study(study(story, **values).spec).runs)
 
     return chosen
@@ -354,7 +355,7 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     story: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [100]
-    monkeypatch.setattr("headtohead.study.plan.population.most_stacked", lambda *given: room[0])
+    monkeypatch.setattr("headtohead.study.plan.population.max_rows", lambda *given: room[0])
     assert choice(story)()
     assert choice(story, size="1m")()
     assert not choice(story, size="5m")()
@@ -362,10 +363,10 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     assert not choice(story, seeds=1)()
     assert choice(story)(compile=True)
     assert not choice(story)(wanted=False)
-    assert not choice(story)(begun=False)
+    assert not choice(story)(started=False)
     assert not choice(story, corpus=None, tasks=["grammar:train=60"])()
     assert choice(story, corpus=None, tasks=["grammar:train=60"])(wanted=True)
-    assert choice(story, device="cpu")(begun=True)
+    assert choice(story, device="cpu")(started=True)
     assert choice(story, device="cpu")(wanted=True)
     assert not choice(story, model={"dropout": 0.1})()
     room[0] = 1
@@ -375,11 +376,11 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
 def test_a_stack_holds_seeds_of_one_arm(story: Path) -> None:
     records = [run.record() for run in runs_of(story, seeds=20)]
     arms = {record["id"]: (record["arm"], record["seed"]) for record in records}
-    stacks = stacked_together(records, Conditions())
-    assert [len(stack) for stack in stacks] == [10, 10, 10, 10]
-    assert max(map(len, stacks)) <= MOST
-    assert all(len({arms[name][0] for name in stack}) == 1 for stack in stacks)
-    assert sorted(name for stack in stacks for name in stack) == sorted(arms)
+    population_blocker = group_populations(records, ExecutionSettings())
+    assert [len(stack) for stack in population_blocker] == [10, 10, 10, 10]
+    assert max(map(len, population_blocker)) <= MOST
+    assert all(len({arms[name][0] for name in stack}) == 1 for stack in population_blocker)
+    assert sorted(name for stack in population_blocker for name in stack) == sorted(arms)
 
 
 def test_only_our_own_mechanisms_are_recorded_and_never_against_the_clock(

@@ -357,7 +357,7 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
     seconds = json.loads((tmp_path / "study.lock.json").read_text())["seconds"]
     again = given.run(tmp_path, workers=1, quiet=True)
     assert again.summary.done == 0
-    assert again.outline == result.outline == h2h.open_study(tmp_path).outline
+    assert again.manifest == result.manifest == h2h.open_study(tmp_path).manifest
     assert json.loads((tmp_path / "study.lock.json").read_text())["seconds"] == seconds
     if find_spec("altair"):
         page = (tmp_path / "report.html").read_text()

@@ -18,11 +18,11 @@ from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
-from headtohead.study.plan.execution import Conditions
+from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Plan
-from headtohead.study.run.run_one import perform
-from headtohead.study.store.manifest import read_outline
+from headtohead.study.run.run_one import run_one
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store, find_run
 
 TINY = {"tokens": 1500, "batch": 300, "seeds": 2, "lr": 5e-3}
@@ -85,8 +85,8 @@ def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> Non
         assert (row["metric"], row["better"], row["margin"]) == ("accuracy", "higher", 0.01)
         assert row["n"] == 2
     assert recall["primary"]
-    outline, _ = read_outline(finished / "study.json")
-    assert outline.references[GRAMMAR]["chance"] == 0.5
+    manifest, _ = read_manifest(finished / "study.json")
+    assert manifest.references[GRAMMAR]["chance"] == 0.5
     for run in Store(finished).runs():
         result = run.result()
         assert result is not None
@@ -124,10 +124,10 @@ def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path
             run = store.run(planned.id)
             run.open(planned.record())
             stop = partial(next, itertools.chain([False] * patience, itertools.repeat(True)))
-            if perform(run, run.spec(), Conditions(), stop=Stop(stop)) != "stopped":
+            if run_one(run, run.spec(), ExecutionSettings(), stop=Stop(stop)) != "stopped":
                 break
             reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
-            assert perform(run, run.spec(), Conditions()) == "done"
+            assert run_one(run, run.spec(), ExecutionSettings()) == "done"
             assert (run.path / "result.json").read_text() == whole[run.id]
             rows = [row | {"seconds": 0} for row in run.metrics()]
             assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
@@ -150,8 +150,8 @@ def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
     assert len(set(names)) == len(names) - 1
     # What it is judged by changes no run.
     assert plan(RECALL, metric="exact_match").runs[0].id == names[0]
-    assert plan(RECALL, metric="exact_match").outline().measures[RECALL].name == "exact_match"
-    assert plan("glue-cola", data_dir=data).outline().measures["glue-cola"].name == "matthews"
+    assert plan(RECALL, metric="exact_match").manifest().measures[RECALL].name == "exact_match"
+    assert plan("glue-cola", data_dir=data).manifest().measures["glue-cola"].name == "matthews"
 
 
 @pytest.mark.page
@@ -160,12 +160,12 @@ def test_examples_that_are_left_out_are_counted_and_told(
 ) -> None:
     short = study("glue-cola", context=28, seeds=1, arms=["standard"], tokens=300)
     short.run(tmp_path, data_dir=data, workers=1)
-    (told,) = [
+    (receive,) = [
         line for line in capsys.readouterr().out.splitlines() if "train: longer than 28 tokens" in line
     ]
-    assert "task glue-cola" in told
-    outline, _ = read_outline(tmp_path / "study.json")
-    assert any("longer than 28 tokens, left out" in words for words in outline.notes)
+    assert "task glue-cola" in receive
+    manifest, _ = read_manifest(tmp_path / "study.json")
+    assert any("longer than 28 tokens, left out" in words for words in manifest.notes)
     if find_spec("altair"):
         assert "longer than 28 tokens, left out" in (tmp_path / "report.html").read_text()
 
@@ -203,7 +203,7 @@ def test_looking_both_ways_costs_the_full_attention() -> None:
 def test_tuning_takes_the_rate_that_scores_highest(tmp_path: Path) -> None:
     rates = {"tokens": 1500, "batch": 300, "seeds": 1, "tune": {"lr": [1e-5, 3e-3, 30.0]}}
     result = Study("standard", tasks=GRAMMAR, **rates).run(tmp_path, workers=1, quiet=True)
-    rows = result.outline.tuning
+    rows = result.manifest.tuning
     best = max(row.score for row in rows if row.score is not None)
     assert [row.score for row in rows if row.chosen] == [best]
 
@@ -288,19 +288,19 @@ def test_tasks_that_cannot_be_trained_are_refused(
 
 
 def test_a_damaged_score_is_noticed(finished: Path) -> None:
-    from headtohead.study.store.validation import wrong_with_result
+    from headtohead.study.store.validation import validate_result
 
     (run, *_) = Store(finished).runs()
     result = run.result()
     assert result is not None
-    assert wrong_with_result(result) == ""
+    assert validate_result(result) == ""
     for change in (
         {"accuracy": "high"},
         {"blocks": {"accuracy": [[1, 0]]}},
         {"blocks": [[1]]},
         {"tokens": 0},
     ):
-        assert wrong_with_result({**result, "test": result["test"] | change}), change
+        assert validate_result({**result, "test": result["test"] | change}), change
 
 
 def test_the_shell_evaluates_and_forecasts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

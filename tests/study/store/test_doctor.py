@@ -131,9 +131,9 @@ def test_damage_is_found_and_mended_and_the_study_goes_on(
     findings = examine_study(patient, quiet=True)
     assert tree(patient) == before, "an examination changes nothing"
     assert any(name in finding.path.name for finding in findings), findings
-    mended = examine_study(patient, mend=True, quiet=True)
-    assert any(finding.mended for finding in mended) == mendable
-    again = [finding for finding in examine_study(patient, quiet=True) if finding.mend]
+    repaired = examine_study(patient, repair=True, quiet=True)
+    assert any(finding.repaired for finding in repaired) == mendable
+    again = [finding for finding in examine_study(patient, quiet=True) if finding.repair]
     assert not again, "what was mended stays mended"
     kept = set(tree(patient).values())
     lost = [name for name, content in before.items() if content not in kept]
@@ -149,9 +149,9 @@ def test_a_damaged_probe_is_set_aside(patient: Path) -> None:
     assert examine_study(patient, quiet=True) == []
     path = run.path / "probes" / "skip.json"
     flip(path)
-    (finding,) = examine_study(patient, mend=True, quiet=True)
+    (finding,) = examine_study(patient, repair=True, quiet=True)
     assert finding.path == path
-    assert finding.mended
+    assert finding.repaired
     assert run.probe("skip") is None
     assert examine_study(patient, quiet=True) == []
 
@@ -188,10 +188,10 @@ def test_damaged_study_files_are_named_and_made_again(patient: Path, story: Path
     (patient / "runs" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"damaged file .*study\.lock\.json.*h2h doctor"):
         study(story).run(patient, workers=1, quiet=True)
-    findings = {finding.path.name: finding for finding in examine_study(patient, mend=True, quiet=True)}
-    assert findings["study.json"].mended
-    assert findings["study.lock.json"].mended
-    assert not findings["notes.txt"].mended
+    findings = {finding.path.name: finding for finding in examine_study(patient, repair=True, quiet=True)}
+    assert findings["study.json"].repaired
+    assert findings["study.lock.json"].repaired
+    assert not findings["notes.txt"].repaired
     assert (patient / "runs" / "notes.txt").read_text() == "mine"
     done = study(story).run(patient, workers=1, quiet=True)
     assert done.summary.done == 0
@@ -200,7 +200,7 @@ def test_damaged_study_files_are_named_and_made_again(patient: Path, story: Path
 
 def test_a_lost_lock_is_recovered_from_the_study_where_that_is_whole(patient: Path, story: Path) -> None:
     (patient / "study.lock.json").write_text("")
-    examine_study(patient, mend=True, quiet=True)
+    examine_study(patient, repair=True, quiet=True)
     assert json.loads((patient / "study.lock.json").read_text())["recovered"] == [1]
     assert study(story).run(patient, workers=1, quiet=True).verdicts[0].added_seeds == []
 
@@ -209,8 +209,8 @@ def test_a_lock_of_another_host_is_left_alone(patient: Path) -> None:
     lock = foreign_lock(Store(patient).runs()[0].path)
     assert examine_study(patient, quiet=True) == []
     old(lock)
-    findings = examine_study(patient, mend=True, quiet=True)
-    assert [finding.mended for finding in findings] == [False]
+    findings = examine_study(patient, repair=True, quiet=True)
+    assert [finding.repaired for finding in findings] == [False]
     assert lock.is_file()
     assert "elsewhere" in str(findings[0])
 

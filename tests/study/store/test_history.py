@@ -19,7 +19,7 @@ from headtohead.study.store.history import NAME, History, Marks
 from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
 from tests.story import story_file
-from tests.study.judge.test_verdict import BASE, BETTER, outline, results
+from tests.study.judge.test_verdict import BASE, BETTER, manifest, results
 
 SMALL = {"corpus": f"file:{story_file()}", "tokens": 512, "batch": 256, "lr": 5e-3}
 ARMS = ["standard", "sharing:tie=kv", "diagonal"]
@@ -129,7 +129,7 @@ def test_a_torn_last_row_is_not_there_and_a_damaged_one_is_said(tmp_path: Path) 
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
-    one = outline(["base", "up"])
+    one = manifest(["base", "up"])
     contest = one.contests()[0]
     rate = Rate(contest.corpus, contest.size, contest.shape, "base", 1e-3, 2.0, chosen=True, edge=True)
     found = results({"base": BASE, "up": BETTER})

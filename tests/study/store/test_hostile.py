@@ -25,9 +25,9 @@ from headtohead.report.panels.training.curves import curve_rows
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.archive import export_runs
 from headtohead.study.store.history import Marks
-from headtohead.study.store.manifest import read_outline
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import RunDirectory, Store
-from headtohead.study.store.validation import sealed, unsealed, wrong_with_result, wrong_with_spec
+from headtohead.study.store.validation import validate_result, validate_spec, verify_checksum, with_checksum
 from tests.fuzz import JSON, damaged, fuzz, mutated
 
 
@@ -58,13 +58,13 @@ def first(folder: Path) -> RunDirectory:
 @given(data=st.data())
 @fuzz(150)
 def test_any_result_is_judged_or_refused(whole: Path, data: st.DataObject) -> None:
-    outline, added = read_outline(whole / "study.json")
+    manifest, added = read_manifest(whole / "study.json")
     good = {run.id: run.result() or {} for run in Store(whole).runs()}
     chosen = data.draw(st.sampled_from(sorted(good)))
     spoilt = data.draw(mutated(good[chosen]) | JSON)
-    if wrong_with_result(spoilt):
+    if validate_result(spoilt):
         return
-    rows = study_verdicts(outline, good | {chosen: spoilt}, Marks(added))
+    rows = study_verdicts(manifest, good | {chosen: spoilt}, Marks(added))
     assert all(sentence(row) for row in rows)
     assert json.dumps([row.as_dict() for row in rows], allow_nan=False)
 
@@ -97,7 +97,7 @@ def test_any_spec_is_taken_whole_or_refused(whole: Path, data: st.DataObject) ->
         except ValueError:
             return
     name = spoilt.get("id") if isinstance(spoilt, dict) else spec["id"]
-    if not wrong_with_spec(spoilt, name if isinstance(name, str) else spec["id"]):
+    if not validate_spec(spoilt, name if isinstance(name, str) else spec["id"]):
         facts = ArmFacts("x", "x", spoilt, 1, {}, [], {1: [{"step": 1, "tokens": None, "nats": 1.0}]})
         assert len(curve_rows([facts])) == 1
 
@@ -133,13 +133,13 @@ def test_any_study_file_is_an_outline_or_damaged(whole: Path, place: Path, data:
 
 
 def test_a_seal_holds_every_byte() -> None:
-    text = sealed({"status": "done", "x": [1.5, None, "é"]}).encode()
-    assert unsealed(text)["x"] == [1.5, None, "é"]
+    text = with_checksum({"status": "done", "x": [1.5, None, "é"]}).encode()
+    assert verify_checksum(text)["x"] == [1.5, None, "é"]
     for place in range(len(text)):
         for change in (b"", b"#", b" "):
             spoilt = text[:place] + change + text[place + 1 :]
             try:
-                found = unsealed(spoilt)
+                found = verify_checksum(spoilt)
             except ValueError:  # JSON's own, or ours
                 continue
             # All that can pass is a seal that is no longer one, with every value as it was.
@@ -201,7 +201,7 @@ def test_a_strangers_run_executes_no_code(mine: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="trust_files"):
             deed()
     h2h.open_study(mine).write(quiet=True)
-    h2h.examine_study(mine, mend=True, quiet=True)
+    h2h.examine_study(mine, repair=True, quiet=True)
     export_runs(Store(mine), tmp_path / "x.tar.gz")
     assert not (tmp_path / "executed").exists()
 
@@ -342,8 +342,8 @@ def test_a_tokenizer_with_gaps_is_refused(mine: Path) -> None:
 
 
 def test_curves_of_any_numbers_are_drawn(whole: Path) -> None:
-    outline, _ = read_outline(whole / "study.json")
-    arms = gather(whole, outline, outline.contests()[0], Store(whole).results([]), [])
+    manifest, _ = read_manifest(whole / "study.json")
+    arms = gather(whole, manifest, manifest.contests()[0], Store(whole).results([]), [])
     arms[0].curves[1] = [
         {"step": 2, "tokens": None, "nats": 1e308},
         {"step": 10**12, "tokens": 5, "nats": -1.0},
@@ -366,6 +366,6 @@ def test_numbers_that_no_float_holds_are_damage(whole: Path, tmp_path: Path) -> 
     result = run.result()
     assert result is not None
     result["test"]["blocks"] = [[10**400, 1]]
-    assert "are not numbers" in wrong_with_result(result)
+    assert "are not numbers" in validate_result(result)
     run.log({"step": 10**400, "nats": 1.0})
     assert all(row["step"] < 10**9 for row in run.metrics())

@@ -14,7 +14,7 @@ from headtohead.cli.main import main
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.manifest import outline_from
+from headtohead.study.store.manifest import manifest_from
 from headtohead.study.store.run_store import Store
 
 MARK = "computed with numerics 1"
@@ -70,19 +70,19 @@ def test_a_merged_study_never_pairs_two_numerics(old: Path, new: Path) -> None:
     outlines = [json.loads((folder / "study.json").read_text())["outline"] for folder in (old, new)]
     results = {run.id: run.result() or {} for folder in (old, new) for run in Store(folder).runs()}
     both = outlines[1] | {"entries": outlines[0]["entries"] + outlines[1]["entries"]}
-    rows = study_verdicts(outline_from(both), results)
+    rows = study_verdicts(manifest_from(both), results)
     assert [(row.numerics, row.n, MARK in row.notes) for row in rows] == [
         ("1", 2, True),
         (str(NUMERICS), 2, False),
     ]
     split = [
         row
-        for label, outline in zip(("standard", "diagonal"), outlines, strict=True)
-        for row in outline["entries"]
+        for label, manifest in zip(("standard", "diagonal"), outlines, strict=True)
+        for row in manifest["entries"]
         if row["label"] == label
     ]
     assert len(split) == 4
-    assert [row.n for row in study_verdicts(outline_from(outlines[1] | {"entries": split}), results)] == [
+    assert [row.n for row in study_verdicts(manifest_from(outlines[1] | {"entries": split}), results)] == [
         0,
         0,
     ]
@@ -101,7 +101,7 @@ def test_imported_old_runs_are_listed_and_marked_and_not_taken_for_new_ones(
     assert found.summary.done == 4, "every run is computed anew"
     assert f"4 runs {MARK} are left as they are" in capsys.readouterr().out
     assert ids(old) < ids(folder)
-    assert {entry.run for entry in found.outline.entries}.isdisjoint(ids(old))
+    assert {entry.run for entry in found.manifest.entries}.isdisjoint(ids(old))
 
 
 @pytest.mark.parametrize("given", [{}, {"by": ["corpus"]}], ids=["columns found", "columns named"])

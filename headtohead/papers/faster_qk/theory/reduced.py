@@ -23,8 +23,8 @@ RATIOS = (0.01, 0.1, 1.0, 10.0, 100.0)
 LOSSES = (1.0, 0.1, 0.01, 0.001, 1e-4)
 STEP = 10.0
 """The published Runge-Kutta step, in tau = t min(eta_OV, eta_QK)."""
-_MOST_TAU = 5e7
-_MOST_EXPONENT = 60.0
+_MAX_TAU = 5e7
+_MAX_EXPONENT = 60.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Reduced:
         """Return dmu_OV/dtau and dmu_QK/dtau."""
         alpha = 1 / (1 + self.n / self.m * math.exp(-mu_qk))
         slow = min(1.0, r)
-        width = self.b * (math.exp(min(_MOST_EXPONENT, alpha * mu_ov)) + self.classes - 1) * slow
+        width = self.b * (math.exp(min(_MAX_EXPONENT, alpha * mu_ov)) + self.classes - 1) * slow
         ov = alpha / width
         return ov, r * (self.classes - 1) / (self.classes * self.b) * (1 - alpha) * mu_ov * ov
 
@@ -119,7 +119,7 @@ class Reduced:
 
         events = [reaches(bound) for bound in losses]
         events[-1].terminal = True  # type: ignore[attr-defined]
-        span = (0.0, math.log1p(_MOST_TAU))
+        span = (0.0, math.log1p(_MAX_TAU))
         found = solve_ivp(
             right, span, [0.0, 0.0], method="LSODA", rtol=1e-11, atol=1e-13, events=events, dense_output=True
         )
@@ -148,7 +148,7 @@ class Reduced:
         bounds = list(losses)
         before = (self.loss(0.0, 0.0), ov, qk)
         half, count, slope = STEP / 2, 0, self.slope
-        while bounds and tau < _MOST_TAU:
+        while bounds and tau < _MAX_TAU:
             a, e = slope(r, ov, qk)
             b, f = slope(r, ov + half * a, qk + half * e)
             c, g = slope(r, ov + half * b, qk + half * f)

@@ -145,7 +145,7 @@ def explained(rows: list[Row], view: View) -> Chart:
     offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
     # An interval over two seeds may reach far beyond: it is cut off at the frame.
     span = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
-    colour = alt.Color(
+    color = alt.Color(
         "arm:N",
         scale=view.scale,
         legend=alt.Legend(
@@ -172,13 +172,13 @@ def explained(rows: list[Row], view: View) -> Chart:
         of("means")
         .transform_filter("isValid(datum.low)")
         .mark_rule(strokeWidth=2, opacity=0.5, clip=True)
-        .encode(x=x("low"), x2="high:Q", y=y, yOffset=offset, color=colour),
+        .encode(x=x("low"), x2="high:Q", y=y, yOffset=offset, color=color),
         of("seeds")
         .mark_circle(size=46, opacity=0.7)
-        .encode(x=x("value"), y=y, yOffset=offset, color=colour, tooltip=tips),
+        .encode(x=x("value"), y=y, yOffset=offset, color=color, tooltip=tips),
         of("means")
         .mark_tick(thickness=2.5, size=16)
-        .encode(x=x("mean"), y=y, yOffset=offset, color=colour, tooltip=spread),
+        .encode(x=x("mean"), y=y, yOffset=offset, color=color, tooltip=spread),
     ]
     height = len(words) * max(44, 18 * len(labels) + 14)
     chart = alt.layer(*layers).add_params(axis).properties(width="container", height=height)

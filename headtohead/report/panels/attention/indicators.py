@@ -81,15 +81,15 @@ def indicators_by_layer(rows: list[Row], view: View) -> Chart:
     )
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8))
     mean = alt.Y("mean(value):Q", title=None)
-    colour = alt.Color("arm:N", scale=view.scale, legend=legend())
+    color = alt.Color("arm:N", scale=view.scale, legend=legend())
     tips: list[Any] = ["arm:N", "layer:O", "seed:O", alt.Tooltip("value:Q", format=".4~g"), "signed:N"]
     layers = [
-        base.mark_line(strokeWidth=2).encode(x=x, y=mean, color=colour),
-        base.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=colour),
+        base.mark_line(strokeWidth=2).encode(x=x, y=mean, color=color),
+        base.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=color),
         base.mark_point(filled=True, opacity=0.75).encode(
             x=x,
             y=y,
-            color=colour,
+            color=color,
             shape=alt.condition("datum.signed", alt.value("diamond"), alt.value("circle")),
             size=alt.condition("datum.signed", alt.value(70), alt.value(34)),
             tooltip=tips,

@@ -11,7 +11,7 @@ from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes import fits
 
-_MOST_CELLS = 300_000
+_MAX_CELLS = 300_000
 """Cells on one page; of more, only so many arms are shown."""
 _SIDE = 170
 # Seen on white and on black alike.
@@ -56,7 +56,7 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
         seed, rows = found
         chosen = [(row, one) for row in rows for one in row["maps"]]
         cells += sum(len(line) for _, one in chosen for line in one["rows"])
-        if maps and cells > _MOST_CELLS:
+        if maps and cells > _MAX_CELLS:
             left_out.append(arm.label)
             continue
         known = {(one["layer"], one["why"]): (row, one) for row, one in chosen}

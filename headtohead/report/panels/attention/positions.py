@@ -55,12 +55,12 @@ def loss_by_position(rows: list[Row], scale: alt.Scale) -> Chart:
         axis=alt.Axis(format="~s", grid=False, labelOverlap=True),
     )
     y = alt.Y("mean:Q", title="bits per token", scale=alt.Scale(zero=False, nice=True))
-    colour = alt.Color("arm:N", scale=scale, legend=legend())
+    color = alt.Color("arm:N", scale=scale, legend=legend())
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("place:N", title="positions")]
     tips += [alt.Tooltip(f"{name}:Q", format=".4f") for name in ("mean", "low", "high")]
     layers = [
-        data.mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour),
-        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
-        data.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        data.mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color),
+        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=color),
+        data.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
     ]
     return alt.layer(*layers).properties(width="container", height=300)

@@ -62,7 +62,7 @@ def skipped(rows: list[Row], arms: list[str]) -> Chart:
         title=["rise in bits per byte", "(right: those layers matter more)"],
         scale=alt.Scale(nice=True),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "skipped:N",
         sort=kinds,
         scale=alt.Scale(domain=kinds, range=list(_SHADES)),
@@ -73,9 +73,9 @@ def skipped(rows: list[Row], arms: list[str]) -> Chart:
     zero = alt.Chart(alt.Data(values=[{"zero": 0}])).mark_rule(strokeDash=[4, 3], color="#888")
     layers = [
         zero.encode(x="zero:Q"),
-        data.mark_circle(size=60, opacity=0.75).encode(x=x, y=y, yOffset=offset, color=colour, tooltip=tips),
+        data.mark_circle(size=60, opacity=0.75).encode(x=x, y=y, yOffset=offset, color=color, tooltip=tips),
         data.mark_tick(thickness=2.5, size=13).encode(
-            x=alt.X("mean(rise):Q"), y=y, yOffset=offset, color=colour
+            x=alt.X("mean(rise):Q"), y=y, yOffset=offset, color=color
         ),
     ]
     return alt.layer(*layers).properties(width="container", height=74 * len(arms))

@@ -16,7 +16,7 @@ from headtohead.report.panels.base import Figure, Table, View
 
 def figure(views: Sequence[View]) -> Figure | None:
     """Return the statistics of a study's corpora."""
-    found = views[0].outline.statistics if views else {}
+    found = views[0].manifest.statistics if views else {}
     if not found:
         return None
     words = (
@@ -75,14 +75,14 @@ def against_dial(rows: list[Row], scale: alt.Scale) -> Chart:
     )
     title = ["difference in bits per byte", "(below 0 is better)"]
     y = alt.Y("difference:Q", title=title, scale=alt.Scale(nice=True))
-    colour = alt.Color("arm:N", scale=scale, legend=legend())
+    color = alt.Color("arm:N", scale=scale, legend=legend())
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("dial:Q"), alt.Tooltip("verdict:N")]
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
     zero = alt.Chart(alt.Data(values=[{"zero": 0}])).mark_rule(strokeDash=[4, 3], color="#888")
     layers = [
         zero.encode(y="zero:Q"),
-        data.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour),
-        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
-        data.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        data.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color),
+        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=color),
+        data.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
     ]
     return alt.layer(*layers).properties(width="container", height=280)

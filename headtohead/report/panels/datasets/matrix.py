@@ -38,12 +38,12 @@ def matrix_cells(views: Sequence[View]) -> list[Cell]:
     probes: dict[str, dict[str, Any]] = {}
     for view in views:
         for arm in view.arms:
-            runs = view.outline.runs(view.contest, arm.label)
+            runs = view.manifest.runs(view.contest, arm.label)
             results |= {runs[seed]: result for seed, result in arm.results.items()}
             for name, by_seed in arm.probes.items():
                 for seed, found in by_seed.items():
                     probes.setdefault(runs[seed], {})[name] = found
-    return corpus_matrix(views[0].outline, results, probes) if views else []
+    return corpus_matrix(views[0].manifest, results, probes) if views else []
 
 
 def matrix_rows(cells: Sequence[Cell]) -> list[Row]:
@@ -108,7 +108,7 @@ def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = (
     names.labelOffset = -8
     names.labelLimit = alt.ExprRef(f"{NARROW} ? 120 : 320")
     y = alt.Y("arm:N", sort=order, title=None, axis=names, scale=alt.Scale(paddingInner=0.04))
-    colour = alt.Color(
+    color = alt.Color(
         "verdict:N",
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
         legend=alt.Legend(title=None, orient="bottom", columns=alt.ExprRef(f"{NARROW} ? 2 : 4")),
@@ -117,7 +117,7 @@ def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = (
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
     strength = alt.Opacity("strength:Q", scale=None)
     layers = [
-        data.mark_rect().encode(x=x, y=y, color=colour, opacity=strength, tooltip=tips),
+        data.mark_rect().encode(x=x, y=y, color=color, opacity=strength, tooltip=tips),
         data.mark_text(dy=-6, fontSize=13).encode(x=x, y=y, text="words:N"),
         data.mark_text(dy=9, fontSize=alt.ExprRef(f"{NARROW} ? 8 : 10")).encode(x=x, y=y, text="interval:N"),
     ]

@@ -97,7 +97,7 @@ def task_scores(rows: list[Row], view: View) -> Chart:
         scale=alt.Scale(zero=False, nice=True),
         axis=alt.Axis(format="%"),
     )
-    colour = alt.Color(
+    color = alt.Color(
         "arm:N",
         scale=view.scale,
         legend=alt.Legend(title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4")),
@@ -113,12 +113,12 @@ def task_scores(rows: list[Row], view: View) -> Chart:
         .mark_tick(size=18 * len(view.labels) + 8, thickness=1.5, color="#888", strokeDash=[4, 3])
         .encode(x=alt.X(f"{_CHANCE}:Q"), y=y),
         spread.mark_rule(strokeWidth=2, opacity=0.5).encode(
-            x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset, color=colour
+            x=alt.X("low:Q"), x2="high:Q", y=y, yOffset=offset, color=color
         ),
         alt.Chart(alt.Data(values=rows))
         .mark_circle(size=46, opacity=0.7)
-        .encode(x=x, y=y, yOffset=offset, color=colour, tooltip=tips),
-        spread.mark_tick(thickness=2.5, size=16).encode(x=alt.X("mean:Q"), y=y, yOffset=offset, color=colour),
+        .encode(x=x, y=y, yOffset=offset, color=color, tooltip=tips),
+        spread.mark_tick(thickness=2.5, size=16).encode(x=alt.X("mean:Q"), y=y, yOffset=offset, color=color),
     ]
     height = len(tasks) * (18 * len(view.labels) + 14)
     return alt.layer(*layers).properties(width="container", height=height)

@@ -64,7 +64,7 @@ def _values(circuits: Any) -> dict[str, float]:
     for name in VALUES:
         tag, _, key = name.partition("_")
         given = circuits.get(tag, {}).get(key) if isinstance(circuits.get(tag), dict) else None
-        known = [float(value) for value in given if _sound(value)] if isinstance(given, list) else []
+        known = [float(value) for value in given if _is_valid(value)] if isinstance(given, list) else []
         if known:
             squares = math.fsum(value * value for value in known)
             found[name] = (
@@ -75,7 +75,7 @@ def _values(circuits: Any) -> dict[str, float]:
     return found
 
 
-def _sound(value: Any) -> bool:
+def _is_valid(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
 
 

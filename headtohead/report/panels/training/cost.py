@@ -107,7 +107,7 @@ def quality_against_cost(
         axis=alt.Axis(format="~s", grid=False, labelOverlap=True, tickCount=6),
     )
     y = alt.Y("value:Q", title=f"{unit} on test", scale=alt.Scale(zero=False, nice=True, padding=14))
-    colour = alt.Color("arm:N", scale=scale, legend=None)
+    color = alt.Color("arm:N", scale=scale, legend=None)
     means, dots = at_axis_rows("means"), at_axis_rows("seeds")
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("value:Q", format=".4f")]
     tips += [alt.Tooltip(f"{name}:Q", title=COST_AXES[name][0], format=",.4~s") for name in names]
@@ -123,14 +123,14 @@ def quality_against_cost(
             ),
         )
         .encode(x=x, y=y),
-        dots.mark_circle(size=26, opacity=0.4).encode(x=x, y=y, color=colour, tooltip=seed_tips),
-        means.mark_point(filled=True, size=130, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        dots.mark_circle(size=26, opacity=0.4).encode(x=x, y=y, color=color, tooltip=seed_tips),
+        means.mark_point(filled=True, size=130, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
         means.transform_filter(f"datum.x <= {middle}")
         .mark_text(align="left", dx=5, dy=-14, fontSize=12, limit=170)
-        .encode(x=x, y=y, text="arm:N", color=colour),
+        .encode(x=x, y=y, text="arm:N", color=color),
         means.transform_filter(f"datum.x > {middle}")
         .mark_text(align="right", dx=-5, dy=-14, fontSize=12, limit=170)
-        .encode(x=x, y=y, text="arm:N", color=colour),
+        .encode(x=x, y=y, text="arm:N", color=color),
     ]
     axes = {name: COST_AXES[name] for name in names}
     return switched(layers, axes, axis, {"means": rows, "seeds": seeds}, height=320)

@@ -115,7 +115,7 @@ def learning_curves(
         if floor * 0.97 <= tick <= top * 1.02
     ]
     y = alt.Y("mean:Q", title=unit, scale=y_scale, axis=alt.Axis(values=ticks, format="~g"))
-    colour = alt.Color("arm:N", scale=scale, legend=legend())
+    color = alt.Color("arm:N", scale=scale, legend=legend())
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("tokens:Q", format=","), alt.Tooltip("flops:Q", format=".3s")]
     tips += [alt.Tooltip("seconds:Q", format=".1f")]
     tips += [alt.Tooltip(f"{name}:Q", format=".4f") for name in ("mean", "low", "high")]
@@ -130,16 +130,16 @@ def learning_curves(
             x=x,
             y=alt.Y("low:Q", scale=y_scale),
             y2="high:Q",
-            color=colour,
+            color=color,
             opacity=alt.condition(pick, alt.value(0.16), alt.value(0)),
         ),
         data.mark_line(strokeWidth=2)
         .encode(
-            x=x, y=y, color=colour, opacity=alt.condition(pick, alt.value(1.0), alt.value(0.07)), tooltip=tips
+            x=x, y=y, color=color, opacity=alt.condition(pick, alt.value(1.0), alt.value(0.07)), tooltip=tips
         )
         .add_params(pick),
         data.mark_point(filled=True, size=70)
-        .encode(x=x, y=y, color=colour, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0)))
+        .encode(x=x, y=y, color=color, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0)))
         .add_params(near),
     ]
     axes = {name: CURVE_AXES[name] for name in names}

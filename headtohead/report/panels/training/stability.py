@@ -17,15 +17,15 @@ def figure(view: View) -> Figure | None:
     results = {
         run: arm.results[seed]
         for arm in view.arms
-        for seed, run in view.outline.runs(view.contest, arm.label).items()
+        for seed, run in view.manifest.runs(view.contest, arm.label).items()
         if seed in arm.results
     }
-    rows = contest_stability(Store(view.path), view.outline, view.contest, results)
+    rows = contest_stability(Store(view.path), view.manifest, view.contest, results)
     if not any(row.runs for row in rows):
         return None
     words = (
-        f"Tokens to target: how many an arm needs to reach {view.outline.baseline}'s final training loss, as a share of "
-        f"what {view.outline.baseline} needs there, with the 95 % interval over paired seeds; below 1 learns sooner. "
+        f"Tokens to target: how many an arm needs to reach {view.manifest.baseline}'s final training loss, as a share of "
+        f"what {view.manifest.baseline} needs there, with the 95 % interval over paired seeds; below 1 learns sooner. "
         "Gradient tail: 99th percentile of the gradient norm over its median."
     )
     tuned = any(row.rate_rise is not None for row in rows)
@@ -52,7 +52,7 @@ def figure(view: View) -> Figure | None:
             "high": row.tokens_ratio_high,
         }
         for row in rows
-        if row.tokens_ratio is not None and row.label != view.outline.baseline
+        if row.tokens_ratio is not None and row.label != view.manifest.baseline
     ]
     chart = tokens_to_target(known, view) if known else None
     return Figure("Stability and sample efficiency.", words, chart, table=table)
@@ -83,11 +83,11 @@ def tokens_to_target(rows: list[Row], view: View) -> Chart:
     scale = alt.Scale(type="log", domain=[min(low, 0.9), max(high, 1.1)], nice=False, clamp=True)
     x = alt.X(
         "ratio:Q",
-        title=[f"tokens to {view.outline.baseline}'s final loss", "over its own (left is sooner)"],
+        title=[f"tokens to {view.manifest.baseline}'s final loss", "over its own (left is sooner)"],
         scale=scale,
         axis=alt.Axis(format=".3~g", tickCount=6, grid=False, labelOverlap=True),
     )
-    colour = alt.Color("arm:N", scale=view.scale, legend=None)
+    color = alt.Color("arm:N", scale=view.scale, legend=None)
     tips: list[Any] = [
         "arm:N",
         *(alt.Tooltip(f"{name}:Q", format=".3f") for name in ("ratio", "low", "high")),
@@ -98,7 +98,7 @@ def tokens_to_target(rows: list[Row], view: View) -> Chart:
         one.encode(x=alt.X("one:Q", scale=scale)),
         data.transform_filter("isValid(datum.low)")
         .mark_rule(strokeWidth=3)
-        .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, tooltip=tips),
-        data.mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips),
+        .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=color, tooltip=tips),
+        data.mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
     ]
     return alt.layer(*layers).properties(width="container", height=34 * len(order))

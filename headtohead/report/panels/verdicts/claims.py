@@ -13,7 +13,7 @@ from headtohead.study.probes import fits
 FILE = "claims.json"
 """Written by whoever judges claims, in the study's directory."""
 _WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason")
-_MOST_OPEN = 6
+_MAX_OPEN = 6
 """More claims than this are folded away: the verdicts stand below them."""
 _CHIPS = ("supported", "contradicted", "open")
 _FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
@@ -49,7 +49,7 @@ def figure(views: Sequence[View]) -> Figure | None:
         for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
     ]
     head = ("claim", "statement", "direction", "size", "published", "measured, and why", "scale")
-    folded = f"All {len(rows)} claims" if len(rows) > _MOST_OPEN else ""
+    folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
     table = Table(head, rows, left=len(head), folded=folded)
     links = _links(views[0].path)
     if links:

@@ -7,7 +7,7 @@ import altair as alt
 from headtohead.report.charts import NARROW, Chart, arm_axis
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.judge.verdict import METRIC, Verdict
-from headtohead.study.store.manifest import metric_words
+from headtohead.study.store.manifest import metric_label
 
 VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "undecided": "#8a8a8a"}
 
@@ -50,10 +50,10 @@ def forest(verdicts: list[Verdict]) -> Chart:
         axis=arm_axis(),
     )
     side = "left" if verdicts[0].better == "lower" else "right"
-    unit = metric_words(verdicts[0].metric)
+    unit = metric_label(verdicts[0].metric)
     title = [f"difference to {verdicts[0].baseline_label}", f"in {unit} ({side} is better)"]
     x = alt.X("difference:Q", title=title, scale=alt.Scale(nice=True))
-    colour = alt.Color(
+    color = alt.Color(
         "verdict:N",
         scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
         legend=alt.Legend(title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4")),
@@ -78,14 +78,14 @@ def forest(verdicts: list[Verdict]) -> Chart:
             [
                 alt.Chart(intervals)
                 .mark_rule(strokeWidth=3)
-                .encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour, tooltip=tips)
+                .encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=color, tooltip=tips)
             ]
             if intervals.values
             else []
         ),
         alt.Chart(data)
         .mark_point(filled=True, size=110, opacity=1)
-        .encode(x=x, y=y, color=colour, tooltip=tips),
-        alt.Chart(data).mark_text(dy=-13, fontSize=12).encode(x=x, y=y, text="words:N", color=colour),
+        .encode(x=x, y=y, color=color, tooltip=tips),
+        alt.Chart(data).mark_text(dy=-13, fontSize=12).encode(x=x, y=y, text="words:N", color=color),
     ]
     return alt.layer(*layers).properties(width="container", height=46 * len(order))

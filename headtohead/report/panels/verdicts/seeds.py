@@ -50,11 +50,11 @@ def seed_values(
         axis=arm_axis(),
     )
     x = alt.X("value:Q", title=title, scale=alt.Scale(zero=False, nice=True))
-    colour = alt.Color("arm:N", scale=scale, legend=None)
+    color = alt.Color("arm:N", scale=scale, legend=None)
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("seed:O"), alt.Tooltip("value:Q", format=".4f")]
-    dots = alt.Chart(data).mark_circle(size=80, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tips)
+    dots = alt.Chart(data).mark_circle(size=80, opacity=0.75).encode(x=x, y=y, color=color, tooltip=tips)
     means = (
-        alt.Chart(data).mark_tick(thickness=2.5, size=26).encode(x=alt.X("mean(value):Q"), y=y, color=colour)
+        alt.Chart(data).mark_tick(thickness=2.5, size=26).encode(x=alt.X("mean(value):Q"), y=y, color=color)
     )
     layers = [dots, means]
     if references:

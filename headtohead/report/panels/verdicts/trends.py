@@ -41,13 +41,13 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
 
 
 def _trends(views: Sequence[View]) -> list[Trend]:
-    outline = views[0].outline
+    manifest = views[0].manifest
     results: dict[str, Row] = {}
     for view in views:
         for arm in view.arms:
-            runs = outline.runs(view.contest, arm.label)
+            runs = manifest.runs(view.contest, arm.label)
             results |= {runs[seed]: result for seed, result in arm.results.items()}
-    return study_trends(outline, results, [row for view in views for row in view.verdicts])
+    return study_trends(manifest, results, [row for view in views for row in view.verdicts])
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
@@ -128,26 +128,24 @@ def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale
     title = "gap to the baseline, bits per byte"
     y = alt.Y("gap:Q", title=title, scale=y_scale)
     low, high = alt.Y("low:Q", scale=y_scale, title=title), alt.Y2("high:Q")
-    colour = alt.Color("arm:N", scale=scale, legend=legend())
+    color = alt.Color("arm:N", scale=scale, legend=legend())
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("at:N", title=OVER[over].field)]
     tips += [alt.Tooltip("value:Q", title=OVER[over].words, format=",.4~g")]
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("gap", "low", "high")]
     seed_tips = [*tips[:2], alt.Tooltip("seed:O"), alt.Tooltip("gap:Q", format="+.4f")]
     layers = [
         alt.Chart(alt.Data(values=[{"gap": 0.0}])).mark_rule(color="#7f7f7f").encode(y=y),
-        data["beyond"].mark_area(opacity=0.08, clip=True).encode(x=x, y=low, y2=high, color=colour),
-        data["lines"].mark_area(opacity=0.18, clip=True).encode(x=x, y=low, y2=high, color=colour),
-        data["beyond"]
-        .mark_line(strokeDash=[5, 4], strokeWidth=1.5, clip=True)
-        .encode(x=x, y=y, color=colour),
-        data["lines"].mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour),
+        data["beyond"].mark_area(opacity=0.08, clip=True).encode(x=x, y=low, y2=high, color=color),
+        data["lines"].mark_area(opacity=0.18, clip=True).encode(x=x, y=low, y2=high, color=color),
+        data["beyond"].mark_line(strokeDash=[5, 4], strokeWidth=1.5, clip=True).encode(x=x, y=y, color=color),
+        data["lines"].mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=color),
         data["seeds"]
         .mark_circle(size=20, opacity=0.5, clip=True)
-        .encode(x=x, y=y, color=colour, tooltip=seed_tips),
-        data["points"].mark_rule(strokeWidth=2, clip=True).encode(x=x, y=low, y2=high, color=colour),
+        .encode(x=x, y=y, color=color, tooltip=seed_tips),
+        data["points"].mark_rule(strokeWidth=2, clip=True).encode(x=x, y=low, y2=high, color=color),
         data["points"]
         .mark_point(filled=True, size=90, opacity=1)
-        .encode(x=x, y=y, color=colour, tooltip=tips),
+        .encode(x=x, y=y, color=color, tooltip=tips),
     ]
     short = _apart(trends)
     axes = {key: (short[name], OVER[over].axis) for name, key in keys.items()}

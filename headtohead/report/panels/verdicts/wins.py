@@ -22,7 +22,7 @@ def figure(views: Sequence[View]) -> Figure | None:
     units = {view.unit for view in columns.values()}
     judged = f", all judged by {units.pop()}" if len(units) == 1 else ", with what it is judged by"
     words = (
-        f"Each column is a task{judged}; each cell is an arm's difference to {views[0].outline.baseline} there "
+        f"Each column is a task{judged}; each cell is an arm's difference to {views[0].manifest.baseline} there "
         "(above 0 is better), below it the 95 % interval over paired seeds. The colour is the verdict, strong where a difference "
         "is decided and large beside the others of its task; dots are single seeds, 0 in the middle of the cell."
     )
@@ -32,7 +32,7 @@ def figure(views: Sequence[View]) -> Figure | None:
 
 def _columns(views: Sequence[View]) -> dict[str, View]:
     """Return the contests of tasks by what sets them apart, with the metric where it is not the same for all."""
-    tasks = [view for view in views if view.contest.corpus_label in view.outline.measures]
+    tasks = [view for view in views if view.contest.corpus_label in view.manifest.measures]
     if len({view.contest.corpus_label for view in tasks}) < 2:
         return {}
     places = [view.contest.place for view in tasks]
