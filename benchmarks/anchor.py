@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from headtohead.common.files import write_json
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
-from headtohead.evaluate.loss import score_split
+from headtohead.evaluation.loss import score_split
 from headtohead.mechanisms.contract.base import Cache, Frame
 from headtohead.mechanisms.standard import Standard
 from headtohead.model.decoder import Decoder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headtohead.common.progress import progress_bar
 from headtohead.data.shards import prepare
-from headtohead.evaluate.corpus_stats import WINDOW, Statistics, corpus_statistics
+from headtohead.evaluation.corpus_stats import WINDOW, Statistics, corpus_statistics
 
 
 def corpus_stats(
@@ -17,7 +17,7 @@ def corpus_stats(
     data_dir: str | Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Statistics]:
-    """Return the statistics of corpora by label, for windows of so many bytes (headtohead/evaluate/corpus_stats.py says which)."""
+    """Return the statistics of corpora by label, for windows of so many bytes (headtohead/evaluation/corpus_stats.py says which)."""
     found = {}
     with progress_bar("statistics", quiet) as progress:
         for name in [corpora] if isinstance(corpora, str) else corpora:

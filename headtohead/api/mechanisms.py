@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.evaluate.cost import arm_cost
+from headtohead.evaluation.cost import arm_cost
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.registry import Kind
 from headtohead.mechanisms.contract.terms import Composed, Term

@@ -13,8 +13,8 @@ from headtohead.common.progress import progress_bar
 from headtohead.data.corpora import SPLITS
 from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
-from headtohead.evaluate.loss import Score, score_split
-from headtohead.evaluate.zeroshot import TaskScore, score_examples
+from headtohead.evaluation.loss import Score, score_split
+from headtohead.evaluation.zeroshot import TaskScore, score_examples
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate

@@ -9,7 +9,7 @@ from typing import Any
 
 from headtohead.common.files import write_atomic
 from headtohead.common.numbers import short_count
-from headtohead.evaluate.cost import arm_cost, attention_parameters
+from headtohead.evaluation.cost import arm_cost, attention_parameters
 from headtohead.mechanisms.contract.describe import Description, describe
 from headtohead.mechanisms.contract.options import value_text
 from headtohead.mechanisms.contract.registry import builtin_mechanisms

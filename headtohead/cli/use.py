@@ -19,10 +19,10 @@ from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir, prepare
 from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.registry import prepare_task, task_files, task_names
-from headtohead.evaluate.corpus_stats import statistics_head, statistics_row
-from headtohead.evaluate.references import reference_lines
-from headtohead.evaluate.tasks import MARGINS
-from headtohead.evaluate.zeroshot import TaskScore
+from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
+from headtohead.evaluation.references import reference_lines
+from headtohead.evaluation.tasks import MARGINS
+from headtohead.evaluation.zeroshot import TaskScore
 from headtohead.model.generation import Sampling
 from headtohead.study.store.manifest import metric_label
 from headtohead.study.store.run_store import find_run

@@ -9,7 +9,7 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
-from headtohead.evaluate.tasks import MARGINS
+from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words

@@ -16,8 +16,8 @@ from headtohead.common.errors import UserError
 from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Prepared, Split, prepare
 from headtohead.data.tasks.base import Material, Text, encoded
-from headtohead.evaluate.loss import score_split
-from headtohead.evaluate.references import reference_lines
+from headtohead.evaluation.loss import score_split
+from headtohead.evaluation.references import reference_lines
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

@@ -67,7 +67,7 @@ def adopt(value: object, name: str, where: str) -> Kind:
     if not vars(kind).get("name"):  # a name that is inherited is that of another mechanism
         kind.name = name
     if "recordable" in vars(kind) and "graph_safe" not in vars(kind):  # the name until version 0.2
-        kind.graph_safe = vars(kind)["recordable"]
+        setattr(kind, "graph_safe", vars(kind)["recordable"])  # noqa: B010  a property of the class
     return kind
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from headtohead.evaluate.cost import arm_cost
+from headtohead.evaluation.cost import arm_cost
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import find_size
 from headtohead.study.claims.criteria import Criterion

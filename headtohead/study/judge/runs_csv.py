@@ -14,7 +14,7 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile, UserError, unknown
 from headtohead.common.files import digest
 from headtohead.common.numbers import is_number
-from headtohead.evaluate.tasks import MARGINS
+from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import Contest, Entry, Manifest

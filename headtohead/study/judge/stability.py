@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headtohead.evaluate.stability import final_loss, gradient_tail, spikes, tokens_to_target
+from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest
 from headtohead.study.store.run_store import Store

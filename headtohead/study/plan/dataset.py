@@ -19,9 +19,9 @@ from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.data.windows import Windows
-from headtohead.evaluate.loss import score_split
-from headtohead.evaluate.references import reference_lines
-from headtohead.evaluate.tasks import (
+from headtohead.evaluation.loss import score_split
+from headtohead.evaluation.references import reference_lines
+from headtohead.evaluation.tasks import (
     MARGINS,
     as_phrase,
     check_answerable,

@@ -15,7 +15,7 @@ from headtohead.common.numbers import exact_count
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tasks.registry import prepare_task
-from headtohead.evaluate.corpus_stats import Statistics, corpus_statistics
+from headtohead.evaluation.corpus_stats import Statistics, corpus_statistics
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from headtohead.common.files import canonical_json, digest
-from headtohead.evaluate.corpus_stats import Statistics
+from headtohead.evaluation.corpus_stats import Statistics
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec

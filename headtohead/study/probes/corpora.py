@@ -12,7 +12,7 @@ from headtohead.data.corpora import check_known, find_corpus, stable_name
 from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Split, cache_dir
 from headtohead.data.tokenizers import Tokenizer
-from headtohead.evaluate.loss import score_split
+from headtohead.evaluation.loss import score_split
 from headtohead.study.probes.base import Found, Probe, Subject
 
 NAME = "corpora"

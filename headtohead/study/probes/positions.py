@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headtohead.evaluate.loss import nats_by_position
+from headtohead.evaluation.loss import nats_by_position
 from headtohead.study.probes.base import Found, Probe, Subject
 
 

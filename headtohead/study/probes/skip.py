@@ -9,7 +9,7 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.progress import part_of
-from headtohead.evaluate.loss import score_split
+from headtohead.evaluation.loss import score_split
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import skipped_layers
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number

@@ -7,7 +7,7 @@ import math
 from headtohead.common.errors import UserError
 from headtohead.common.progress import part_of
 from headtohead.data.tasks.zeroshot import ALL, chosen_tasks, find_task
-from headtohead.evaluate.zeroshot import TaskScore, score_examples
+from headtohead.evaluation.zeroshot import TaskScore, score_examples
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
 
 

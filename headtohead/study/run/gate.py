@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headtohead.common.errors import first_line
-from headtohead.evaluate.loss import windows_per_pass
+from headtohead.evaluation.loss import windows_per_pass
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.check.gate import GateResult, Trial, check_causality
 from headtohead.model.decoder import Decoder

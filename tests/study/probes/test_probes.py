@@ -16,7 +16,7 @@ from headtohead import Study, load
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
-from headtohead.evaluate.loss import nats_by_position, score_split
+from headtohead.evaluation.loss import nats_by_position, score_split
 from headtohead.interpret.indicators import indicators
 from headtohead.interpret.maps import layer_maps
 from headtohead.model.decoder import Decoder

@@ -270,7 +270,7 @@ def test_the_result_shows_itself(finished: Path) -> None:
 
 def test_load_gives_the_trained_model_and_its_tokenizer(finished: Path, story: Path) -> None:
     from headtohead.data.shards import prepare
-    from headtohead.evaluate.loss import score_split
+    from headtohead.evaluation.loss import score_split
 
     run = Store(finished).runs()[0]
     model, tokenizer = h2h.load(run.path)

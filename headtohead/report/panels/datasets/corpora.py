@@ -9,7 +9,7 @@ import altair as alt
 
 from headtohead.common.errors import UserError
 from headtohead.data.coherence import parse_dial
-from headtohead.evaluate.corpus_stats import statistics_head, statistics_row
+from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
 from headtohead.report.charts import Chart, Row, legend
 from headtohead.report.panels.base import Figure, Table, View
 

@@ -11,9 +11,9 @@ import torch
 
 from headtohead.data.retokenize import tokens_of
 from headtohead.data.shards import Split, prepare
-from headtohead.evaluate.cost import arm_cost
-from headtohead.evaluate.loss import MAX_BLOCKS, score_split
-from headtohead.evaluate.references import reference_lines
+from headtohead.evaluation.cost import arm_cost
+from headtohead.evaluation.loss import MAX_BLOCKS, score_split
+from headtohead.evaluation.references import reference_lines
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

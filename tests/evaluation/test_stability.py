@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headtohead.evaluate.stability import final_loss, gradient_tail, spikes, tokens_to_target
+from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 
 
 def rows(nats: Any, **columns: Any) -> list[dict[str, Any]]:

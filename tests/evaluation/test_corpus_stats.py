@@ -10,7 +10,7 @@ import pytest
 from headtohead import corpus_stats
 from headtohead.common.errors import UserError
 from headtohead.data.shards import prepare
-from headtohead.evaluate.corpus_stats import COLUMNS, corpus_statistics, statistics_row
+from headtohead.evaluation.corpus_stats import COLUMNS, corpus_statistics, statistics_row
 
 
 def test_known_texts_have_known_numbers(tmp_path: Path) -> None:

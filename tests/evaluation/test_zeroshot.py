@@ -12,7 +12,7 @@ from torch import Tensor
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.zeroshot import Choice, Example, Task, find_task, task_names
 from headtohead.data.tokenizers import Bytes, Tokenizer
-from headtohead.evaluate.zeroshot import score_examples
+from headtohead.evaluation.zeroshot import score_examples
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES

@@ -13,7 +13,7 @@ from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example, Material, Task, Text, encoded
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.data.tokenizers import Bytes
-from headtohead.evaluate.tasks import (
+from headtohead.evaluation.tasks import (
     answer_f1,
     check_answerable,
     chosen_metric,
