@@ -1,13 +1,13 @@
-"""An accepted number reproduced: nanoGPT's character model of Shakespeare, trained by this package's trainer.
+"""Reproduce a published number: nanoGPT's character model of Shakespeare, trained by this package's trainer.
 
     python benchmarks/anchor.py [--data DIR] [--device cuda] [--seeds 3] [--out FILE]
 
 nanoGPT (config/train_shakespeare_char.py) trains 6 layers of width 384, 6 heads, context 256, batches of 64 windows, 5,000
 steps, dropout 0.2, AdamW 1e-3 to 1e-4, and reports a best validation loss of 1.4697 nats per character on the last tenth of the
 text. Here `standard` is trained with the same shape and settings (`gpt2`: learned positions, LayerNorm, GELU; dropout of
-embeddings, block outputs and attention weights), and with the
-shape that this package uses by default at about the same number of parameters (`llama`: RoPE, RMSNorm, SwiGLU). Validation is
-scored every 250 steps on the whole last tenth, and the best is reported, as there.
+embeddings, block outputs and attention weights), and with this package's default shape at about the same number of
+parameters (`llama`: RoPE, RMSNorm, SwiGLU). The whole last tenth is scored every 250 steps and the best loss is reported,
+as in nanoGPT.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHAPES = {
 
 
 class AttentionDropout(Standard):
-    """`standard` that drops a fifth of the attention weights while training, as nanoGPT does."""
+    """`standard` with dropout 0.2 on the attention weights during training, as in nanoGPT."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values (batch, heads, time, dim)."""
@@ -69,7 +69,7 @@ def text_splits(folder: Path) -> dict[str, Split]:
 def train(
     size: Size, splits: dict[str, Split], seed: int, device: torch.device, steps: int
 ) -> dict[str, Any]:
-    """Return the best validation loss in nats, the step it was reached at, and the whole curve."""
+    """Return the best validation loss in nats, its step, and the whole curve."""
     torch.manual_seed(seed)
     model = Decoder(size, parse_layout(AttentionDropout).layers(size.layers), seed).to(device)
     batch = 64 * size.context
@@ -106,7 +106,7 @@ def train(
 
 
 def main() -> None:
-    """Train every shape and seed; print and write what came of it."""
+    """Train every shape and seed; print and write the results."""
     parser = argparse.ArgumentParser(description="nanoGPT's Shakespeare number")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,11 +1,11 @@
-"""How often real studies of two equal arms name a winner.
+"""Measure how often real studies of two equal arms declare a winner.
 
     python benchmarks/calibration.py [--studies 40] [--seeds 5] [--tokens 300k] [--workers 0] [--out FILE]
 
-Trains `standard` and a copy with other start values (benchmarks/renamed.py) on the same windows, `studies` times `seeds` seeds
-of each, and judges every group of seeds as a study of its own. Whatever is called better or worse is a false winner. The same
-differences are also regrouped at random many times, which narrows the interval around the rate of the judge on real noise.
-Runs are kept in --runs and not done again. The last line is one JSON document; --out writes it to a file.
+Trains `standard` and a copy with different start values (benchmarks/renamed.py) on the same windows, `studies` times `seeds`
+seeds of each, and judges every group of seeds as a separate study. Every verdict of better or worse is a false winner. The
+same differences are also regrouped at random many times, which narrows the confidence interval of the false-winner rate on
+real noise. Runs are kept in --runs and reused. The last line is one JSON document; --out writes it to a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def interval(count: int, total: int, share: float = 0.95) -> tuple[float, float]
 
 
 def judged(result: Any, seeds: int) -> list[dict[str, Any]]:
-    """Return the verdict of every group of seeds, each judged as a study of its own."""
+    """Return the verdict of every group of seeds, each judged as a separate study."""
     rows = []
     every = result.manifest.seeds
     for first in range(0, len(every), seeds):
@@ -62,9 +62,9 @@ def judged(result: Any, seeds: int) -> list[dict[str, Any]]:
 
 
 def regrouped(differences: np.ndarray[Any, Any], seeds: int) -> float:
-    """Return how often random groups of the differences, each with a random sign, would be called better or worse.
+    """Return how often random groups of the differences, each with a random sign, are judged better or worse.
 
-    Under equal arms the sign of a difference is by chance, so that drawing it again changes nothing that is true.
+    Under equal arms the sign of a difference is random, so drawing it again leaves the distribution unchanged.
     """
     draw = np.random.default_rng(0)
     count = 0

@@ -1,8 +1,8 @@
-"""Time and memory of turning enwik8 into byte shards and into a 16k BPE.
+"""Measure the time and memory of preparing enwik8 as byte shards and as a 16k BPE.
 
     H2H_DATA=DIR python benchmarks/data_preparation.py
 
-Each is done from nothing in a process of its own. The last line is one JSON document.
+Each is prepared with an empty cache in a separate process. The last line is one JSON document.
 """
 
 from __future__ import annotations

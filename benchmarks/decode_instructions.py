@@ -1,11 +1,11 @@
-"""Machine code of the kernels that decode with turned keys, counted without a GPU: instructions for each number read.
+"""Count the machine instructions per number read of the kernels that decode with rotated keys, without a GPU.
 
     python benchmarks/decode_instructions.py
     python benchmarks/decode_instructions.py --all      # every layout of decode_sweep.py
 
-Triton compiles for compute capability 9.0 (H100, H200) and its own tools take the result apart; nothing runs. `Sums` is counted for
-heads of 64, `Config` for four query heads of 128 on a key head: the two shapes aimed at. Time for it, if nothing waited: numbers
-read x instructions / (32 lanes x 4 a cycle x multiprocessors x clock).
+Triton compiles for compute capability 9.0 (H100, H200) and its own tools disassemble the result; nothing runs. `Sums` is
+counted for heads of 64, `Config` for four query heads of 128 on a key head: the two target shapes. The time without stalls is
+numbers read x instructions / (32 lanes x 4 a cycle x multiprocessors x clock).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POINTERS |= {"place_at": "*i64"}
 
 
 def compile_for_hopper(config: Config | Sums) -> tuple[Any, float]:
-    """Return the compiled kernel and how many numbers a lane reads in a turn of its loop."""
+    """Return the compiled kernel and how many numbers a lane reads per loop iteration."""
     if isinstance(config, Sums):
         kernel, block = sums, config.block(128)
         settings = {"TILES": config.tiles, "ROWS": block // config.tiles, "AHEAD": config.ahead}
@@ -55,37 +55,37 @@ def compile_for_hopper(config: Config | Sums) -> tuple[Any, float]:
     types = {name: POINTERS.get(name, "fp32" if name == "scale" else "i32") for name in names}
     types |= dict.fromkeys(settings, "constexpr")
     even = [
-        place
-        for place, name in enumerate(names)
+        index
+        for index, name in enumerate(names)
         if types[name] not in ("fp32", "constexpr") and name != "turns"
     ]
-    hints = {(place,): [["tt.divisibility", 16]] for place in even}
+    hints = {(index,): [["tt.divisibility", 16]] for index in even}
     options = {"num_warps": config.warps} | ({"maxnreg": config.registers} if config.registers else {})
     source = ASTSource(kernel, types, settings, hints)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), numbers
 
 
-def taken_apart(cubin: bytes) -> tuple[int, int, list[str]]:
-    """Return registers and stack bytes of a thread, and the instructions of the longest loop."""
+def disassemble(cubin: bytes) -> tuple[int, int, list[str]]:
+    """Return the registers and stack bytes per thread, and the instructions of the longest loop."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage, code = (
             subprocess.run(
-                [TOOLS / "cuobjdump", wish, file.name], capture_output=True, text=True, check=True
+                [TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True
             ).stdout
-            for wish in ("-res-usage", "-sass")
+            for flag in ("-res-usage", "-sass")
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    lines = [(int(at, 16), words) for at, words in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", code)]
+    lines = [(int(at, 16), line) for at, line in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", code)]
     jumps = [
         (int(to[1], 16), at)
-        for at, words in lines
-        if "BRA" in words and (to := re.search(r"0x([0-9a-f]+)", words))
+        for at, line in lines
+        if "BRA" in line and (to := re.search(r"0x([0-9a-f]+)", line))
     ]
     start, end = max((jump for jump in jumps if jump[0] < jump[1]), key=lambda jump: jump[1] - jump[0])
-    return int(found[1]), int(found[2]), [words for at, words in lines if start <= at <= end]
+    return int(found[1]), int(found[2]), [line for at, line in lines if start <= at <= end]
 
 
 def main() -> None:
@@ -93,22 +93,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="the sweep's layouts, not only those in use")
+    parser.add_argument("--all", action="store_true", help="count every layout of the sweep, not only those in use")
     layouts = [CONFIGS[True, True], CONFIGS[True, False]]
     if parser.parse_args().all:
-        # Sums are counted at the first shape and products at the second; how many programs there are changes no code.
+        # Sums are counted at the first shape and products at the second; the number of programs does not change the code.
         wanted = [config for config in ALONE if isinstance(config, Sums)] + SHARED
         layouts = list({dataclasses.replace(config, programs=0): config for config in wanted}.values())
     for config in layouts:
         kernel, numbers = compile_for_hopper(config)
-        registers, stack, loop = taken_apart(kernel.asm["cubin"])
-        kinds = collections.Counter(re.sub(r"^@\S+\s+", "", words).split()[0].split(".")[0] for words in loop)
+        registers, stack, loop = disassemble(kernel.asm["cubin"])
+        kinds = collections.Counter(re.sub(r"^@\S+\s+", "", line).split()[0].split(".")[0] for line in loop)
         common = ", ".join(f"{name} {count}" for name, count in kinds.most_common(12))
         print(
-            f"{config}\n  {len(loop) / numbers:.2f} instructions a number, {registers} registers, {stack} bytes of stack"
+            f"{config}\n  {len(loop) / numbers:.2f} instructions per number, {registers} registers, {stack} bytes of stack"
         )
         print(
-            f"  {kernel.metadata.shared} bytes shared, {kinds['BAR']} barriers a turn; {common}", flush=True
+            f"  {kernel.metadata.shared} bytes shared, {kinds['BAR']} barriers per iteration; {common}", flush=True
         )
 
 

@@ -1,9 +1,9 @@
-"""Layouts of the decoding kernel on a GPU, with K=V and with values of their own: milliseconds and share of the copy's speed.
+"""Time the layouts of the decoding kernel on a GPU, with K=V and with separate values: milliseconds and share of copy speed.
 
     python benchmarks/decode_layouts.py --out layouts.json
 
-The query stands at a place on the device, as in a recorded step. A layout that fails is a row with the reason. The last line
-is one JSON document.
+The query's position is a device tensor, as in a step captured as a CUDA graph. A layout that fails gives a row with the
+reason. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def main() -> None:
     arguments = parser.parse_args()
     device = choose_device("auto")
     if device.type != "cuda":
-        parser.error("layouts of a GPU kernel are measured on a GPU; this machine has none")
+        parser.error("this benchmark needs a GPU; none was found")
     batch, heads, keys, dim = arguments.shape
     bandwidth = copy_bandwidth(device)
     q = torch.randn(batch, heads, dim, device=device, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads, keys, dim, device=device, dtype=torch.bfloat16) for _ in range(2))
-    place = torch.tensor([keys - 40], device=device)
+    position = torch.tensor([keys - 40], device=device)
     rows: list[dict[str, Any]] = []
     for apart in (False, True):
         read = (1 + apart) * batch * heads * (keys - 39) * dim * 2
@@ -51,7 +51,7 @@ def main() -> None:
             try:
                 seconds = seconds_of(
                     lambda config=config, values=values: decode_triton.decode(  # type: ignore[misc]
-                        q, k, None, 0, dim**-0.5, config, values=values, place=place
+                        q, k, None, 0, dim**-0.5, config, values=values, place=position
                     ),
                     device,
                 )

@@ -1,13 +1,12 @@
-"""Layouts of the kernels that decode with keys turned in the score, each timed at the two shapes that are aimed at.
+"""Time the layouts of the kernels that decode with keys rotated in the score, at the two target shapes.
 
     python benchmarks/decode_sweep.py --out sweep.json                   # a GPU: bf16, about 90 seconds
-    TRITON_INTERPRET=1 python benchmarks/decode_sweep.py --out sweep.json    # CPU: tiny shapes, only to see that it runs
+    TRITON_INTERPRET=1 python benchmarks/decode_sweep.py --out sweep.json    # CPU: tiny shapes, a smoke test
 
-Every layout is a row: milliseconds (medians of calls replayed as one CUDA graph), share of the copy's bandwidth, how many
-times as fast as the library's attention with separate K and V, the relative error against float64, registers and spilled
-bytes of a thread. A layout that fails is a row with the reason; one that --seconds leaves no time for is a row that says so.
-The fastest of each shape are printed as lines for `CONFIGS` in headtohead/kernels/attention/decode_triton.py. The last line is one JSON
-document.
+Every layout gives a row: milliseconds (medians of calls replayed as one CUDA graph), share of the copy bandwidth, speed-up
+over the library's attention with separate K and V, relative error against float64, registers and spilled bytes per thread.
+A layout that fails, or for which --seconds leaves no time, gives a row with the reason. The fastest of each shape are printed
+as lines for `CONFIGS` in headtohead/kernels/attention/decode_triton.py. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from headtohead.kernels.attention.decode_rope_triton import Sums, products, sums
 from headtohead.kernels.attention.decode_triton import CONFIGS, Config, decode
 from headtohead.study.environment import device_name, provenance
 
-# Programs are counted so that they fill the chip's places once or nearly twice: by registers, an H200 has room for 16 one-warp
-# programs of 128 registers a multiprocessor, 12 of 168, and 2 four-warp ones of 255.
+# The numbers of programs fill the GPU once or nearly twice: by registers, a multiprocessor of an H200 fits 16 one-warp
+# programs of 128 registers, 12 of 168, or 2 four-warp ones of 255.
 ALONE: list[Config | Sums] = [
     *(Sums(8, 1, False, programs) for programs in (15, 31, 20, 46)),
     *(Sums(8, 1, True, programs) for programs in (11, 23, 35)),
@@ -58,23 +57,23 @@ SHARED: list[Config | Sums] = [
 
 
 class Compiled:
-    """What the compiler says of each layout's kernel; nothing where Triton does not tell."""
+    """The compiler's statistics of each layout's kernel; empty where Triton reports none."""
 
     def __init__(self) -> None:
         self.known: dict[Config | Sums, dict[str, Any]] = {}
 
     def facts(self, config: Config | Sums, kernels: int) -> dict[str, Any]:
-        """Return registers and spilled bytes of a thread; `kernels` is how many there were before the layout ran."""
-        alike = dataclasses.replace(config, programs=0)
+        """Return registers and spilled bytes per thread; `kernels` is the number of compiled kernels before the call."""
+        key = dataclasses.replace(config, programs=0)
         try:
             made = list(self.made(config))
             if len(made) > kernels:
                 last = made[-1]
                 facts = {"registers": last.n_regs, "spilled": last.n_spills}
-                self.known[alike] = facts | {"shared_bytes": last.metadata.shared}
+                self.known[key] = facts | {"shared_bytes": last.metadata.shared}
         except Exception as failure:
             return {"compiler": f"{type(failure).__name__}: {failure}"[:200]}
-        return self.known.get(alike, {})
+        return self.known.get(key, {})
 
     def made(self, config: Config | Sums) -> list[Any]:
         """Return the kernels compiled so far, newest last."""
@@ -85,7 +84,7 @@ class Compiled:
 
 
 class Measured:
-    """One shape: its tensors, the library's time, and the float64 answer for its first sequences."""
+    """One shape: its tensors, the library's time, and the float64 reference output for its first sequences."""
 
     def __init__(self, case: DecodeCase, device: torch.device, bandwidth: float) -> None:
         self.case, self.device, self.compiled = case, device, Compiled()
@@ -95,31 +94,35 @@ class Measured:
             torch.randn(case.batch, case.kv_heads, case.keys, case.dim, device=device, dtype=dtype)
             for _ in range(2)
         )
-        places = torch.arange(case.keys, device=device)
-        self.table = rotary_table(places, case.dim, 10_000.0, torch.float32)
+        positions = torch.arange(case.keys, device=device)
+        self.table = rotary_table(positions, case.dim, 10_000.0, torch.float32)
         self.scale = case.dim**-0.5
         self.floor = self.kv.numel() * self.kv.element_size() / bandwidth
         self.peer = f"{backend_name(self.q, self.kv, v)}, K and V"
         self.peer_seconds = seconds_of(lambda: attend(self.q, self.kv, v), device)
-        exact = rotary_table(places, case.dim, 10_000.0, torch.float64)
+        exact = rotary_table(positions, case.dim, 10_000.0, torch.float64)
         self.truth = decode_plain(
             self.q[:2].double(), self.kv[:2].double(), exact, "score", self.scale
         ).squeeze(2)
 
-    def call(self, config: Config | Sums, turn: int = 1) -> Tensor:
-        """Return what the layout makes of it."""
-        return decode(self.q.squeeze(2), self.kv, self.table, turn, self.scale, config)
+    def call(self, config: Config | Sums, rope_mode: int = 1) -> Tensor:
+        """Return the output (batch, heads, dim) of the kernel in this layout."""
+        return decode(self.q.squeeze(2), self.kv, self.table, rope_mode, self.scale, config)
 
-    def row(self, config: Config | Sums, turn: int = 1) -> dict[str, Any]:
-        """Return the layout's times and error, or why it has none."""
-        facts: dict[str, Any] = {"case": vars(self.case), "turned": ROPE_MODES[turn], "config": repr(config)}
+    def row(self, config: Config | Sums, rope_mode: int = 1) -> dict[str, Any]:
+        """Return the layout's times and error, or the reason it failed."""
+        facts: dict[str, Any] = {
+            "case": vars(self.case),
+            "turned": ROPE_MODES[rope_mode],
+            "config": repr(config),
+        }
         try:
-            if turn == 1:
+            if rope_mode == 1:
                 before = len(self.compiled.made(config))
                 output = self.call(config)[:2].double()
                 facts["error"] = ((output - self.truth).norm() / self.truth.norm()).item()
                 facts |= self.compiled.facts(config, before)
-            seconds = seconds_of(lambda: self.call(config, turn), self.device)
+            seconds = seconds_of(lambda: self.call(config, rope_mode), self.device)
         except Exception as failure:
             return facts | {"failed": f"{type(failure).__name__}: {failure}"[:400]}
         times = {"seconds": seconds, "floor_seconds": self.floor, "share_of_copy": self.floor / seconds}
@@ -128,28 +131,28 @@ class Measured:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a row as people read it."""
+    """Return a row as one line of text."""
     if "seconds" not in row:
         return f"{row['config']}: {row['failed']}"
     chip = f"{row.get('registers', '?')} registers, {row.get('spilled', '?')} spilled"
-    error = f"error {row['error']:.1e}  {chip}" if "error" in row else f"{row['turned']} turned"
+    error = f"error {row['error']:.1e}  {chip}" if "error" in row else f"rotation: {row['turned']}"
     times = f"{row['seconds'] * 1e3:.4f} ms  {row['share_of_copy']:.0%} of copy  {row['faster']:.2f}x"
     return f"{times}  {error}  {row['config']}"
 
 
 def sweep(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Return the document, written anew after every row."""
+    """Return the document; it is rewritten after every row."""
     torch.manual_seed(0)
     bandwidth = copy_bandwidth(device)
     document = {"benchmark": "decode_sweep", **provenance(), "device": device_name(device)}
     rows: list[dict[str, Any]] = []
     document |= {"copy_bytes_per_second": bandwidth, "rows": rows}
     cases = decode_cases(device)[:2]
-    # Each shape has its share of the time: a slow compiler must not leave the second without rows.
-    for place, case in enumerate(cases):
+    # Each shape gets an equal share of the time: a slow compiler must not leave the second without rows.
+    for index, case in enumerate(cases):
         layouts = ALONE if case.heads == case.kv_heads else SHARED
         layouts = layouts if device.type == "cuda" else layouts[:: len(layouts) // 3]
-        ends = given.started + given.seconds * (place + 1) / len(cases)
+        ends = given.started + given.seconds * (index + 1) / len(cases)
         try:
             measured = Measured(case, device, bandwidth)
         except Exception as failure:
@@ -158,9 +161,9 @@ def sweep(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             )
             continue
         print(f"{case}: {measured.peer} {measured.peer_seconds * 1e3:.4f} ms", flush=True)
-        for turn, config in [(0, CONFIGS[False, False]), *((1, layout) for layout in layouts)]:
+        for rope_mode, config in [(0, CONFIGS[False, False]), *((1, layout) for layout in layouts)]:
             late = {"case": vars(case), "config": repr(config), "failed": "no time left"}
-            rows.append(measured.row(config, turn) if time.monotonic() < ends else late)
+            rows.append(measured.row(config, rope_mode) if time.monotonic() < ends else late)
             print(line(rows[-1]), flush=True)
             write_json(given.out, finite(document))
         del measured
@@ -172,8 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the document, written after every row")
-    parser.add_argument("--seconds", type=float, default=100.0, help="no layout is begun after so long")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, rewritten after every row")
+    parser.add_argument("--seconds", type=float, default=100.0, help="start no layout after this time")
     given = parser.parse_args()
     given.started = time.monotonic()
     document = sweep(given, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,8 +1,8 @@
-"""Draw the pictures of docs/faster_qk.md from the studies in a folder.
+"""Draw the figures of docs/faster_qk.md from the studies in a folder.
 
     python benchmarks/draw_faster_qk.py races/fq
 
-The folder is that of `h2h reproduce faster_qk --scale small --out races/fq`. The toy's pictures are taken as they stand there.
+The folder is the output of `h2h reproduce faster_qk --scale small --out races/fq`. The toy's charts are used as found there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PICTURES = {
 
 
 def shrink(source: Path, target: Path) -> None:
-    """Write a picture at the page's width in few colours; those of small marks, as in a legend, are kept."""
+    """Write an image at the page's width with 256 colors; colors of small marks, as in a legend, are kept."""
     picture = Image.open(source).convert("RGB")
     small = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
     few = small.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
@@ -35,7 +35,7 @@ def shrink(source: Path, target: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Draw every picture whose study stands in the folder."""
+    """Draw every figure whose study is in the folder."""
     for study in sorted({study for study, _ in PICTURES.values() if study}):
         h2h.open_study(folder / study).write_charts()
     for name, (study, chart) in PICTURES.items():
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
             shrink(source, IMAGES / f"{name}.png")
             print(IMAGES / f"{name}.png")
         else:
-            print(f"{source} is not there: {name} is left as it was")
+            print(f"{source} not found: {name} is unchanged")
 
 
 if __name__ == "__main__":

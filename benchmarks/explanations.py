@@ -1,9 +1,9 @@
-"""How long the explanation metrics take: 10,000 examples of length 128 on a one-layer reader.
+"""Time the explanation metrics: 10,000 examples of length 128 on a one-layer reader.
 
     python benchmarks/explanations.py [--examples 10000] [--layers 1] [--threads 2]
 
-Prints wall seconds and CPU seconds, of everything and of one plain scoring pass, and how many such passes it is worth; the last line is
-one JSON document.
+Prints wall and CPU seconds of all explanations and of one plain scoring pass, and their ratio. The last line is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTH = 128
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Return wall seconds, CPU seconds and what the work gave."""
+    """Return wall seconds, CPU seconds and the result of the work."""
     wall, cpu = time.perf_counter(), time.process_time()
     found = work()
     return time.perf_counter() - wall, time.process_time() - cpu, found
@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     task = prepare_task(f"toy:train={given.examples},length={LENGTH + 1}", context=LENGTH)
     assert {len(example.tokens) for example in task.splits["train"]} == {LENGTH}
-    # Width, heads, feed-forward part and positions of the paper's one-layer model.
+    # Width, heads, feed-forward width and positions of the paper's one-layer model.
     size = Size("one", 64, given.layers, 4, 256, task.vocabulary, LENGTH)
     size = size.with_settings(ffn="gelu", positions="learned")
     layers = parse_layout("standard").layers(given.layers)

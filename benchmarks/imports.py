@@ -1,4 +1,4 @@
-"""How long `import headtohead` takes beyond `import torch`, in CPU seconds of a fresh process: the least of several.
+"""Measure how long `import headtohead` takes beyond `import torch`: the minimum CPU seconds of several fresh processes.
 
 python benchmarks/imports.py [COUNT]
 """
@@ -14,12 +14,12 @@ CODE = (
 
 
 def main(count: int) -> None:
-    """Print the least of `count` measurements."""
+    """Print the minimum of `count` measurements."""
     times = [
         float(subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout)
         for _ in range(count)
     ]
-    print(f"import headtohead: {min(times):.2f} s of CPU beyond torch (least of {count})")
+    print(f"import headtohead: {min(times):.2f} s of CPU beyond torch (minimum of {count})")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Training speed of every mechanism beside `standard`, interleaved in one process; or, with --memory, how memory grows.
+"""Measure the training speed of every mechanism relative to `standard`, interleaved in one process, or memory growth (--memory).
 
     python benchmarks/mechanisms.py                                  # CPU: nano, eager, float32
     python benchmarks/mechanisms.py --device cuda --out speed.json --minutes 9
     python benchmarks/mechanisms.py --device cuda --memory --out memory.json
 
-On a GPU the model is a two-layer slice of 60m, bf16, compiled, at contexts 512 and 2048. Each arm compiles, so every
-row is written to --out as soon as it is measured, and a row that is there for the same commit and setting is not
-measured again (where there is no git, H2H_COMMIT names the commit). An arm that cannot take rotary positions is
-measured with learned ones, beside a `standard` that has them too. An arm that fails is a row with the reason.
-The last line is one JSON document.
+On a GPU the model is a two-layer slice of 60m, bf16, compiled, at contexts 512 and 2048. Compiling each arm takes long, so
+every row is written to --out as soon as it is measured, and existing rows of the same commit and setting are reused (without
+git, H2H_COMMIT names the commit). An arm that does not support rotary positions is measured with learned ones, against a
+`standard` that also uses them. An arm that fails gives a row with the reason. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -52,38 +51,38 @@ FORMS = (
     "approximate:features=elementwise",
     "(gated_linear standard)",
 )
-"""What is measured besides every mechanism at its default."""
+"""Arms measured in addition to every mechanism at its default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is equal for all arms; rows of another setting are other rows."""
+    """The settings shared by all arms; part of the key of a row."""
 
     kind: str
     device: str
     size: str
     contexts: tuple[int, ...]
     tokens: int
-    """Per step; 0: one sequence."""
+    """Tokens per step; 0: one sequence."""
     precision: str
     compiled: bool
     threads: int
 
 
 class Fixture:
-    """Makes trainers of arms, and keeps those of `standard` that the arms are measured beside."""
+    """Builds trainers of arms, and caches those of `standard` that the arms are compared with."""
 
     def __init__(self, given: argparse.Namespace, setting: Setting, context: int) -> None:
         self.setting, self.device = setting, torch.device(given.device)
         self.size = dataclasses.replace(sliced(given), context=context)
         self.partners: dict[str, Trainer] = {}
         top = self.size.vocabulary
-        # More windows than a step takes, so that batches are gathered as from a corpus.
+        # More windows than a step uses, so that batches are gathered as from a corpus.
         count = 4 * max(setting.tokens, context) + 1
         self.text = np.random.default_rng(0).integers(0, top, count, dtype=np.uint16)
 
     def trainer(self, arm: str, positions: str) -> Trainer:
-        """Return the one Trainer on a new model of this arm."""
+        """Return a Trainer on a new model of this arm."""
         size = self.size.with_settings(positions=positions)
         layers = parse_layout(arm).layers(size.layers)
         model = Decoder(size, layers, seed=0, companion=self.text).to(self.device)
@@ -95,18 +94,18 @@ class Fixture:
             batch=self.setting.tokens or size.context,
             precision=self.setting.precision,  # type: ignore[arg-type]
         )
-        # The trainer forgets other models' graphs before it compiles; here they are measured side by side.
+        # The trainer resets Dynamo before it compiles, which would drop the graphs of the models measured alongside.
         with mock.patch.object(torch._dynamo, "reset"):
             return Trainer(model, windows, settings, compile=self.setting.compiled)
 
     def partner(self, positions: str) -> Trainer:
-        """Return `standard` with these positions, made once."""
+        """Return the cached trainer of `standard` with these positions."""
         if positions not in self.partners:
             self.partners[positions] = self.trainer("standard", positions)
         return self.partners[positions]
 
     def seconds(self, trainer: Trainer, steps: int = 1) -> float:
-        """Return how long one of so many steps takes, the device's work included."""
+        """Return the mean seconds per step over `steps` steps, including the device's work."""
         self.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
@@ -121,13 +120,13 @@ class Fixture:
 
 
 def sliced(given: argparse.Namespace) -> Size:
-    """Return the two-layer slice; for memory with few tokens, so that the read-out does not hide the layers."""
+    """Return the two-layer slice; for memory with a vocabulary of 256, so that the output layer does not dominate."""
     size = dataclasses.replace(SIZES[given.size], layers=2)
     return dataclasses.replace(size, vocabulary=256) if given.memory else size
 
 
 def positions_of(arm: str) -> str:
-    """Return rope, or learned for an arm that cannot take it."""
+    """Return "rope", or "learned" for an arm that does not support it."""
     layers = parse_layout(arm).layers(2)
     kinds = [composed.base.kind for composed in layers]
     able = all("rope" in kind.supports.positions for kind in kinds if issubclass(kind, Mechanism))
@@ -148,10 +147,10 @@ def measure_speed(bench: Fixture, arm: str, rounds: int, steps: int) -> dict[str
         bench.seconds(warm, 3)
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
-        # Who goes first changes, so that what a turn leaves behind (heat, caches) falls on both.
-        for place in (0, 1) if turn % 2 else (1, 0):
-            times[place].append(bench.seconds((partner, trainer)[place], steps))
-    # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
+        # The order alternates, so that after-effects of a turn (heat, caches) affect both sides equally.
+        for index in (0, 1) if turn % 2 else (1, 0):
+            times[index].append(bench.seconds((partner, trainer)[index], steps))
+    # The median of per-round ratios: other load on the machine affects both sides of a round.
     ratios = [theirs / ours for theirs, ours in zip(*times, strict=True)]
     tokens = trainer.settings.batch
     return {
@@ -171,12 +170,12 @@ def measure_speed(bench: Fixture, arm: str, rounds: int, steps: int) -> dict[str
 
 
 def compiled_graphs() -> int:
-    """Return how many graphs were compiled so far; an arm without graph breaks adds one."""
+    """Return the number of graphs compiled so far; an arm without graph breaks adds one."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def measure_memory(benches: Iterable[Fixture], arm: str) -> dict[str, Any]:
-    """Return what training and prefill take at each length over what model, gradients and optimiser hold."""
+    """Return the memory of training and prefill at each length, beyond model, gradients and optimizer state."""
     positions, rows = positions_of(arm), []
     for bench in benches:
         row: dict[str, Any] = {"context": bench.size.context}
@@ -196,7 +195,7 @@ def measure_memory(benches: Iterable[Fixture], arm: str) -> dict[str, Any]:
 
 
 def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """Return what the work gives, or under `name` its error in one line."""
+    """Return the result of the work, or its error in one line under `name`."""
     try:
         return work(*given)
     except Exception as error:
@@ -204,16 +203,16 @@ def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict
 
 
 def training_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
-    """Return the peak of forward and backward on one sequence."""
+    """Return the peak memory of forward and backward on one sequence."""
     trainer = bench.trainer(arm, positions)
-    trainer._one_step()  # optimiser states, tables, compilation
-    trainer._backward()  # gradients stay, and belong to what the model holds
+    trainer._one_step()  # optimizer states, tables, compilation
+    trainer._backward()  # gradients stay allocated and count as memory of the model
     own = held_bytes(bench.device)
     return {"own_bytes": own, "train_bytes": peak_over(bench.device, trainer._backward)}
 
 
 def prefill_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
-    """Return what the caches declare and take, what stays on the device, and the peak over the caches."""
+    """Return the declared and allocated cache bytes, the bytes kept on the device, and the peak beyond the caches."""
     size = bench.size.with_settings(positions=positions)
     layers = parse_layout(arm).layers(size.layers)
     model = Decoder(size, layers, seed=0, companion=bench.text).to(bench.device).eval()
@@ -237,25 +236,25 @@ def prefill_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
 
 
 def release() -> None:
-    """Let go of what the last arm held."""
+    """Free the memory of the last arm."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class Rows:
-    """The rows of this and earlier calls, in a file that is whole at any time."""
+    """The rows of this and earlier calls, in a file that is written atomically."""
 
     def __init__(self, path: Path | None, again: bool) -> None:
         self.path, self.again = path, again
         self.rows: list[dict[str, Any]] = read_json(path)["rows"] if path and path.exists() else []
 
     def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the row of that key, if there is one."""
+        """Return the row with this key, or None."""
         return next((row for row in self.rows if all(row.get(name) == key[name] for name in key)), None)
 
     def add(self, key: dict[str, Any], row: dict[str, Any]) -> None:
-        """Put a row in place of the one of its key, and write all of them."""
+        """Add a row, replacing the one with the same key, and write all rows."""
         self.rows = [known for known in self.rows if any(known.get(name) != key[name] for name in key)]
         self.rows.append(row)
         if self.path:
@@ -263,7 +262,7 @@ class Rows:
 
 
 class Clock:
-    """How much of the work is done, what is left, and whether another row fits the time given."""
+    """Progress, time left, and whether another row fits the time limit."""
 
     def __init__(self, rows: int, minutes: float) -> None:
         self.rows, self.done, self.longest = rows, 0, 0.0
@@ -271,17 +270,17 @@ class Clock:
         self.limit = self.began + 60 * minutes if minutes else float("inf")
 
     def fits(self) -> bool:
-        """Return whether a row as slow as the slowest so far would end in time."""
+        """Return whether a row as slow as the slowest so far would finish in time."""
         return time.monotonic() + self.longest < self.limit
 
-    def emit(self, words: str) -> None:
-        """Print what a row gave, and the time left."""
+    def emit(self, message: str) -> None:
+        """Print the result of a row and the time left."""
         now = time.monotonic()
         self.done += 1
         self.longest, self.last = max(self.longest, now - self.last), now
         left = (now - self.began) / self.done * (self.rows - self.done)
         about = f"; about {short_time(left)} left" if self.done < self.rows else ""
-        print(f"[{self.done}/{self.rows}] {words}{about}", flush=True)
+        print(f"[{self.done}/{self.rows}] {message}{about}", flush=True)
 
 
 def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> list[dict[str, Any]]:
@@ -299,7 +298,7 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
         for key in part:
             if not clock.fits():
                 print(
-                    f"{clock.rows - clock.done} rows left for the next call: the time given is over",
+                    f"time limit reached: {clock.rows - clock.done} rows left for the next call",
                     flush=True,
                 )
                 return [row for part in keys for key in part if (row := rows.find(key))]
@@ -310,12 +309,12 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
                 found = attempt("error", measure_speed, benches[0], arm, given.rounds, given.steps)
             release()
             rows.add(key, finite(key | provenance() | found))
-            clock.emit(f"{'/'.join(map(str, group))} {arm}: {words_of(found)}")
+            clock.emit(f"{'/'.join(map(str, group))} {arm}: {summary(found)}")
     return [row for part in keys for key in part if (row := rows.find(key))]
 
 
-def words_of(row: dict[str, Any]) -> str:
-    """Return a row in a few words."""
+def summary(row: dict[str, Any]) -> str:
+    """Return a short summary of a row."""
     if "error" in row:
         return f"failed ({row['error']})"
     if "verdict" in row:
@@ -329,9 +328,9 @@ def words_of(row: dict[str, Any]) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: Sequence[str]) -> None:
-    """Print rows under columns, those not named in `left` aligned right; plainly where rich is not installed."""
+    """Print a table; columns not named in `left` are right-aligned. Without rich, print plain text."""
     try:
-        from headtohead.cli import tables
+        from headtohead.cli.shared import tables
     except ModuleNotFoundError:
         print("\n".join("  ".join(map(str, row)) for row in (columns, *rows)))
     else:
@@ -339,7 +338,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], left: 
 
 
 def shown(value: float | None, form: str | Callable[[float], str] = ".2f") -> str:
-    """Return a number in that form, or a dash."""
+    """Return the formatted number, or a dash for None."""
     if value is None:
         return "–"
     return format(value, form) if isinstance(form, str) else form(value)
@@ -372,7 +371,7 @@ def show_speed(rows: list[dict[str, Any]]) -> None:
         "layer's time",
     ]
     print_table(columns, table, left=("arm", "positions"))
-    print("layer's time: what a step takes longer than without attention, over the same of standard")
+    print("layer's time: step time minus that of no_attention, relative to the same difference of standard")
 
 
 def show_memory(rows: list[dict[str, Any]]) -> None:
@@ -394,68 +393,66 @@ def show_memory(rows: list[dict[str, Any]]) -> None:
         growth, maps = row["growth"], row["maps"]
         train += [shown(growth["train_bytes"]), shown(maps["train_bytes"]), row["verdict"]]
         prefill += [shown(growth["prefill_bytes"])]
-        table.append((row["arm"], *train, *prefill, *cache, declared_words(row["lengths"])))
+        table.append((row["arm"], *train, *prefill, *cache, declared_summary(row["lengths"])))
     print_table(columns, table, left=("arm", "verdict", "declared"))
-    print("maps: what grows with the square of the length, over one layer's map in bf16")
+    print("maps: memory that grows with the square of the length, in units of one layer's map in bf16")
 
 
-def declared_words(lengths: list[dict[str, Any]]) -> str:
-    """Say whether the caches take what they declare."""
+def declared_summary(lengths: list[dict[str, Any]]) -> str:
+    """Return whether the caches allocate what they declare."""
     for length in lengths:
         if "prefill_error" in length:
             return str(length["prefill_error"])
         if length.get("cache_declared") is None:
             return "no cache"
         if length["cache_declared"] != length["cache_bytes"]:
-            return f"{length['cache_declared']:,} declared, {length['cache_bytes']:,} taken"
-        # Folded weights are kept beside a cache, and the allocator rounds up.
+            return f"{length['cache_declared']:,} declared, {length['cache_bytes']:,} allocated"
+        # Folded weights are kept with a cache, and the allocator rounds up.
         if length["cache_kept"] is not None and length["cache_kept"] > 1.01 * length["cache_bytes"] + 2**20:
             return f"as declared; {short_bytes(length['cache_kept'])} kept in all"
     return "as declared"
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for, with the defaults of the device filled in."""
+    """Return the parsed arguments, with the device's defaults filled in."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--memory", action="store_true", help="measure memory at two lengths in place of speed"
+        "--memory", action="store_true", help="measure memory at two lengths instead of speed"
     )
     parser.add_argument(
-        "--arms", nargs="+", help="arms to measure (default: every mechanism, and some forms)"
+        "--arms", nargs="+", help="arms to measure (default: every mechanism, and some variants)"
     )
     parser.add_argument(
         "--rounds", type=int, default=10, help="turns of each arm and of standard (at least 2)"
     )
-    parser.add_argument("--steps", type=int, help="steps in a turn (default: 1, on a GPU 10)")
+    parser.add_argument("--steps", type=int, help="steps per turn (default: 1; 10 on a GPU)")
     parser.add_argument(
-        "--size", choices=sorted(SIZES), help="cut to two layers (default: nano, on a GPU 60m)"
+        "--size", choices=sorted(SIZES), help="size, cut to two layers (default: nano; 60m on a GPU)"
     )
     parser.add_argument(
         "--contexts",
         "--lengths",
         nargs="+",
         type=int,
-        help="default: the size's; 512 2048 on a GPU; 8192 32768 for memory",
+        help="context lengths (default: the size's; 512 2048 on a GPU; 8192 32768 for memory)",
     )
-    parser.add_argument("--tokens", type=int, help="tokens per step (default: 8,192, on a GPU 32,768)")
+    parser.add_argument("--tokens", type=int, help="tokens per step (default: 8,192; 32,768 on a GPU)")
     parser.add_argument(
         "--precision", choices=("float32", "bf16"), help="default: float32; bf16 on a GPU and for memory"
     )
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="torch.compile, as the trainer does it (default: for speed on a GPU)",
+        help="use torch.compile, as the trainer does (default: on for speed on a GPU)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--out", type=Path, help="JSON file for the rows; existing rows are reused")
+    parser.add_argument("--again", action="store_true", help="measure existing rows again")
     parser.add_argument(
-        "--out", type=Path, help="JSON file the rows are kept in; rows already there are not measured again"
-    )
-    parser.add_argument("--again", action="store_true", help="measure rows that are there once more")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="begin no row that would end later (0: no limit)"
+        "--minutes", type=float, default=0.0, help="start no row that would end later (0: no limit)"
     )
     given = parser.parse_args()
     given.arms = given.arms or [*builtin_mechanisms(), *FORMS]
@@ -473,9 +470,9 @@ def arguments() -> argparse.Namespace:
     given.contexts = given.contexts or usual
     given.tokens = 0 if given.memory else given.tokens or (32_768 if gpu else 8192)
     if given.rounds < 2:
-        parser.error("quartiles need two rounds or more")
+        parser.error(f"--rounds {given.rounds}: quartiles need at least 2 rounds")
     if given.memory and given.compile and not gpu:
-        parser.error("on a CPU bytes are counted operator by operator, which a compiled model hides")
+        parser.error("--memory on a CPU counts bytes per operator, which a compiled model hides; drop --compile")
     return given
 
 
@@ -484,7 +481,7 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    # Every arm is a graph of its own for one function; the usual limit of 8 would leave the rest uncompiled.
+    # Every arm adds a graph to the same function; the default limit of 8 would leave the rest uncompiled.
     torch._dynamo.config.recompile_limit = 4096
     torch._dynamo.config.accumulated_recompile_limit = 4096
     setting = Setting(

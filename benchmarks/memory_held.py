@@ -1,4 +1,4 @@
-"""Bytes held on a device while work is done, and what their growth with the length says; for the benchmarks here."""
+"""Measure the memory of a computation on a device and its growth with the sequence length; used by other benchmarks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Growth of memory from one length to four times as much, 4 and 16 being linear and quadratic; and the share of one
-# layer's map, (heads, time, time) in bf16, from which on what grows with the square is held to be a map.
+# LINEAR: largest growth from one length to four times the length that counts as linear (4 is linear, 16 quadratic).
+# A_MAP: quadratic memory above this share of one layer's map, (heads, time, time) in bf16, counts as a map.
 LINEAR, A_MAP = 5.0, 0.25
 
 
 def held_bytes(device: torch.device) -> int | None:
-    """Return the bytes of all tensors on a GPU; None on a CPU, which does not say."""
+    """Return the bytes of all tensors on a GPU; None on a CPU, which does not report them."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -24,7 +24,7 @@ def held_bytes(device: torch.device) -> int | None:
 
 
 def peak_over(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that the work held at once, over what was held before."""
+    """Return the peak bytes allocated during the work, beyond those allocated before."""
     if device.type != "cuda":
         with CountedBytes() as counted:
             work()
@@ -37,7 +37,7 @@ def peak_over(device: torch.device, work: Callable[[], object]) -> int:
 
 
 class CountedBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that operators make, while they live; what a kernel uses inside is not seen."""
+    """Counts the bytes of live tensors created by operators; memory used inside a kernel is not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CountedBytes(TorchDispatchMode):
         self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and count what is new in its result."""
+        """Run the operator and count the new storage in its result."""
         inputs = {
             leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)
         }
@@ -67,32 +67,32 @@ class CountedBytes(TorchDispatchMode):
 
 
 def grown(rows: list[dict[str, Any]], key: str) -> float | None:
-    """Return how many times as much the last length takes as the first."""
+    """Return the ratio of the last length's bytes to the first's."""
     first, last = rows[0].get(key), rows[-1].get(key)
     return round(last / first, 2) if first and last else None
 
 
 def maps_in(rows: list[dict[str, Any]], key: str, heads: int) -> float | None:
-    """Return what grows with the square of the length, at the last one, in maps (heads, time, time) of bf16.
+    """Return the quadratic part of the memory at the last length, in maps (heads, time, time) of bf16.
 
-    From two lengths 1 : r, bytes b and B = r b + (r^2 - r) c: the square's part at the last length is r^2 c.
+    From two lengths 1 : r, bytes b and B = r b + (r^2 - r) c: the quadratic part at the last length is r^2 c.
     """
     first, last = rows[0].get(key), rows[-1].get(key)
     times = rows[-1]["context"] / rows[0]["context"]
     if not first or not last or times == 1:
         return None
-    # Below 0 where a part is the same at every length.
+    # Negative where part of the memory does not depend on the length.
     square = max(0.0, (last - times * first) * times / (times - 1))
     return round(square / (2 * heads * rows[-1]["context"] ** 2), 3)
 
 
 def verdict(rows: list[dict[str, Any]], growth: float | None, maps: float | None) -> str:
-    """Say in words what the growth from one length to four times as much means."""
+    """Return what the growth from one length to four times the length means."""
     for row in rows:
         if "error" in row:
             return f"{row['error']} at {row['context']:,}"
     if growth is None or maps is None:
-        return "one length says nothing"
+        return "growth needs two lengths"
     if maps >= A_MAP:
         return "a map was formed"
     return "linear" if growth <= LINEAR else "above linear, no map"

@@ -1,9 +1,9 @@
-"""What logging and checkpoints cost: their share of training time at `1m` on CPU, measured inside one run.
+"""Measure the share of training time spent on logging and checkpoints at `1m` on CPU, inside one run.
 
     python benchmarks/overhead.py [--size 1m] [--seconds 130]
 
-A run as `h2h race` does it (a row per two-hundredth of the run, a checkpoint a minute), on made-up tokens; the time
-inside the two is measured where it is spent. The last line is one JSON document.
+The run is configured as by `h2h race` (200 rows per run, a checkpoint a minute), on random tokens. The time inside both
+functions is measured directly. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from headtohead.training.trainer import Hooks, Trainer
 
 
 class Stopwatch:
-    """Adds up the time inside a function."""
+    """Accumulates the time spent in a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.seconds, self.calls = function, 0.0, 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function on the clock."""
+        """Call the function and add its time."""
         began = time.perf_counter()
         result = self.function(*arguments)
         self.seconds += time.perf_counter() - began
@@ -46,7 +46,7 @@ class Stopwatch:
 
 
 def main() -> None:
-    """Train for a while and print the shares."""
+    """Train for `--seconds` and print the shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="1m")
     parser.add_argument("--seconds", type=float, default=130.0)

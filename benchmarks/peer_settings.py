@@ -1,10 +1,10 @@
-"""Which settings make a peer's training step fastest: transformers' Llama, every setting in one process, taking turns.
+"""Find the settings that make a peer's training step fastest: transformers' Llama, all settings interleaved in one process.
 
     python benchmarks/peer_settings.py [--sizes 51m 124m] [--batch 32768] [--rounds 4] [--out FILE]
 
-documented: `torch.compile(model)` with `attn_implementation="sdpa"`. Under `torch.compile` transformers forms the causal mask as a
-tensor, and PyTorch's SDPA then leaves its flash kernel; causal: an attention function registered with transformers'
-own interface, which says `is_causal` in place of a mask.
+documented: `torch.compile(model)` with `attn_implementation="sdpa"`. Under `torch.compile` transformers builds the causal
+mask as a tensor, and PyTorch's SDPA then falls back from its flash kernel. causal: an attention function registered through
+transformers' own interface, which sets `is_causal` instead of a mask.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARM, BURST = 5, 10
 
 
 def timed(step: Callable[[], object]) -> float:
-    """Return the seconds of one step, over a burst."""
+    """Return the mean seconds per step over a burst."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(BURST):
@@ -43,7 +43,7 @@ def timed(step: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure every size and setting; print and write the rows."""
-    parser = argparse.ArgumentParser(description="the settings of a peer")
+    parser = argparse.ArgumentParser(description="find a peer's fastest settings")
     parser.add_argument("--sizes", nargs="+", default=["51m", "124m"])
     parser.add_argument("--batch", type=int, default=32_768)
     parser.add_argument("--rounds", type=int, default=4)
@@ -61,7 +61,7 @@ def main() -> None:
     for name in given.sizes:
         size = find_shape(name)
         steps = {}
-        for words, settings in SETTINGS.items():
+        for label, settings in SETTINGS.items():
             torch._dynamo.reset()
             try:
                 step = peer_step(
@@ -70,17 +70,17 @@ def main() -> None:
                 for _ in range(WARM):
                     step()
             except Exception as error:
-                document["rows"].append({"size": name, "setting": words, "failed": str(error)[:300]})
+                document["rows"].append({"size": name, "setting": label, "failed": str(error)[:300]})
                 continue
-            steps[words] = step
-        times: dict[str, list[float]] = {words: [] for words in steps}
+            steps[label] = step
+        times: dict[str, list[float]] = {label: [] for label in steps}
         for _ in range(given.rounds):
-            for words, step in steps.items():
-                times[words].append(1000 * timed(step))
-        for words, found in times.items():
-            row = {"size": name, "setting": words, "milliseconds": statistics.median(found), "all": found}
+            for label, step in steps.items():
+                times[label].append(1000 * timed(step))
+        for label, found in times.items():
+            row = {"size": name, "setting": label, "milliseconds": statistics.median(found), "all": found}
             document["rows"].append(row)
-            print(f"{name} {words}: {row['milliseconds']:.1f} ms", flush=True)
+            print(f"{name} {label}: {row['milliseconds']:.1f} ms", flush=True)
         if given.out:
             write_json(given.out, document)
         del steps

@@ -1,10 +1,10 @@
-"""What matching and planning add to a study's time: every shape and length rule, solved, measured and run.
+"""Measure the share of a study's time spent on planning, under every shape and length rule.
 
     python benchmarks/planning.py [--size nano] [--tokens 400k] [--seeds 3]
 
-A study of four arms under three shape rules and three length rules, done from nothing on the standard library's source, the
-corpus prepared beforehand. Planning is what happens before the first run: outlines built, widths and tokens solved,
-training steps timed. The last line is one JSON document.
+The study has four arms under three shape rules and three length rules, on the standard library's source, with the corpus
+prepared in advance. Planning is everything before the first run: building models on `meta`, solving widths and tokens,
+timing training steps. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARMS = ["standard", "sharing:tie=kv", "coupled", "standard:kv_heads=2"]
 
 
 def main() -> None:
-    """Run the study on the clock and print the share of its planning."""
+    """Run the study and print the share of its time spent on planning."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="nano")
     parser.add_argument("--tokens", default="400k")

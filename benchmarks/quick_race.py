@@ -1,13 +1,13 @@
-"""Time and peak memory of the quick race after installation, all its processes counted, and where the time goes.
+"""Measure the time and peak memory of the quick race after installation, over all its processes, and where the time goes.
 
     python benchmarks/quick_race.py
 
-Its parts add up to the whole: start-up is what passes before the first run has its model (imports, the corpus, the
-plan, the workers), judging what passes after the last result (statistics, claims, the page). Between the two, each worker trains
-(the rows it logs included), scores, and does the rest: it builds models, saves weights, waits for the others at the end.
+The parts add up to the whole. Start-up is the time until the first run has its model (imports, corpus, plan, workers);
+judging is the time after the last result (statistics, claims, page). In between, each worker trains (logging included),
+scores, and spends the rest on building models, saving weights and waiting for the others at the end.
 
-The last line is one JSON document. Memory is proportional set size, sampled twice a second: pages that processes
-share are counted once.
+The last line is one JSON document. Memory is proportional set size, sampled twice a second: pages shared by processes
+count once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tree(pid: int) -> list[int]:
 
 
 def proportional_bytes(pids: list[int]) -> int:
-    """Return the memory of processes, shared pages divided among those that share them."""
+    """Return the proportional set size of processes: shared pages are divided among them."""
     total = 0
     for pid in pids:
         try:
@@ -54,7 +54,7 @@ def proportional_bytes(pids: list[int]) -> int:
 def split(
     folder: Path, costs: list[dict[str, Any]], workers: int, began: float, ended: float
 ) -> dict[str, float]:
-    """Return the parts of the race's time, each as a share of it; `began` and `ended` are times of day."""
+    """Return the parts of the race's time as shares; `began` and `ended` are Unix times."""
     first = min(path.stat().st_mtime for path in folder.glob("runs/*/environment.json"))
     last = max(path.stat().st_mtime for path in folder.glob("runs/*/result.json"))
     trained, scored = (
@@ -72,9 +72,8 @@ def split(
 
 def main() -> None:
     """Measure and print."""
-    load = round(
-        os.getloadavg()[0], 2
-    )  # other work on the machine makes it slow, and hardly moves the shares
+    # Other work on the machine slows the race down but hardly changes the shares.
+    load = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [

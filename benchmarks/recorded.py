@@ -1,13 +1,13 @@
-"""Steps recorded as a CUDA graph beside steps one by one, by mechanism, in float32.
+"""Compare training steps replayed as a CUDA graph with eager steps, by mechanism, in float32.
 
     python benchmarks/recorded.py [--arms standard gated_linear] [--size 1m] [--steps 30] [--device cuda] [--out FILE]
 
-Four runs of the same seed and batches are laid beside one that goes step by step: the same again (what the device does
-not give twice), one whose start weights were moved by one unit in the last place (what rounding grows into), one that
-is recorded, and one that is recorded and put back on the first one's path after every step (what recording itself adds
-to a step). A recorded run that parts no further than the moved one is as good as any. Each line says how far nats and gradient norm
-went apart at most, at which step by more than 1e-5, and which parameter's gradient was off most at that step.
-Without a GPU nothing is recorded, and the rest is shown. The last line is one JSON document.
+An eager run is compared with runs of the same seed and batches. `again`: the same run repeated (nondeterminism of the
+device). `moved`: start weights moved by one unit in the last place (amplification of rounding). `recorded`: steps captured as
+a CUDA graph. `put back`: weights and optimizer state reset to the eager run's after every step (the error of a single step).
+A `recorded` run that differs no more than the `moved` one is acceptable. Each line shows the largest differences of nats and
+gradient norm, the first step where one exceeds 1e-5, and the parameter whose gradient differs most at that step. Without a
+GPU the `recorded` runs are skipped. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ WAYS = ("again", "moved", "moved, put back", "recorded", "recorded, put back")
 
 
 def moved(model: torch.nn.Module) -> None:
-    """Move every weight to a neighbour among float32 numbers, up or down by lot."""
+    """Move every weight to a neighboring float32 number, up or down at random."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            lot = torch.rand(parameter.shape, generator=draw).to(parameter.device)
+            chance = torch.rand(parameter.shape, generator=draw).to(parameter.device)
             up = torch.nextafter(parameter, torch.full_like(parameter, torch.inf))
             down = torch.nextafter(parameter, torch.full_like(parameter, -torch.inf))
-            parameter.copy_(torch.where(lot < 0.5, up, down))
+            parameter.copy_(torch.where(chance < 0.5, up, down))
 
 
 def put_back(other: Trainer, plain: Trainer) -> None:
-    """Give one trainer the weights and the optimiser's state of another, in the place where they stand."""
+    """Copy the weights and optimizer state of `plain` into `other`, in place."""
     with torch.no_grad():
         for name, parameter in plain.model.named_parameters():
-            place = other.model.get_parameter(name)
-            place.copy_(parameter)
+            target = other.model.get_parameter(name)
+            target.copy_(parameter)
             for key, value in plain.optimizer.state.get(parameter, {}).items():
-                if key in (own := other.optimizer.state.get(place, {})):
+                if key in (own := other.optimizer.state.get(target, {})):
                     own[key].copy_(value)
 
 
 def moments(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the mean gradients that the optimiser keeps, by parameter."""
+    """Return the optimizer's first moments by parameter name."""
     state = trainer.optimizer.state
     return {
         name: state[parameter]["exp_avg"].clone()
@@ -68,12 +68,12 @@ def moments(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def gradients(before: dict[str, Tensor], after: dict[str, Tensor], beta: float) -> dict[str, Tensor]:
-    """Return the clipped gradients between two states of the optimiser."""
+    """Return the clipped gradients, recovered from the first moments before and after a step."""
     return {name: (mean - beta * before[name] if name in before else mean) for name, mean in after.items()}
 
 
 def compare(plain: Trainer, other: Trainer, steps: int, way: str) -> dict[str, Any]:
-    """Return how far the other goes from the plain one, from when on, and where that shows first."""
+    """Return the largest differences between the two trainers, the first step that differs, and the parameter that differs most."""
     back, beta = way.endswith("put back"), plain.settings.beta1
     worst, first, where = [0.0, 0.0], None, ""
     if way == "moved":
@@ -106,7 +106,7 @@ def compare(plain: Trainer, other: Trainer, steps: int, way: str) -> dict[str, A
 
 
 def measure(case: Case, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return every way beside the plain one; a way that fails leaves its reason."""
+    """Return the comparison of every kind of run with the eager run, or the reason it failed."""
     on_gpu = torch.device(case.device).type == "cuda"
     found: dict[str, Any] = {}
     for way in WAYS:
@@ -124,7 +124,7 @@ def measure(case: Case, steps: int, say: Callable[[str], None]) -> dict[str, Any
             f"{case.arm}, {way}: "
             + (
                 row.get("error")
-                or f"nats {row['nats']:.1e}, norm {row['norm']:.1e}, apart from step {row['first_apart']} {row['most']} "
+                or f"nats {row['nats']:.1e}, norm {row['norm']:.1e}, differs from step {row['first_apart']} {row['most']} "
                 + "; ".join(warnings)
             )
         )
@@ -149,7 +149,7 @@ def main() -> None:
     for arm in given.arms:
         batch = given.sequences * find_shape(given.size).context
         case = Case(given.size, arm, batch, "float32", str(where))
-        document["arms"][arm] = measure(case, given.steps, lambda words: print(words, flush=True))
+        document["arms"][arm] = measure(case, given.steps, lambda line: print(line, flush=True))
         if given.out is not None:
             write_json(given.out, document)
     print(json.dumps(document))

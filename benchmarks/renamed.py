@@ -1,7 +1,7 @@
-"""`standard` with other start values: its parameters are drawn under other names.
+"""`standard` with different start values: its parameters are drawn under different names.
 
-The arm of `benchmarks/calibration.py`: it differs from `standard` in nothing that could make it better or worse, and its runs
-differ from those of `standard` as two runs of one arm differ.
+Used by `benchmarks/calibration.py`: it is equal to `standard` in distribution, so its runs differ from those of `standard`
+only as two seeds of one arm do.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from headtohead.mechanisms.standard import Standard
 
 
 class Renamed(Standard):
-    """Standard attention whose start values are drawn under other names."""
+    """Standard attention whose start values are drawn under different names."""
 
     def initialise(self, draw: Any) -> None:
-        """Draw every start value under another name than `standard` does."""
+        """Draw every start value under a name that `standard` does not use."""
 
         def renamed(name: str, *given: Any, **named: Any) -> Tensor:
             found: Tensor = draw(f"renamed.{name}", *given, **named)

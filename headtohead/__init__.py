@@ -1,4 +1,4 @@
-"""headtohead: fair contests between attention mechanisms."""
+"""headtohead: controlled comparisons of attention mechanisms."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from headtohead.mechanisms.families.groups import Group as Group
     from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
 
-# Names are fetched when first used: `import headtohead` costs next to nothing beside torch.
+# Names are imported on first use: `import headtohead` takes negligible time compared with importing torch.
 _HOME = {
     **dict.fromkeys(
         (

@@ -1,4 +1,4 @@
-"""`python -m headtohead` is `h2h`."""
+"""Entry point of `python -m headtohead`, the same as `h2h`."""
 
 from headtohead.cli.main import main
 

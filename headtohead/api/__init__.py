@@ -1,4 +1,4 @@
-"""What `import headtohead` offers: studies and everything around a run. The shell adds nothing to it."""
+"""The public Python API, exported by `import headtohead`; the command line is a thin layer over it."""
 
 from __future__ import annotations
 

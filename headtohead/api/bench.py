@@ -1,4 +1,4 @@
-"""Benchmarks as documents: what was measured, with provenance."""
+"""Benchmarks; each returns its measurements and their provenance as one JSON-ready dict."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ __all__ = [
 def bench_kernels(
     *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Return every fused kernel beside its plain twin, the byte floor and float64; small sizes on CPU.
+    """Return the time and error of every fused kernel against its plain reference, byte floor and float64; small shapes on CPU.
 
-    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    `out` stores each row as soon as it is measured; rows already stored for this commit and device are reused.
     """
-    place = choose_device(device)
+    chosen = choose_device(device)
     with progress_bar("measuring kernels", quiet) as progress:
-        return measure_kernels(place, out, progress)
+        return measure_kernels(chosen, out, progress)
 
 
 def bench_decode(
     *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Return decoding from a K=V cache beside the library's attention, from one process; small sizes on CPU.
+    """Return the time of decoding from a K=V cache and of the library's attention, in one process; small shapes on CPU.
 
-    `out` keeps every row as soon as it is measured; rows of this commit and device that stand there are kept.
+    `out` stores each row as soon as it is measured; rows already stored for this commit and device are reused.
     """
-    place = choose_device(device)
+    chosen = choose_device(device)
     with progress_bar("measuring decode", quiet) as progress:
-        return measure_decode(place, out, progress)
+        return measure_decode(chosen, out, progress)
 
 
 def check_growth_picture(path: str | Path) -> None:
-    """Refuse a file that `draw_growth` could not draw into, before anything is measured for it."""
+    """Raise before any measurement if `draw_growth` cannot write to this path."""
     from headtohead.report.growth import check_picture
 
     check_picture(Path(path))
 
 
 def draw_growth(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
-    """Draw time per token against context, from the rows of `bench_growth`, into a PNG or SVG file; return it."""
-    from headtohead.report.growth import write_growth  # charts are no part of measuring
+    """Plot time per token against context from the rows of `bench_growth` as PNG or SVG; return the path."""
+    from headtohead.report.growth import write_growth  # benchmarks run without the chart library
 
     return write_growth(rows, Path(path))

@@ -1,4 +1,4 @@
-"""What corpora are like."""
+"""Corpus statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def corpus_stats(
     data_dir: str | Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Statistics]:
-    """Return the statistics of corpora by label, for windows of so many bytes (headtohead/evaluation/corpus_stats.py says which)."""
+    """Return the statistics of corpora by label, over windows of `window` bytes (see evaluation/corpus_stats.py)."""
     found = {}
     with progress_bar("statistics", quiet) as progress:
         for name in [corpora] if isinstance(corpora, str) else corpora:

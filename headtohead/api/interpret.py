@@ -1,4 +1,4 @@
-"""Where trained models look: one text as a page, a whole task as numbers."""
+"""Attention of trained models: a page for one text, faithfulness numbers for a whole task."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headtohead.report.inspection_page import InspectionView
 
 _MAX_CELLS = 4_000_000
-"""Weights on one page: some eleven megabytes."""
+"""Attention weights on one page, about 11 MB."""
 Looking = str | Path | Decoder
-"""A run, or a model that is at hand already."""
+"""A run, or a model in memory."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class _Subject:
     label: str
     about: str
     encoding: str
-    """The run's own tokenizer, as a task is told it."""
+    """The run's tokenizer, as passed to `prepare_task`."""
     run: RunDirectory | None = None
-    """None for a model that is at hand."""
+    """None for a model in memory."""
 
 
 @dataclass(frozen=True)
 class _Input:
-    """What is looked at, in tokens."""
+    """The tokens to inspect."""
 
     tokens: list[int]
     words: Callable[[int], str]
@@ -74,33 +74,33 @@ def look(
     trust_files: bool = False,
     quiet: bool = False,
 ) -> Path:
-    """Write a page that shows where one or two runs look in a text, or in a task's example; return where it is.
+    """Write a page with the attention of one or two runs on a text or on a task's example; return its path.
 
-    Without either, a run that was trained on a task is shown an example of it. A model in place of a run needs
-    `tokenizer` to read a text. A text longer than the context is cut from the left.
+    Without either, a run trained on a task uses an example of that task. A model in memory needs `tokenizer` to read
+    a text. A text longer than the context is truncated on the left.
     """
     from headtohead.report.inspection_page import write_look
 
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     if not 1 <= len(given) <= 2:
-        raise UserError(f"look takes one run, or two side by side; {len(given)} were given")
+        raise UserError(f"look takes one or two runs; {len(given)} were given")
     if text and task:
-        raise UserError("look takes a text or a task: give one of the two (--text, or --task with --example)")
+        raise UserError("look takes a text or a task, not both; give --text, or --task with --example")
     target = Path(out).expanduser()
     if not target.parent.is_dir() or target.is_dir():
-        raise UserError(f"cannot write the page to {target}: give a file in a directory that exists")
-    with progress_bar("looking", quiet) as progress:
-        sights = []
-        for place, run in enumerate(given):
+        raise UserError(f"cannot write the page to {target}: give a file in an existing directory")
+    with progress_bar("inspecting", quiet) as progress:
+        views = []
+        for index, run in enumerate(given):
             subject = _subject(run, tokenizer, device, trust_files)
-            progress(f"looking at {subject.label}", place / len(given))
+            progress(f"inspecting {subject.label}", index / len(given))
             if text:
                 matter = _text(text, subject)
             else:
                 found = _task(task, subject, data_dir, progress, "a text (--text) or a task (--task)")
                 matter = _example(found, split, example, subject.model)
-            sights.append(_view(subject, matter))
-        return write_look(target, sights)
+            views.append(_view(subject, matter))
+        return write_look(target, views)
 
 
 def explain(
@@ -115,26 +115,27 @@ def explain(
     trust_files: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Return where runs look on a task and whether that explains their answers (headtohead/interpret/faithfulness.py).
+    """Return how much attention runs put on relevant tokens of a task, and how faithful it is (interpret/faithfulness.py).
 
-    The task is the one they were trained on when none is given. Of several runs, the seeds of one arm, every number becomes its mean and 95 % t interval over them.
+    The default task is the one they were trained on. Several runs must be the seeds of one arm; every number then
+    becomes a mean with its 95 % t interval over seeds.
     """
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     folders = [find_run(run) for run in given if not isinstance(run, Decoder)]
     labels = [str(folder.spec()["corpus"]["label"]) for folder in folders]
     if seed < 0:
-        raise UserError(f"seed={seed} of the random floor is negative; 0 or more is allowed")
+        raise UserError(f"seed={seed} of the random baseline is negative; it must be 0 or more")
     if not task and len(names := dict.fromkeys(labels)) > 1:
-        raise UserError(f"these runs were trained on {', '.join(names)}; explain those of one task at a time")
+        raise UserError(f"these runs were trained on {', '.join(names)}; explain runs of one task at a time")
     _check_seeds(folders)
     summaries = []
     with progress_bar("explaining", quiet) as progress:
-        for place, run in enumerate(given):
+        for index, run in enumerate(given):
             subject = _subject(run, None, str(choose_device(device)), trust_files)
             found = _task(task, subject, data_dir, progress, "a task (--task)")
 
-            def shown(share: float, place: int = place, name: str = found.name) -> None:
-                progress(f"explaining {name}", (place + share) / len(given))
+            def shown(share: float, index: int = index, name: str = found.name) -> None:
+                progress(f"explaining {name}", (index + share) / len(given))
 
             explained = explain_model(subject.model, found, split, limit=limit, seed=seed, progress=shown)
             summaries.append(explained.summary())
@@ -142,10 +143,10 @@ def explain(
 
 
 def _check_seeds(folders: Sequence[RunDirectory]) -> None:
-    """Refuse runs that are not the seeds of one arm: an interval over others would be of nothing."""
+    """Raise unless the runs are distinct seeds of one arm; an interval over anything else is meaningless."""
     ids = [folder.id for folder in folders]
     if twice := next((one for one in ids if ids.count(one) > 1), ""):
-        raise UserError(f"run {twice} is given twice; a run counts once")
+        raise UserError(f"run {twice} is given twice; give each run once")
     records = [folder.spec() for folder in folders]
     arms = dict.fromkeys(str(record["label"]) for record in records)
     if len(arms) > 1:
@@ -177,17 +178,17 @@ def _task(
     progress: Callable[[str, float], None],
     needed: str,
 ) -> Task:
-    """Return a task in the subject's own tokens; the one it was trained on when none is given."""
+    """Return a task encoded with the subject's tokenizer; by default the task it was trained on."""
     if isinstance(given, Task):
         return given
     if given:
         return _prepared(given, subject, data_dir, progress)
     if subject.run is None:
-        raise UserError(f"a model in place of a run knows no task of its own; give {needed}")
+        raise UserError(f"a model in memory has no training task; give {needed}")
     record = subject.run.spec()
     if "task" not in record:
         raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
-    progress(f"making {record['corpus']['label']}", 0.0)
+    progress(f"preparing {record['corpus']['label']}", 0.0)
     task = data_of(dataset_of(subject.run, record, data_dir))
     assert isinstance(task, Task)
     return task
@@ -196,13 +197,13 @@ def _task(
 def _prepared(
     name: str, subject: _Subject, data_dir: str | Path | None, progress: Callable[[str, float], None]
 ) -> Task:
-    """Return a task by its name, in the subject's own tokens."""
+    """Return a task by name, encoded with the subject's tokenizer."""
     context = subject.model.size.context
     task = prepare_task(name, subject.encoding, context, data_dir=data_dir, progress=progress)
     if task.vocabulary != subject.model.size.vocabulary:
         raise UserError(
-            f"task '{name}' has {task.vocabulary:,} tokens and {subject.label} reads {subject.model.size.vocabulary:,}: "
-            "its tokens are others"
+            f"task '{name}' has a vocabulary of {task.vocabulary:,} tokens and {subject.label} of "
+            f"{subject.model.size.vocabulary:,}; give a task with the model's vocabulary"
         )
     return task
 
@@ -211,22 +212,22 @@ def _text(text: str, subject: _Subject) -> _Input:
     tokenizer = subject.tokenizer
     if tokenizer is None and subject.run is not None:
         raise UserError(
-            f"run {subject.run.id} was trained on a task that draws tokens of its own: it reads no text; "
-            "without --text it is shown an example (--example)"
+            f"run {subject.run.id} was trained on a synthetic task and cannot read text; "
+            "leave out --text to use an example (--example)"
         )
     if tokenizer is None:
-        raise UserError("a model in place of a run needs tokenizer= to read a text")
+        raise UserError("a model in memory needs tokenizer= to read a text")
     tokens = [int(token) for token in tokenizer.encode(text.encode("utf-8", "replace"))]
     return _Input(tokens, lambda token: tokenizer.decode([token]))
 
 
 def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
     if split not in task.splits:
-        raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
+        raise UserError(f"unknown split '{split}' (allowed: {', '.join(task.splits)})")
     rows = task.splits[split]
     if not 0 <= number < len(rows):
         raise UserError(
-            f"task '{task.name}' has no example {number} in {split}; 0 to {len(rows) - 1:,} are there"
+            f"task '{task.name}' has no example {number} in {split}; allowed: 0 to {len(rows) - 1:,}"
         )
     row: Example = rows[number]
     tokenizer, words = task.tokenizer, _names(task)
@@ -241,7 +242,7 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
             task.classes,
             tokenizer is None,
         )
-    # What is to be written out is not shown to the model; of several questions the last has seen everything.
+    # The answer itself is not given to the model. Of several queries take the last, which sees the whole input.
     asked = np.flatnonzero(row.targets >= 0)
     place = row.prompt - 1 if row.prompt else int(asked[-1])
     stop = row.prompt or len(row.tokens)
@@ -261,7 +262,7 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
 
 
 def _names(task: Task) -> Callable[[int], str]:
-    """Return what shows a token of a task to people."""
+    """Return a function from a task's token id to readable text."""
     if (tokenizer := task.tokenizer) is not None:
         return lambda token: tokenizer.decode([token])
     names = SYNTHETIC[task.name.partition(":")[0]].words
@@ -273,23 +274,23 @@ def _view(subject: _Subject, matter: _Input) -> InspectionView:
 
     model, count = subject.model, len(matter.tokens)
     if not count:
-        raise UserError("the text has no tokens; there is nothing to look at")
+        raise UserError("the text has no tokens")
     cells = math.isqrt(2 * _MAX_CELLS // (model.size.layers * model.size.heads))
     most = min(model.size.context, cells)
     cut = max(0, count - most)
     notes = []
     if cut:
-        why = f"the context is {most}" if most == model.size.context else f"a page holds {most}"
+        why = f"the context is {most}" if most == model.size.context else f"the page limit is {most}"
         lost = sum(matter.relevant[:cut]) if matter.relevant else 0
         words = f", {lost} of them relevant" if lost else ""
-        notes.append(f"{count} tokens, and {why}: the first {cut} were cut off{words}.")
+        notes.append(f"{count} tokens, but {why}: the first {cut} were cut off{words}.")
     place = None if matter.place is None else max(0, matter.place - cut)
     tokens = matter.tokens[cut:]
     looked = inspect_text(model, tokens, matter.words, matter.classes, place)
     without = [layer.mechanism for layer in looked.layers if layer.weights is None]
     if len(without) == len(looked.layers):
         names = ", ".join(dict.fromkeys(without))
-        notes.append(f"{names} gives no attention map: only the prediction is shown.")
+        notes.append(f"{names} has no attention map; only the prediction is shown.")
     return InspectionView(
         subject.label,
         subject.about,

@@ -1,4 +1,4 @@
-"""What is said before and beside a study: forecasts, and runs trained elsewhere."""
+"""Forecasts of studies, and verdicts on runs trained elsewhere."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def judge(
     better: str = "lower",
     out: str | Path | None = None,
 ) -> TableResult:
-    """Return the verdicts of runs trained elsewhere: a CSV file with a row per run, and the names of its columns.
+    """Return the verdicts of runs trained elsewhere, from a CSV file with one row per run and the names of its columns.
 
-    `by` names the columns that set contests apart; `out` takes verdicts.json and the page.
+    `by` names the columns that define contests; verdicts.json and the page are written to `out`.
     """
     if better not in ("lower", "higher"):
         raise unknown("value for better", str(better), ("lower", "higher"))
     if margin is not None and not 0 <= margin < math.inf:
-        raise UserError(f"margin takes a number, 0 or more, got {margin!r}")
+        raise UserError(f"margin must be a number of 0 or more, got {margin!r}")
     columns = Columns(arm, seed, metric, None if by is None else tuple(by))
     judged = judge_table(
         Path(table), columns, baseline=baseline, primary=primary, margin=margin, better=better
     )
-    place = Path(out) if out is not None else Path(table).parent
+    folder = Path(out) if out is not None else Path(table).parent
     result = TableResult(
-        place,
+        folder,
         judged.manifest,
         judged.verdicts,
         results=judged.results,
@@ -104,15 +104,15 @@ def forecast(
     keep_weights: bool = True,
     quiet: bool = False,
 ) -> Forecast:
-    """Return what a study will take and what it could find; nothing of it is run but a few steps per arm.
+    """Return the predicted cost and statistical power of a study; only a few steps per arm are run.
 
-    `out` is a directory with finished runs, of this study or another: their results give the spread over seeds, their
-    speed saves the measuring, and those of this study are not counted again. `spread` is the standard deviation over
-    seeds of the paired difference, in bits per byte or a task's metric.
+    `out` is a directory with finished runs of this study or another. Their results give the spread over seeds, their
+    step times replace the measurement, and finished runs of this study are not counted again. `spread` is the standard
+    deviation over seeds of the paired difference, in bits per byte or a task's metric.
     """
     if spread is not None and not 0 < spread < math.inf:
         raise UserError(
-            f"spread takes a number of bits per byte, or of a task's metric, above 0, got {spread!r}"
+            f"spread must be a number above 0, in bits per byte or a task's metric, got {spread!r}"
         )
     chosen = choose_device(device)
     if chosen.type == "cpu":
@@ -127,7 +127,7 @@ def forecast(
         started = frozen_population(folder) if folder is not None else None
         execution = ExecutionSettings(device=str(chosen), threads=threads)
         stacking = PopulationPolicy(None, execution, started)
-        # Seconds per step are frozen when the study runs; here those that are known are taken, and none are kept.
+        # A forecast uses the study's frozen step times but does not store new ones.
         if folder is not None and (folder / LOCK).is_file():
             shutil.copy(folder / LOCK, scratch)
         step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)

@@ -1,4 +1,4 @@
-"""Mechanisms by themselves: the conformance suite, and what they cost."""
+"""Conformance checks and costs of mechanisms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headtohead.model.sizes import find_size
 
 
 def check(arm: str | type[Mechanism], *, compile: bool = False) -> Verification:
-    """Return what the conformance suite says of a mechanism, at every setting its options list as examples."""
+    """Return the results of the conformance suite for a mechanism, at every example setting of its options."""
     composed = parse_layout(arm).pattern[0]
     return check_composed(check_settings(composed), compile)
 
 
 def check_settings(composed: Composed) -> list[Composed]:
-    """Return the settings to check: the given options where some were given, else every example."""
+    """Return the settings to check: the given options if any, else every example."""
     base = composed.terms[0]
     given = base.options != _default(base.kind)
     if given or len(composed.terms) > 1 or not hasattr(base.kind.Options, "examples"):
@@ -37,10 +37,10 @@ def cost(
 ) -> dict[str, Any]:
     """Return parameters, FLOPs per token and cache bytes per token of an arm at a size.
 
-    `batch` is how many sequences share what a batch computes once (a companion's pass).
+    `batch` is the number of sequences that share per-batch work (a companion's pass).
     """
     if batch < 1:
-        raise UserError(f"batch={batch} is too small; at least 1 is allowed")
+        raise UserError(f"batch={batch} must be at least 1")
     shape = find_size(size)
     layout = parse_layout(arm)
     facts = arm_cost(shape, layout.layers(shape.layers), context, batch=batch)

@@ -1,4 +1,4 @@
-"""The studies of a paper, and what they say of its claims."""
+"""Run the studies of a paper and judge its claims."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from headtohead.study.store.run_store import Store, read_probe
 
 @dataclass
 class Reproduction:
-    """What the studies of a paper say of its claims, and where they stand."""
+    """The judged claims of a paper, with its studies and their directory."""
 
     scale: str
     claims: list[ClaimResult]
     path: Path
     """claims.json."""
     studies: dict[str, StudyResult]
-    """By name: those that were run, and those that stood there; `study` is the one of [study]."""
+    """By name: the studies that were run or already finished; `study` is the one of [study]."""
     ran: list[str] = field(default_factory=list)
-    """The studies that were run now."""
+    """The studies run by this call."""
     toy: Toy | None = None
-    """What the paper's toy came to, where it has one at this scale."""
+    """The results of the paper's toy model, if it has one at this scale."""
     summary: Summary = field(default_factory=Summary)
-    """How the work on all of them ended."""
+    """The combined summary of all studies."""
     trouble: dict[str, str] = field(default_factory=dict)
     """Studies that could not be run, and why."""
 
     @property
     def study(self) -> StudyResult:
-        """The study of [study]; refused where another was run alone and this one does not stand there."""
+        """The study of [study]; raises if only another study has been run."""
         if MAIN not in self.studies:
             raise UserError(
-                f"study '{MAIN}' has not been run in {self.path.parent}; here are: {', '.join(self.studies)}"
+                f"study '{MAIN}' has not been run in {self.path.parent}; available: {', '.join(self.studies)}"
             )
         return self.studies[MAIN]
 
@@ -54,12 +54,12 @@ class Reproduction:
 def reproduce(
     paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **execution: Any
 ) -> Reproduction:
-    """Run the studies of a paper at a scale (smoke, small, paper) and say of each claim what the data bear.
+    """Run the studies of a paper at a scale (smoke, small, paper) and judge each claim.
 
-    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. `only` runs one of
-    them, with the one it starts from if any: a name, `study` for the one of [study], or `toy`. Each stands in a folder of its name in `out`, the one of
-    [study] in `out` itself. Run again, it does only what is missing. What all that stands there says is written to
-    `claims.json` in `out`, and on the page.
+    `paper` is a name in `studies/` or a TOML file; the other arguments are those of `Study.run`. `only` runs a single
+    study, and the one it initializes from if any: a name, `study` for the one of [study], or `toy`. The study of
+    [study] is stored in `out`, every other one in a subdirectory of its name. A second call runs only what is missing.
+    The claims, judged by all finished studies, are written to `claims.json` in `out` and to the page.
     """
     known = read_paper(find_paper(paper))
     folder = Path(out) if out is not None else Path("races") / f"{known.name}-{scale}"
@@ -75,7 +75,7 @@ def reproduce(
 
 
 class _Work:
-    """A paper at one scale: its studies are run or read one by one, then judged together."""
+    """A paper at one scale: runs or reads its studies one by one, then judges them together."""
 
     def __init__(self, paper: Paper, scale: str, folder: Path, execution: dict[str, Any]) -> None:
         self.paper, self.scale, self.folder, self.execution = paper, scale, folder, execution
@@ -88,19 +88,19 @@ class _Work:
         return self.folder if name == MAIN else self.folder / name
 
     def check_place(self) -> None:
-        """Refuse a folder in which another study stands: its page and claims would be written over."""
+        """Raise if the folder holds another study, whose page and claims would be overwritten."""
         place, name = self.folder / "study.json", self.settings[MAIN]["name"]
         try:
             there = _recorded(place).get("name", name)
-        except (MissingFile, DamagedFile):  # the study's own command writes it again
+        except (MissingFile, DamagedFile):  # running the study writes it again
             return
         if there != name:
             raise UserError(
-                f"{self.folder} holds the study '{there}', not '{name}'; name another folder as out"
+                f"{self.folder} holds the study '{there}', not '{name}'; give another folder as out"
             )
 
     def run(self, name: str, alone: bool) -> None:
-        """Run a study, or the toy; where others are to follow, one that cannot be run does not keep them from it."""
+        """Run a study or the toy; a study that cannot be run is recorded, and the remaining ones still run."""
         found = self.found
         if found.summary.stopped:
             self.read(name, alone)
@@ -131,7 +131,7 @@ class _Work:
         found.summary.trouble += result.summary.trouble
 
     def read(self, name: str, alone: bool) -> None:
-        """Take a study, or the toy, as it stands in its folder."""
+        """Read a study or the toy from its folder."""
         place = self._place(name) / "study.json"
         try:
             if name == TOY:
@@ -139,33 +139,35 @@ class _Work:
             elif not place.is_file():
                 return
             elif not self._same(_recorded(place), name):
-                self.absent[name] = f"stands in {place.parent} with other settings, and must be run again"
+                self.absent[name] = f"was run with other settings in {place.parent}; run it again"
             else:
                 self.found.studies[name] = open_study(place.parent)
-        except DamagedFile as error:  # what was run is judged all the same
+        except DamagedFile as error:  # the other studies are still judged
             self.absent[name] = str(error)
             self.found.trouble[name] = str(error)
 
     def _started(self, name: str) -> dict[str, Any]:
-        """Return a study's settings, with the folder of the run that its models start from."""
+        """Return a study's settings, with the folder of the run its models are initialized from."""
         settings = self.settings[name]
         if not (needed := sister(settings)):
             return settings
         place, there = self._place(needed), self.found.studies.get(needed)
         done = [run for run, result in (there.results if there else {}).items() if result["status"] == "done"]
         if not done:
-            raise UserError(f"the models of study {name} start from the run of {needed}, not done in {place}")
+            raise UserError(
+                f"study {name} initializes its models from study {needed}, which has no finished run in {place}"
+            )
         return settings | {"from": str(place / "runs" / done[0])}
 
     def _same(self, recorded: dict[str, Any], name: str) -> bool:
-        """Return whether a study that stands there has these settings; the run it starts from may have moved with it."""
+        """Return whether a stored study has these settings; the run it initializes from may have moved with it."""
         if sister(self.settings[name]):
             study = Path(str(recorded.get("from", ""))).parts[-3:-2]
             recorded = recorded | {"from": f"also.{''.join(study)}"}
         return bool(recorded == plain(Study(**self.settings[name]).values))
 
     def judged(self, quiet: bool) -> Reproduction:
-        """Judge the claims by all that there is; write claims.json, and the page of [study] where it has one."""
+        """Judge the claims by all available studies; write claims.json, and the page of [study] if it has verdicts."""
         found = self.found
         studies = {
             name: Finished(result.manifest, result.verdicts, result.results, _finder(Store(result.path)))
@@ -173,7 +175,7 @@ class _Work:
         }
         found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)
         write_json(found.path, [claim.as_dict() for claim in found.claims])
-        if MAIN in found.studies and found.study.verdicts:  # so that the claims stand on the page
+        if MAIN in found.studies and found.study.verdicts:  # adds the claims to the page
             found.study.write(quiet=quiet, only_if_changed=True)
         return found
 
@@ -182,13 +184,13 @@ def _recorded(place: Path) -> dict[str, Any]:
     """Return the settings in a study.json."""
     record = read_document(place)
     if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
-        raise DamagedFile(f"damaged file {place}: no settings; the study's own command writes it again")
+        raise DamagedFile(f"damaged file {place}: no settings; run the study again to rewrite it")
     settings: dict[str, Any] = record["settings"]
     return settings
 
 
 def _finder(store: Store) -> Finder:
-    """Return what gives what a probe found in a run; a damaged file counts as none, and the page names it."""
+    """Return a function that reads a run's probe result; a damaged file gives None, and the page names it."""
 
     def found(run: str, name: str) -> dict[str, Any] | None:
         try:

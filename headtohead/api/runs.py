@@ -1,4 +1,4 @@
-"""What a trained run is good for: load it, score it, let it write."""
+"""Load, evaluate and generate text with trained runs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from headtohead.study.store.validation import training_of
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
     """Return the trained model of a run, and its tokenizer.
 
-    A run of a user's own mechanism file executes that file: `trust_files` says that it may.
+    Loading a run of a user's mechanism file executes that file; `trust_files` allows it.
     """
     model = load_model(run, device=device, trust_files=trust_files)
     return model, find_run(run).tokenizer()
 
 
 def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
-    """Return the trained model of a run; one of a task that draws its own tokens has no tokenizer to go with it."""
+    """Return the trained model of a run; also works for synthetic tasks, which have no tokenizer."""
     folder = find_run(run)
     record = folder.spec()
     check_trained_weights(folder)
@@ -60,7 +60,7 @@ def evaluate(
     """Return a trained run's score on a split of any corpus, under the run's own tokenizer.
 
     `skip` leaves out blocks of the trained model: `variant` (every layer that is not standard), `standard`, or layers
-    counted from 1 such as `2,4-6`; with `keep_ffn` their attention part alone.
+    counted from 1 such as `2,4-6`; with `keep_ffn` only their attention part.
     """
     from headtohead.data.retokenize import tokens_of
 
@@ -82,15 +82,15 @@ def evaluate_task(
     skip: str = "",
     keep_ffn: bool = False,
 ) -> dict[str, Any]:
-    """Return the scores of a run that was trained on a task, on a split of that task: every metric it has.
+    """Return all metrics of a run trained on a task, on a split of that task.
 
-    `without_a_model` holds what one gets without a model; `skip` and `keep_ffn` are those of `evaluate`.
+    `without_a_model` holds the scores of trivial predictors; `skip` and `keep_ffn` are those of `evaluate`.
     """
     folder = find_run(run)
     record = folder.spec()
     if "task" not in record:
         raise UserError(
-            f"run {record['id']} was trained on a corpus; say what it is to be scored on (--corpus or --task)"
+            f"run {record['id']} was trained on a corpus; give the data to score it on (--corpus or --task)"
         )
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -113,9 +113,9 @@ def score_task(
     trust_files: bool = False,
     quiet: bool = False,
 ) -> TaskScore:
-    """Return a trained run's score on one task, without training; `score_tasks` says what the settings mean."""
+    """Return a trained run's zero-shot score on one task; for the arguments see `score_tasks`."""
     if task == ALL:
-        raise UserError("task 'all' means every task; score_tasks gives a score for each")
+        raise UserError("task 'all' means every task; call score_tasks to score them all")
     return score_tasks(
         run, [task], limit=limit, device=device, data_dir=data_dir, trust_files=trust_files, quiet=quiet
     )[0]
@@ -133,11 +133,11 @@ def score_tasks(
     skip: str = "",
     keep_ffn: bool = False,
 ) -> list[TaskScore]:
-    """Return a trained run's scores on tasks, without training; `all` means every task.
+    """Return a trained run's zero-shot scores on tasks; `all` means every task.
 
-    `limit` takes so many examples of each, spread evenly over its file; `skip` and `keep_ffn` are those of `evaluate`.
+    `limit` is the number of examples per task, spread evenly over its file; `skip` and `keep_ffn` are those of `evaluate`.
     """
-    # Every file is read before anything is scored: a missing set shows at once.
+    # Read every file before scoring, so that a missing one fails immediately.
     found = [find_task(name, data_dir).part(limit) for name in chosen_tasks(tasks)]
     model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
     total = sum(len(task.examples) for task in found)
@@ -156,7 +156,7 @@ def score_tasks(
 def _load_skipping(
     run: str | Path, device: str, trust_files: bool, skip: str, keep_ffn: bool
 ) -> tuple[Decoder, Tokenizer]:
-    """Return a run's model without the blocks that are to be left out, and its tokenizer."""
+    """Return a run's model without the skipped blocks, and its tokenizer."""
     chosen = choose_device(device)
     _check_not_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
@@ -165,18 +165,18 @@ def _load_skipping(
 
 
 def _check_not_task(run: str | Path) -> None:
-    """Refuse a run that was trained on a task: it knows nothing of plain text."""
+    """Raise if the run was trained on a task and cannot score plain text."""
     record = find_run(run).spec()
     if "task" in record:
         raise UserError(
-            f"run {record['id']} is trained for the task '{record['corpus']['label']}' alone; "
-            "h2h evaluate RUN scores it there"
+            f"run {record['id']} was trained on the task '{record['corpus']['label']}' only; "
+            "score it there with: h2h evaluate RUN"
         )
 
 
 def _leave_out(model: Decoder, skip: str, keep_ffn: bool) -> None:
     if keep_ffn and not skip:
-        raise UserError("keep_ffn says what a skipped layer keeps; give skip too (--skip)")
+        raise UserError("keep_ffn applies to skipped layers; give skip too (--skip)")
     if skip:
         model.skip(skipped_layers(model.arms, skip), keep_ffn)
 
@@ -189,11 +189,11 @@ def generate_text(
     sampling: Sampling | None = None,
     device: str = "auto",
     trust_files: bool = False,
-    warn: Callable[[str], None] = lambda words: None,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Iterator[str]:
-    """Yield the text that a run's model writes after a prompt, piece by piece.
+    """Yield the text that a run's model generates after a prompt, piece by piece.
 
-    On a GPU decoding steps are recorded as a CUDA graph; `warn` is told where the run's mechanism does not allow it.
+    On a GPU decoding steps run as a CUDA graph; `warn` receives the reason if the run's mechanism does not allow it.
     """
     chosen = choose_device(device)
     _check_not_task(run)
@@ -204,22 +204,22 @@ def generate_text(
     for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):
         written.append(int(token))
         text = tokenizer.decode(written)
-        # A character of several bytes shows once it is whole.
+        # A multi-byte character is yielded once it is complete.
         if not text.endswith("\ufffd"):
             yield text[len(shown) :]
             shown = text
 
 
 def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]:
-    """Return the run's layers; a file named in a run's record is code, and runs only when the user says so."""
+    """Return the run's layers; a mechanism file named in the run's record is executed only with `trust_files`."""
     files = sorted({text for text in record["layers"] if ".py:" in text})
     if files and not trust_files:
-        raise UserError(f"this run executes {files[0]}; say so with trust_files=True (--trust-files)")
+        raise UserError(f"this run executes {files[0]}; allow it with trust_files=True (--trust-files)")
     layers = layers_of(record)
     for composed, known in zip(layers, record["identity"]["layers"], strict=True):
         for now, then in zip(composed.as_dict(), known, strict=True):
             if now.get("source") != then.get("source"):
                 raise UserError(
-                    f"{composed.text} has changed since this run; its weights belong to the file as it was"
+                    f"{composed.text} has changed since this run was trained; restore the file to load its weights"
                 )
     return layers

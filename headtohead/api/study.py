@@ -1,4 +1,4 @@
-"""Studies: run one, open one that was run, watch it, examine its directory."""
+"""Run, open, watch and examine studies."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from headtohead.study.store.manifest import Manifest, read_manifest
 from headtohead.study.store.run_store import Store
 
 CLAIMS = "claims.json"
-"""What a paper's study says of its claims, in the study's directory."""
+"""The judged claims of a paper, in the study's directory."""
 
 
 class Study:
-    """Arms x seeds x corpora x sizes x rules; `run` does what is missing and gives the verdicts.
+    """Arms x seeds x datasets x sizes x rules; `run` does the missing runs and returns the verdicts.
 
     >>> Study(arms=["standard", "sharing:tie=kv"], tokens="500k").run(out="races/mine").verdicts
     """
@@ -65,7 +65,7 @@ class Study:
 
     @classmethod
     def from_file(cls, path: str | Path, **changes: Any) -> Study:
-        """Return the study of a TOML file, with some of its settings changed."""
+        """Return the study defined in a TOML file; `changes` override its settings."""
         values = read_study(Path(path))
         return cls(**{"name": Path(path).stem, **changed_settings(values, changes)})
 
@@ -88,15 +88,15 @@ class Study:
         extend: bool = False,
         allow_failed_check: bool = False,
     ) -> StudyResult:
-        """Do every run that has no result, then judge and report.
+        """Run everything that has no result yet, then judge and write the report.
 
-        `workers` 0 means one process per core on CPU and one on a GPU; `seconds` stops cleanly after that time.
-        `compile` None compiles models where it pays: on a GPU, at 5m and above.
-        `stack` trains the seeds of an arm in one pass; None does where it pays: on a GPU, below 5m, and a study that was
-        begun one way goes on that way.
-        `track` names trackers (`tensorboard`, `wandb`), or is one; none of them can make a run fail.
+        `workers=0` means one process per core on CPU and one on a GPU. `seconds` is a time limit with a clean stop.
+        `compile=None` compiles models on a GPU from size 5m.
+        `stack` trains the seeds of an arm as one population; None does so on a GPU below size 5m. A study continues the
+        way it was started.
+        `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
-        `allow_failed_check` trains an arm with user code that fails the causality gate; no verdict calls it better.
+        `allow_failed_check` trains user code that fails the causality check; its verdict is never `better`.
         """
         sinks = find_sinks(track)
         store = Store(Path(out) if out is not None else default_folder(self.spec))
@@ -122,7 +122,7 @@ class Study:
         def planned(spec: StudySpec, rates: Rates | None = None) -> Plan:
             with progress_bar("preparing", quiet) as progress:
                 step_times = FrozenStepTimes(store.path, execution, progress=progress)
-                # Tuning runs have a learning rate each, and are not stacked.
+                # Each tuning run has its own learning rate; they are not trained as a population.
                 how = {"stack": stacking} if spec is self.spec else {}
                 plan = plan_study(
                     spec, data_dir=data_dir, rates=rates, progress=progress, step_times=step_times, **how
@@ -136,8 +136,8 @@ class Study:
             if retry_failed:
                 reset_failed(store, ids)
             known, notes = valid_results(store, ids)
-            for words in [*notes, *reuse_notes(store, plan, known)]:
-                display.note(words)
+            for message in [*notes, *reuse_notes(store, plan, known)]:
+                display.note(message)
             return known
 
         def done(plan: Plan) -> Summary:
@@ -155,7 +155,7 @@ class Study:
 
         if compile and self.spec.tasks:
             display.note(
-                "compile was asked for: a task's batches are of many lengths, and its steps are not compiled"
+                "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
             )
         tuning = Tuning()
         if self.spec.tune is not None:
@@ -172,10 +172,10 @@ class Study:
         history.plan(manifest, plain(self.values), lambda run: run in known or store.run(run).finished())
         late = planned_seeds(store.path, plan, started=bool(known))
         added = study_marks(store.path, manifest, late).added_seeds
-        for words in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *manifest.notes]:
-            display.note(words)
-        for words in check_lines(manifest.checks):
-            display.note(words)
+        for message in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *manifest.notes]:
+            display.note(message)
+        for message in check_lines(manifest.checks):
+            display.note(message)
         record = {
             "outline": manifest.as_dict(),
             "added_seeds": sorted(added),
@@ -188,7 +188,7 @@ class Study:
         result.summary = summary
         try:
             result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
-        except OSError as error:  # the runs are what counts; h2h report writes the rest when there is room
+        except OSError as error:  # the runs are stored; h2h report can write the rest later
             summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
             display.note(summary.trouble[-1])
         return result
@@ -196,25 +196,25 @@ class Study:
 
 @dataclass
 class StudyResult:
-    """A study's verdicts and where they stand."""
+    """A study's verdicts and its directory."""
 
     path: Path
     manifest: Manifest
     verdicts: list[Verdict]
     summary: Summary = field(default_factory=Summary)
     report: Path | None = None
-    """The page, when it was made."""
+    """Path of the page, if it was written."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
-    """result.json of every finished run, by its name."""
+    """result.json of every finished run, by run id."""
     damage: list[str] = field(default_factory=list)
-    """Files that could not be read, and are left out."""
+    """Files that could not be read and were skipped."""
     added_seeds: frozenset[int] = frozenset()
-    """Seeds added after results could be looked at."""
+    """Seeds added after results were available."""
 
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
-        """Write verdicts.json, trends.json and matrix.json where there are any, runs.csv and the page; without the chart library the page is skipped, and said to be.
+        """Write verdicts.json, trends.json and matrix.json if there are any, runs.csv and the page.
 
-        `only_if_changed` leaves a page that shows these very results as it is.
+        Without the chart library the page is skipped with a message. `only_if_changed` keeps an up-to-date page.
         """
         History.read(self.path).report(
             [
@@ -259,24 +259,24 @@ class StudyResult:
 
     def headlines(self) -> list[str]:
         """Return one sentence per arm, over all contests."""
-        return [words for _, words in headlines(self.verdicts)]
+        return [text for _, text in headlines(self.verdicts)]
 
     def trends(self) -> list[Trend]:
-        """Return how each arm's gap moves with size, tokens per parameter and context, where the study has several."""
+        """Return how each arm's gap changes with size, tokens per parameter and context, if the study has several."""
         return study_trends(self.manifest, self.results, self.verdicts)
 
     def stability(self) -> list[Stability]:
-        """Return how often each arm diverged and leapt, and how soon it learned, from the curves its runs left."""
+        """Return divergence rates, loss spikes and sample efficiency per arm, from the runs' training curves."""
         return study_stability(Store(self.path), self.manifest, self.results)
 
     def matrix(self) -> list[Cell]:
-        """Return every arm trained on one corpus and tested on another, where the probe `corpora` was taken."""
+        """Return the scores of arms trained on one corpus and tested on another, if the probe `corpora` was run."""
         return corpus_matrix(
             self.manifest, self.results, read_probes(Store(self.path), self.manifest, self.results)
         )
 
     def explained(self) -> list[ArmExplanation]:
-        """Return where each arm looks on its task, over seeds, where the probe `explain` was taken."""
+        """Return the attention of each arm on its task, over seeds, if the probe `explain` was run."""
         return study_explanations(Store(self.path), self.manifest, self.results)
 
     def to_pandas(self) -> Any:
@@ -301,11 +301,11 @@ def _tuned(
     done: Callable[[Plan], Summary],
     say: Callable[[str], None],
 ) -> Tuning | StudyResult:
-    """Return the tuned rates, or, where tuning was stopped, a result without verdicts that says so."""
+    """Return the tuned rates, or a result without verdicts if tuning was stopped."""
     stopped: list[tuple[Plan, Summary]] = []
 
     def run(plan: Plan) -> bool:
-        found(plan)  # a damaged result is set aside and done again, not taken for a rate that does not train
+        found(plan)  # moves damaged results aside, so that they are redone and not counted as failed rates
         summary = done(plan)
         if summary.left:
             stopped.append((plan, summary))
@@ -321,29 +321,29 @@ def _tuned(
 def report_skipped(error: ImportError, quiet: bool) -> None:
     if not quiet:
         print(
-            f"the page was skipped: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
+            f"page not written: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
         )
 
 
 def processes(device: torch.device, workers: int, threads: int = 1) -> int:
-    """Return how many processes of so many threads train at once: as asked for, else one per core, and one on a GPU."""
+    """Return the number of training processes: `workers`, by default one per core on CPU and one on a GPU, over `threads`."""
     if workers < 0:
-        raise UserError(f"workers={workers} must be 0, one per core and one on a GPU, or more")
+        raise UserError(f"workers={workers} must be 0 (one per core on CPU, one on a GPU) or more")
     if threads < 1:
         raise UserError(f"threads={threads} must be at least 1")
     return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
 
 
 def _check_newer(folder: Path) -> None:
-    """Refuse a study that a newer version wrote: its study.json would be written over."""
+    """Raise if a newer version wrote study.json, which this version would overwrite."""
     try:
         read_document(folder / "study.json")
-    except UnreadableFile:  # a missing or damaged one is written again
+    except UnreadableFile:  # a missing or damaged file is rewritten
         return
 
 
 def open_study(path: str | Path) -> StudyResult:
-    """Return a study's verdicts from its directory alone."""
+    """Return a finished study's result, read from its directory."""
     folder = Path(path)
     if not (folder / "study.json").is_file():
         raise UserError(f"no study in {folder}: study.json is missing")
@@ -352,9 +352,9 @@ def open_study(path: str | Path) -> StudyResult:
 
 
 def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> None:
-    """Serve a page on 127.0.0.1 that follows a running study, until Ctrl-C."""
+    """Serve a live page of a running study on 127.0.0.1 until Ctrl-C."""
     if not 0 <= port <= 65535:
-        raise UserError(f"port {port} is out of range; 0 to 65535 are allowed, and 0 takes a free one")
+        raise UserError(f"port {port} is out of range; allowed: 0 to 65535, where 0 picks a free port")
     folder = Path(path)
     if not (folder / "study.json").is_file():
         raise UserError(f"no study in {folder}: study.json is missing")
@@ -362,13 +362,13 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
         from headtohead.report.dashboard.server import serve
     except ImportError as error:
         raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
-    serve(folder, port, (lambda words: None) if quiet else (lambda words: print(words, flush=True)))
+    serve(folder, port, (lambda text: None) if quiet else (lambda text: print(text, flush=True)))
 
 
 def _judge_all(
     store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, dict[str, Any]]
 ) -> StudyResult:
-    """Return the verdicts of a study; results that are known already are not read again."""
+    """Return the verdicts of a study; results in `known` are not read again."""
     damage: dict[str, str] = {}
     others = sorted({entry.run for entry in manifest.entries if entry.run not in known})
     results = known | store.results(others, damage)
@@ -385,10 +385,10 @@ def _judge_all(
 def _stamp(
     path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
 ) -> str:
-    """Return what tells one page's content from another's."""
-    seals = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    """Return a digest of everything the page shows."""
+    checksums = sorted((run, str(result.get("checksum"))) for run, result in results.items())
     claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
-    return digest(json.dumps([VERSION, manifest.as_dict(), rows, seals, claims], sort_keys=True))[:32]
+    return digest(json.dumps([VERSION, manifest.as_dict(), rows, checksums, claims], sort_keys=True))[:32]
 
 
 def _carries(page: Path, stamp: str) -> bool:
@@ -400,7 +400,7 @@ def _carries(page: Path, stamp: str) -> bool:
 
 
 def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False) -> list[Finding]:
-    """Return what is damaged in a study's directory; with `mend`, what is safe to mend has been mended."""
+    """Return what is damaged in a study's directory; `repair` repairs what is safe to repair."""
     with progress_bar("examining", quiet) as progress:
         findings = doctor.examine(Path(path), progress)
     if repair:
@@ -409,7 +409,7 @@ def examine_study(path: str | Path, *, repair: bool = False, quiet: bool = False
 
 
 def plain(value: Any) -> Any:
-    """Return settings JSON-ready; a class handed over as an arm is named."""
+    """Return settings as JSON-ready values; a class given as an arm becomes its name."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

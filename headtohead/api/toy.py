@@ -1,4 +1,4 @@
-"""The toy model with exact theory: its runs, its tables and its pictures."""
+"""Run the toy model of faster_qk, which has an exact theory, and write its tables and charts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def run_toy(
     seconds: float | str = math.inf,
     quiet: bool = False,
 ) -> Toy:
-    """Do what is missing of the toy in `out`; write toy.json, toy.html and the charts there, and return what it came to.
+    """Run what is missing of the toy in `out`, write toy.json, toy.html and the charts there, and return the result.
 
-    `plan` may be the name of a scale of `faster_qk`: smoke, small or paper.
+    `plan` may be a scale of `faster_qk`: smoke, small or paper.
 
     >>> run_toy(ToyPlan(runs=("FAFO", "FACO"), seeds=2, until=0.1), "races/toy").findings
     """
@@ -51,5 +51,5 @@ def run_toy(
 
 
 def as_seconds(given: float | str) -> float:
-    """Return a length of time given as a number of seconds or in words."""
+    """Return a duration in seconds, given as a number or as text such as `5m`."""
     return parse_duration(given) if isinstance(given, str) else given

@@ -1,1 +1,1 @@
-"""What is measured by the clock: ours beside what others use, in one process."""
+"""Benchmarks of kernels, training and decoding, with peers measured in the same process."""

@@ -1,4 +1,4 @@
-"""How kernels are timed, and the two roofs they are held against: a large copy and a large matrix product."""
+"""Kernel timing, and the two rooflines it is compared with: a large copy and a large matrix product."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def seconds_of(
     calls: int = 10,
     before: Callable[[], object] | None = None,
 ) -> float:
-    """Return the median seconds of a call; on a GPU of calls replayed as one graph, so that no launch is waited for.
+    """Return the median seconds of a call; on a GPU calls are replayed as one CUDA graph, without launch overhead.
 
-    What overwrites its input is given it anew `before` each call, out of the clock's sight, and is timed call by call.
+    A call that overwrites its input needs `before`, which restores it untimed; such calls are timed one by one.
     """
     if before is not None:
         return statistics.median(_alone(call, before, device) for _ in range(_REPEATS + 2))
@@ -47,7 +47,7 @@ def _alone(call: Callable[[], object], before: Callable[[], object], device: tor
 
 
 def _event_seconds(call: Callable[[], object], calls: int) -> float:
-    """Return the mean seconds of a call by the GPU's own clock."""
+    """Return the mean seconds of a call, timed with CUDA events."""
     started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     started.record()
     for _ in range(calls):
@@ -64,10 +64,10 @@ def _clock(call: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes per second of a large copy, read and written bytes counted.
+    """Return bytes per second of a large copy, counting bytes read and written.
 
-    Launched one by one: in a graph the same copy is another operation, and on an H200 it ran at two thirds of the speed,
-    which would make every share of the bandwidth look better than it is.
+    Copies are launched one by one: in a CUDA graph the same copy is another operation and ran at two thirds of the speed
+    on an H200, which would overstate every share of the bandwidth.
     """
     source = torch.randn(2**28 if device.type == "cuda" else 2**22, device=device)
     target = torch.empty_like(source)

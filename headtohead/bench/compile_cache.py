@@ -1,4 +1,4 @@
-"""Compiling in processes side by side, so that a benchmark finds the compiler's work in its cache."""
+"""Fill the compile cache by parallel processes before a benchmark."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any
 
 
 def compile_threads(processes: int) -> dict[str, str]:
-    """Return what that many compiling processes are told; each would start as many helpers as there are cores."""
+    """Return the environment that divides the cores among compiling processes; by default each uses all cores."""
     return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, processes)))}
 
 
 def warm(module: str, orders: Sequence[dict[str, Any]], progress: Callable[[str, float], None]) -> None:
-    """Run the module once for each order, given on its standard input, as many at a time as there are cores.
+    """Run the module once per order, passed on its standard input, with one process per core at a time.
 
-    How a process ends does not matter here: what fails there fails again, and is recorded, where it is measured.
+    Exit codes are ignored: what fails here fails again, and is recorded, when it is measured.
     """
     side = min(len(orders), os.cpu_count() or 1)
     waiting = list(orders)
-    at_work: list[subprocess.Popen[str]] = []
+    running: list[subprocess.Popen[str]] = []
     try:
-        while waiting or at_work:
-            while waiting and len(at_work) < side:
-                at_work.append(_start(module, waiting.pop(0), side))
+        while waiting or running:
+            while waiting and len(running) < side:
+                running.append(_start(module, waiting.pop(0), side))
             time.sleep(0.1)
-            at_work = [worker for worker in at_work if worker.poll() is None]
-            done = len(orders) - len(waiting) - len(at_work)
-            progress(f"compiling side by side, {done} of {len(orders)} done", 0.0)
+            running = [worker for worker in running if worker.poll() is None]
+            done = len(orders) - len(waiting) - len(running)
+            progress(f"compiling in parallel, {done} of {len(orders)} done", 0.0)
     finally:
-        for worker in at_work:
+        for worker in running:
             worker.kill()
             worker.wait()
 

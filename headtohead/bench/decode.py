@@ -1,4 +1,4 @@
-"""One query against a long K=V cache, beside the library's attention with separate keys and values."""
+"""Benchmark of one query against a long K=V cache, compared with SDPA on separate keys and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TURNED = ("nothing", "roundtrip", "score")
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """One decoding step: sequences, query heads, key heads, cached tokens, width of a head."""
+    """Shape of one decoding step; `keys` is the number of cached tokens, `dim` the head width."""
 
     batch: int
     heads: int
@@ -33,10 +33,7 @@ class DecodeCase:
 
 
 def decode_cases(device: torch.device) -> list[DecodeCase]:
-    """Return the settings that are measured: the two that are aimed at, then the first at other contexts.
-
-    Small ones where there is no GPU.
-    """
+    """Return the measured cases: the two with a target, then the first at other contexts; small shapes on CPU."""
     if device.type == "cuda":
         aimed = [DecodeCase(64, 8, 8, 8192, 64), DecodeCase(32, 16, 4, 32_768, 128)]
         return aimed + [DecodeCase(64, 8, 8, keys, 64) for keys in (1024, 4096, 16_384, 32_768)]
@@ -44,20 +41,20 @@ def decode_cases(device: torch.device) -> list[DecodeCase]:
 
 
 def measure_decode(
-    device: torch.device, out: str | Path | None = None, progress: Progress = lambda words, share: None
+    device: torch.device, out: str | Path | None = None, progress: Progress = lambda message, share: None
 ) -> dict[str, Any]:
-    """Return one query's attention on a K=V cache beside the library's with separate keys and values.
+    """Return the times of one query's attention on a K=V cache and of SDPA with separate keys and values.
 
-    `error` is the relative norm of the difference from the float64 twin, over the first and last sequences. A row that
-    fails says why. `out` keeps every row as soon as it is measured; rows that stand there, measured at this commit on this
-    device, are not measured again.
+    `error` is the relative norm of the difference from the float64 reference, over the first and last sequences. A failed
+    row holds the reason. `out` stores each row as soon as it is measured; rows stored for this commit and device are
+    reused.
     """
     bandwidth = copy_bandwidth(device)
     where = {"device": device_name(device)}
     rows = Rows("decode", out, where | {"kernels": path_name(device), "copy_bytes_per_second": bandwidth})
     cases = decode_cases(device)
-    for place, case in enumerate(cases):
-        progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", place / len(cases))
+    for index, case in enumerate(cases):
+        progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", index / len(cases))
         facts: list[dict[str, Any]] = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
         missing = [row for row in facts if not rows.known(row)]
         if not missing:
@@ -95,7 +92,7 @@ class _Step:
         self.bytes = self.kv.numel() * self.kv.element_size()
 
     def peers(self) -> dict[str, Any]:
-        """Return the library's attention with keys and values, and with one tensor as both."""
+        """Return the times of SDPA with separate keys and values, and with one tensor as both."""
         q, kv, v = self.q, self.kv, self.v
         return {
             "peer": f"{backend_name(q, kv, v)}, K and V",
@@ -104,7 +101,7 @@ class _Step:
         }
 
     def ours(self, turn: str) -> dict[str, Any]:
-        """Return the time of the one-tensor kernel and its error."""
+        """Return the time and error of the K=V kernel."""
         q, kv, table = self.q, self.kv, self.table
         ours = decode(q, kv, table, turn)
         ends = [0, 1, -2, -1]

@@ -1,4 +1,4 @@
-"""Every fused kernel of a training step as a case: what it is given, what defines it, what it must move and multiply."""
+"""Benchmark cases: every fused kernel of a training step with its inputs, plain reference, bytes and FLOPs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from headtohead.kernels.pointwise.rotary import rotate_plain
 
 Outputs = tuple[Tensor, ...]
 Draw = Callable[..., Tensor]
-"""draw(*shape) gives float32 numbers of the normal law on the device."""
+"""draw(*shape) returns standard normal float32 numbers on the device."""
 _EPS = 1e-6
-_LINE = 64  # what a row of logits is filled up to
+_LINE = 64  # rows of logits are padded to a multiple of this
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a kernel is given: tensors by name that have gradients, and what has none."""
+    """Inputs of a kernel: named tensors with gradients, and the rest without."""
 
     leaves: dict[str, Tensor]
     rest: tuple[Any, ...] = ()
@@ -44,21 +44,21 @@ class Fused:
     shape: tuple[int, ...]
     given: Callable[[torch.dtype, Draw], Given]
     kernel: Callable[..., Outputs]
-    """The fast path where it serves, of the leaves and the rest."""
+    """kernel(*leaves, *rest): the Triton kernel where available, else the plain reference."""
     twin: Callable[..., Outputs]
-    """The definition, in any precision."""
+    """The plain reference, in any precision."""
     numbers: float
-    """How many numbers forward and backward read and write at least, in the precision of the run."""
+    """Minimum count of numbers read and written by forward and backward, in the precision of the run."""
     flops: float
-    """Additions, products and exponentials of forward and backward, nothing made twice."""
+    """Additions, products and exponentials of forward and backward, without recomputation."""
     precision: str = "bf16"
-    """What it runs in during a step in bf16, and is timed in on a GPU."""
+    """Precision of this kernel in a bf16 training step; used for timing on a GPU."""
     overwrites: bool = False
-    """The Triton kernel leaves the gradient of its first leaf where that leaf was; nothing is left to backward."""
+    """The Triton kernel overwrites its first leaf with its gradient; there is no backward pass."""
 
 
 def rotation(batch: int, heads: int, time: int, dim: int) -> Fused:
-    """Rotary positions of queries that stand beside keys and values, as a joined projection leaves them."""
+    """Rotary embedding of queries that are a strided view of a joint QKV projection."""
 
     def given(dtype: torch.dtype, draw: Draw) -> Given:
         joined = draw(batch, time, 3, heads, dim).to(dtype)
@@ -76,7 +76,7 @@ def rotation(batch: int, heads: int, time: int, dim: int) -> Fused:
 
 
 def gating(rows: int, hidden: int) -> Fused:
-    """silu(a) * b of a feed-forward part."""
+    """silu(a) * b of a gated feed-forward layer."""
 
     def twin(joined: Tensor) -> Outputs:
         gated, lifted = joined.chunk(2, -1)
@@ -98,7 +98,7 @@ def gating(rows: int, hidden: int) -> Fused:
 
 
 def norm(stack: int, rows: int, width: int) -> Fused:
-    """The root-mean-square norm of stacked seeds, each with its gain; the state between layers is float32."""
+    """RMS norm of a population, each row with its own gain; the residual stream is float32."""
 
     def twin(x: Tensor, gain: Tensor) -> Outputs:
         wide = x if x.dtype == torch.float64 else x.float()
@@ -115,7 +115,7 @@ def norm(stack: int, rows: int, width: int) -> Fused:
 
 
 def loss_rows(rows: int, vocabulary: int, smoothing: float = 0.0) -> Fused:
-    """Cross-entropy of rows of logits with its gradient: each read once and written once."""
+    """Cross-entropy of rows of logits with its gradient; every logit is read once and written once."""
     padded = -(-vocabulary // _LINE) * _LINE
 
     def given(dtype: torch.dtype, draw: Draw) -> Given:
@@ -149,7 +149,7 @@ def loss_rows(rows: int, vocabulary: int, smoothing: float = 0.0) -> Fused:
 
 
 def loss(rows: int, width: int, vocabulary: int, smoothing: float = 0.0, biased: bool = False) -> Fused:
-    """The loss with the products of its read-out, chunk by chunk."""
+    """Cross-entropy including the matrix products of the readout, chunk by chunk."""
 
     def given(dtype: torch.dtype, draw: Draw) -> Given:
         leaves = {"x": draw(rows, width).to(dtype), "weight": width**-0.5 * draw(vocabulary, width)}
@@ -169,7 +169,7 @@ def loss(rows: int, width: int, vocabulary: int, smoothing: float = 0.0, biased:
         given,
         of(linear_cross_entropy),
         of(linear_cross_entropy_plain),
-        # States and weights read in both directions, their gradients written.
+        # States and weights are read in forward and backward; their gradients are written.
         numbers=3 * width * (rows + vocabulary),
         flops=6.0 * rows * width * vocabulary,
     )
@@ -186,7 +186,7 @@ def coupling(
     apart: bool = False,
     biased: bool = True,
 ) -> Fused:
-    """The coupled integrator, (batch, heads, time, dim); weights for each head where they are `apart`."""
+    """The coupled integrator on (batch, heads, time, dim); `apart` gives each head its own weights."""
     batch, heads, time, dim = shape
 
     def given(dtype: torch.dtype, draw: Draw) -> Given:
@@ -201,7 +201,7 @@ def coupling(
         return Given(leaves)
 
     def weights(found: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        """Return w1, b1, w2, b2 with what is not there as None."""
+        """Return w1, b1, w2, b2; absent ones are None."""
         left = list(found)
         w1, b1 = left.pop(0), left.pop(0) if biased else None
         return w1, b1, left.pop(0), left.pop(0) if left else None
@@ -227,8 +227,8 @@ def coupling(
         return dynamics_fused.integrate(q, k, dt, steps, scheme, w1, b1, w2, b2)
 
     rows, evaluations = batch * heads * time, steps + (scheme == "leapfrog")
-    # Forward reads and writes q and k; backward reads them and both gradients and writes two. Backward multiplies
-    # twice what forward does.
+    # Forward reads and writes q and k; backward reads them and both gradients and writes two. Backward has
+    # twice the FLOPs of forward.
     return Fused(
         f"coupled {name}",
         shape,
@@ -241,9 +241,9 @@ def coupling(
 
 
 def training_cases(gpu: bool) -> list[Fused]:
-    """Return every kernel at the shapes of a training step: 51m with 32,768 tokens, and the norm of sixteen seeds of 1m.
+    """Return every kernel at training shapes: 51m with 32,768 tokens, and the norm of a population of 16 at 1m.
 
-    Where there is no GPU the shapes are small.
+    On CPU the shapes are small.
     """
     if gpu:
         pair, pointwise, couple = (64, 8, 512, 64), (32_768, 1408), (64, 8, 512, 64)
@@ -265,7 +265,7 @@ def training_cases(gpu: bool) -> list[Fused]:
 
 
 def odd_cases(gpu: bool) -> list[Fused]:
-    """Return every kernel at a shape that fills no block: for its errors, not for its time."""
+    """Return every kernel at a shape that is no multiple of a block, to measure errors, not time."""
     time = 129 if gpu else 5
     return [
         rotation(3, 5, time, 48),
@@ -286,7 +286,7 @@ def odd_cases(gpu: bool) -> list[Fused]:
 
 
 def _targets(draw: Draw, rows: int, vocabulary: int) -> Tensor:
-    """Return targets of which one in sixteen is not scored."""
+    """Return random targets, one in sixteen of which is ignored."""
     numbers = draw(rows)
     chosen = (numbers.abs() * 1e6).long() % vocabulary
     chosen[::16] = IGNORED

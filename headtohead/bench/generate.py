@@ -1,8 +1,8 @@
-"""A whole model writing from a long prompt: tokens/s and cache bytes of ours beside those of transformers.
+"""Benchmark of text generation from a long prompt: tokens/s and cache bytes, compared with transformers.
 
-Every contender gets the same prompt of random tokens and continues it greedily; each new token of the batch is brought to
-the host before the clock is read, for all alike. Reading the prompt is timed apart. Contenders stand in one process one
-after the other: two caches of this length do not fit a device at once.
+Every contender gets the same prompt of random tokens and continues it greedily. Each new token is copied to the host
+before its timestamp is taken. Prefill is timed separately. Contenders run one after the other in one process, since two
+caches of this length do not fit on one device.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def bench_generate(
     precision: str = "bf16",
     device: str = "auto",
     out: str | Path | None = None,
-    progress: Progress = lambda words, share: None,
+    progress: Progress = lambda message, share: None,
 ) -> dict[str, Any]:
-    """Return the document of the benchmark: one row per contender, and the first arm's rate over each one's.
+    """Return the benchmark document: one row per contender, and the ratio of the first arm's rate to each one's.
 
-    `cached` is the prompt's length; the first of the `new` tokens comes of reading it, each other of one step, so that caches
-    hold `cached` + `new` - 1 tokens in the end. A contender that fails is a row with its error. `out` keeps every row as soon as it is
-    measured; rows that stand there, measured at this commit on this device with these settings, are not measured again.
+    `cached` is the prompt length. The first of the `new` tokens comes from prefill, each other from one decoding step, so
+    that caches end with `cached` + `new` - 1 tokens. A failed contender is a row with its error. `out` stores each row as
+    soon as it is measured; rows stored for this commit, device and settings are reused.
     """
     if min(batch, cached, rounds) < 1 or new < 2:
         raise UserError(
             f"batch={batch}, cached={cached} and rounds={rounds} must be at least 1, new={new} at least 2"
         )
     if not arms:
-        raise UserError("arms: at least one is needed, such as standard")
+        raise UserError("arms must name at least one arm, such as standard")
     if precision not in DTYPES:
         raise unknown("precision", precision, DTYPES)
     for name in peers:
@@ -93,12 +93,12 @@ def bench_generate(
         }
         for name in (*arms, *present)
     }
-    for place, name in enumerate(facts):
+    for index, name in enumerate(facts):
         if rows.known({**facts[name], "error": None}):
             continue
 
-        def show(words: str, share: float, name: str = name, place: int = place) -> None:
-            progress(f"{name}: {words}", (place + share) / len(facts))
+        def show(message: str, share: float, name: str = name, index: int = index) -> None:
+            progress(f"{name}: {message}", (index + share) / len(facts))
 
         rows.add(facts[name], case.measured(name, name in arms, show))
     document = rows.document()
@@ -111,9 +111,9 @@ def _row(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, 
 
 
 def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first arm's tokens/s over those of each contender, steady and whole, and its cache's share of theirs.
+    """Return the ratios of the first arm to each contender: tokens/s (median step and overall) and cache bytes.
 
-    A mechanism without a cache has nothing to share.
+    A ratio is None if a contender failed or has no cache.
     """
     ours = rows[first]
     return {
@@ -127,7 +127,7 @@ def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """What every contender is asked to do."""
+    """The settings shared by all contenders."""
 
     size: Size
     device: torch.device
@@ -138,7 +138,7 @@ class _Case:
     rounds: int
 
     def measured(self, name: str, ours: bool, progress: Progress) -> dict[str, Any]:
-        """Return what was measured of one contender, or its error; nothing of it is left on the device."""
+        """Return the measurements of one contender, or its error; its device memory is released."""
         try:
             return {"error": None, **self._measure(name, ours, progress)}
         except Exception as error:
@@ -168,14 +168,14 @@ class _Case:
         prompt = prompt.to(self.device)
         reading, turns, kept = [], [], 0
         for turn in range(self.rounds):
-            words = f"round {turn + 1} of {self.rounds}{'' if turn or ours else ', compiling where it does'}"
-            progress(words, turn / self.rounds)
+            note = "" if turn or ours else ", compiling if needed"
+            progress(f"round {turn + 1} of {self.rounds}{note}", turn / self.rounds)
             stamps: list[float] = []
             self._wait()
             began = time.perf_counter()
             kept = write(prompt, self.new, lambda token, stamps=stamps: stamps.append(time.perf_counter()))  # type: ignore[misc]
             if len(stamps) != self.new:
-                raise UserError(f"{len(stamps)} tokens were written where {self.new} were asked for")
+                raise UserError(f"{len(stamps)} tokens were generated, {self.new} were requested")
             reading.append(stamps[0] - began)
             turns.append([later - earlier for earlier, later in itertools.pairwise(stamps)])
             gc.collect()
@@ -198,7 +198,7 @@ class _Case:
         }
         if model is None:
             return found
-        progress("comparing with the whole forward", 1.0)
+        progress("comparing with the full forward pass", 1.0)
         return found | {
             "parameters": model.parameter_count(),
             "recorded": cuda and not receive,
@@ -214,7 +214,7 @@ class _Case:
         return model.to(self.device, self.dtype).eval()
 
     def _bytes(self, arm: str) -> float:
-        """Return the fewest bytes a step reads halfway through: every weight once, and what the caches hold then."""
+        """Return the minimum bytes read by a step halfway through: every weight once, and the caches at that point."""
         model = Decoder.on_meta(self.size, parse_layout(arm).layers(self.size.layers))
         filled = self.cached + (self.new - 1) // 2
         cache = model.cache_bytes(self.batch, filled, self.dtype) or 0
@@ -226,7 +226,7 @@ class _Case:
 
 
 def _writer(model: Decoder, receive: list[str]) -> Writer:
-    """Return ours: `generate`, greedy; `told` gets the reason where steps are not recorded."""
+    """Return our greedy `generate` as a Writer; `receive` gets the reason if steps do not run as a CUDA graph."""
 
     def write(prompt: Tensor, count: int, hand: Callable[[Tensor], object]) -> int:
         for token in generate(model, prompt, count, Sampling(temperature=0), warn=receive.append):
@@ -238,9 +238,9 @@ def _writer(model: Decoder, receive: list[str]) -> Writer:
 
 @torch.inference_mode()
 def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
-    """Return how far the last scores of decoding steps are from the whole forward's, by relative norm.
+    """Return the relative norm of the difference between the last logits of decoding steps and of the full forward pass.
 
-    With `record` at fixed shapes, as they are timed, where the model allows it; else each by itself.
+    With `record` steps run at fixed shapes, as timed, if the model allows it; else eagerly.
     """
     batch, length = text.shape
     last = torch.full((batch,), length - 1, device=text.device)
@@ -251,7 +251,7 @@ def disagreement(model: Decoder, text: Tensor, record: bool = True) -> float:
     caches = model.new_caches(batch, length)
     scores = model.logits(text[:, :start], caches=caches, rows=last - (length - start))[:, -1]
     recorded = Decoding(model, caches) if record and not graph_blocker(model, caches) else None
-    for place in range(start, length):
-        token = text[:, place : place + 1]
+    for index in range(start, length):
+        token = text[:, index : index + 1]
         scores = recorded(token) if recorded is not None else one_step(model, caches, token)
     return float((scores.float() - whole).norm() / whole.norm())

@@ -1,8 +1,8 @@
-"""How a training step's time and memory grow with context, batch, layers and parameters, beside what mechanisms declare.
+"""Growth of a training step's time and memory with context, batch, layers and parameters, compared with declared FLOPs.
 
-The tokens of a step stay equal along the context axis, so batch shrinks as context grows: what is done to each token
-alone costs the same everywhere, and time per token shows what tokens do with each other. Where every token looks at all
-before it, the slope of that part is 1; where it looks at a state of fixed size, 0. Slopes are log-log, between consecutive values.
+Tokens per step are constant along the context axis, so batch shrinks as context grows. Per-token work then costs the same
+everywhere, and time per token shows the cost of token mixing: its slope is 1 where every token attends to all previous
+ones, and 0 where it reads a state of fixed size. Slopes are log-log, between consecutive values.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from headtohead.study.environment import choose_device, commit, device_name
 AXES = ("context", "batch", "layers", "parameters")
 LAYERS = 2
 APART = 0.3
-"""A measured slope farther than this from the declared one is worth a word."""
+"""A measured slope farther than this from the declared one is reported."""
 _PLAIN_FORMS = {"sharing": "sharing:tie=kv"}
-"""Where a mechanism's default is `standard` itself, the form that is measured."""
+"""Setting to measure for mechanisms whose default equals `standard`."""
 _AXIS_OF_FIELD = {"batch": "batch", "layers": "layers", "width": "parameters"}
 Row = dict[str, Any]
 
 
 def usual_arms() -> tuple[str, ...]:
-    """Return every mechanism at its default, in the form that makes it one of its own."""
+    """Return every mechanism at its default, or at a setting that differs from `standard`."""
     return tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
 
 
@@ -57,14 +57,14 @@ def bench_growth(
     longest: float = 2.0,
     seconds: float = math.inf,
     out: str | Path | None = None,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda message, share: None,
 ) -> dict[str, Any]:
-    """Return the document of the benchmark: one row per arm and shape, and under `growth` the slopes.
+    """Return the benchmark document: one row per arm and shape, and the slopes under `growth`.
 
-    What is not given: all mechanisms; on a GPU a slice of 60m, contexts 512 to 32,768, bf16, one block compiled by as many
-    `workers` as there are cores; on a CPU a slice of nano, contexts 128 to 2,048, float32, eager. `batch` is tokens per step,
-    the longest context when not given. A row whose step would take more than `longest` seconds by what was measured before is
-    skipped, and says so. After `seconds` it ends with the rows there are; `out` keeps them, and the same call goes on.
+    Defaults: all mechanisms; on a GPU a slice of 60m, contexts 512 to 32,768, bf16, one compiled block; on CPU a slice of
+    nano, contexts 128 to 2,048, float32, eager. `workers=0` compiles with one process per core. `batch` is tokens per
+    step, by default the longest context. A row whose predicted step time exceeds `longest` seconds is skipped with a note. After `seconds` the
+    benchmark stops with the rows measured so far; `out` stores them, and the same call continues.
     """
     where = choose_device(device)
     on_gpu = where.type == "cuda"
@@ -74,12 +74,12 @@ def bench_growth(
         if axis not in AXES:
             raise unknown("axis", axis, AXES)
     if not axes:
-        raise UserError(f"axes: at least one is needed of {', '.join(AXES)}")
+        raise UserError(f"axes must name at least one of {', '.join(AXES)}")
     given = {"context": contexts[0], "rounds": rounds, "longest": longest, "seconds": seconds}
     if low := next((f"{name}={value:g}" for name, value in given.items() if not value > 0), ""):
         raise UserError(f"{low} must be above 0")
     if workers < 0:
-        raise UserError(f"workers={workers} must be 0, as many as there are cores, or more")
+        raise UserError(f"workers={workers} must be 0 (one per core) or more")
     tokens = batch or contexts[-1]
     if wrong := next((context for context in contexts if tokens % context), None):
         raise UserError(f"batch={tokens} tokens per step is not a multiple of the context {wrong}")
@@ -102,7 +102,7 @@ def bench_growth(
     rows = Rows("growth", out, {})
     able, left_out = _buildable(slices(base, arms, axes, contexts))
     wanted = {_key(facts_of(one, base)): one for one in able}
-    # What was skipped is weighed again, since `longest` may be another one now, and what failed is tried again.
+    # Skipped rows are considered again, since `longest` may have changed; failed rows are retried.
     kept = (
         row for row in rows.rows if row.get("commit") == commit() and not {"skipped", "error"} & row.keys()
     )
@@ -112,17 +112,17 @@ def bench_growth(
     pool = WorkerPool(workers or os.cpu_count() or 1, deadline) if compiled else InProcess()
     with suppress(TimeLimitReached), closing(pool):
         pool.warm(missing, progress)
-        for place, one in enumerate(missing):
+        for index, one in enumerate(missing):
             if time.monotonic() > deadline:
                 raise TimeLimitReached
             progress(
-                f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}", place / len(missing)
+                f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}", index / len(missing)
             )
             facts = facts_of(one, base)
             forecast = forecast_seconds(one, base, known.values())
             if forecast > longest:
-                words = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
-                found: Row = {"skipped": words}
+                reason = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
+                found: Row = {"skipped": reason}
             else:
                 found = pool.measure(one)
             rows.add(facts, declared(one) | found)
@@ -134,7 +134,7 @@ def bench_growth(
 
 
 def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:
-    """Return what is measured: axis by axis, and there arm by arm, so that what slopes are taken of is measured in one go."""
+    """Return the slices to measure, by axis and then by arm, so that the points of one slope are measured consecutively."""
     lines: list[list[Slice]] = []
     if "context" in axes:
         lines.append([dataclasses.replace(base, context=one, batch=base.tokens // one) for one in contexts])
@@ -152,11 +152,11 @@ def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequ
 
 
 def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
-    """Return the slices that can be built, and of the others why not: a layout of two mechanisms cannot fill one layer."""
+    """Return the slices that can be built, and the reasons for the others: a layout of two mechanisms cannot fill one layer."""
     able, left_out = [], []
     for one in every:
         try:
-            one.declared  # noqa: B018  a property that builds the outline
+            one.declared  # noqa: B018  a property that builds the model on meta
             able.append(one)
         except UserError as error:
             left_out.append(f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}: {error}")
@@ -164,20 +164,20 @@ def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
 
 
 def facts_of(one: Slice, base: Slice) -> Row:
-    """Return what a row is known by; `base` is where the axes cross."""
+    """Return the identifying fields of a row; `base` is the shape shared by all axes."""
     facts = dataclasses.asdict(one) | {"device": device_name(choose_device(one.device))}
     middle = {name: getattr(base, name) for name in ("context", "batch", "layers", "width")}
     return facts | {"vocabulary": VOCABULARY, "base": middle}
 
 
 def declared(one: Slice) -> Row:
-    """Return what the model says of itself."""
+    """Return the declared parameters, FLOPs and position encoding."""
     parameters, flops = one.declared
     return {"parameters": parameters, "flops": flops, "positions": one.shape.settings.positions}
 
 
 def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
-    """Return the seconds of a step by the rows before it on its axis: by FLOPs from the last, or by the last slope; 0 without any."""
+    """Return predicted seconds per step from smaller rows on its axes: the larger of FLOP scaling and the last slope; else 0."""
     facts, best = facts_of(one, base) | declared(one), 0.0
     for axis in AXES:
         if not on_axis(facts, axis):
@@ -198,7 +198,7 @@ def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
 
 
 def on_axis(row: Mapping[str, Any], axis: str) -> bool:
-    """Return whether a row lies on an axis: in all else it is where the axes cross."""
+    """Return whether a row is on an axis: all other dimensions equal the base's."""
     base = row["base"]
     if axis == "context":
         equal = row["context"] * row["batch"] == base["context"] * base["batch"]
@@ -209,7 +209,7 @@ def on_axis(row: Mapping[str, Any], axis: str) -> bool:
 
 
 def value_of(row: Mapping[str, Any], axis: str) -> float:
-    """Return where a row stands on an axis."""
+    """Return the value of a row on an axis."""
     return float(row[axis])
 
 
@@ -220,7 +220,7 @@ def axis_rows(rows: Iterable[Row], axis: str, arm: str) -> list[Row]:
 
 
 def growth(rows: Sequence[Row]) -> list[Row]:
-    """Return for each axis and arm the slopes of time, declared FLOPs and memory, and what the long end says in words."""
+    """Return the slopes of time, declared FLOPs and memory per axis and arm, with a text on the last slope."""
     found = []
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     for axis in AXES:
@@ -245,19 +245,19 @@ def growth(rows: Sequence[Row]) -> list[Row]:
 
 
 def words_of(axis: str, rows: Sequence[Row], slopes: Sequence[Row]) -> str:
-    """Return what an arm's slope at the long end says beside the declared one, and why rows are missing."""
+    """Return a text that compares an arm's last slope with the declared one and names the missing rows."""
     words = []
     if slopes:
         last = slopes[-1]
         apart = last["time"] - last["flops"]
         if apart > APART:
-            words.append("grows faster than declared: look for a defect")
+            words.append("grows faster than declared: possible defect")
         elif apart < -APART:
-            words.append("grows less than declared: launches or bytes still lead")
+            words.append("grows less than declared: launch or memory bound")
         else:
             words.append("as declared")
         if axis == "context" and (last["memory"] or 0.0) > APART:
-            words.append("memory per token grows: something with two sides of tokens is kept")
+            words.append("memory per token grows: a (time, time) tensor is stored")
     for row in rows:
         if reason := row.get("error") or row.get("skipped"):
             kind = "failed" if "error" in row else "skipped"
@@ -273,6 +273,6 @@ def _slope(low: Mapping[str, Any], high: Mapping[str, Any], key: str, axis: str)
 
 
 def _key(facts: Mapping[str, Any]) -> str:
-    """Return what a row is known by, as one word."""
+    """Return the identifying fields of a row as one string."""
     names = (*(field.name for field in dataclasses.fields(Slice)), "vocabulary", "base")
     return json.dumps([facts.get(name) for name in names], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Every fused kernel beside its plain twin: its time, the bytes it must move, and how far it is from float64."""
+"""Benchmark of every fused kernel: time against its plain reference and byte floor, error against float64."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from headtohead.study.environment import device_name
 
 Progress = Callable[[str, float], None]
 _STACKED = 3
-# How far a result may be from the float64 twin, by relative norm: the step between neighbouring numbers where products
-# are rounded on the way, and a few hundred of them in float32, where sums over all rows are.
+# Allowed relative norm of the error against the float64 reference: one rounding step in bf16 and fp16, where products are
+# rounded, and a few hundred in float32, where sums run over all rows.
 BOUNDS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "float32": 2e-5}
 _MAX_LOST = 0.1
 UNUSABLE = "CUDA error"
-"""What an error says after which the device refuses everything else of this process."""
+"""Text of errors after which the device is unusable in this process."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
 def measure_kernels(
-    device: torch.device, out: str | Path | None = None, progress: Progress = lambda words, share: None
+    device: torch.device, out: str | Path | None = None, progress: Progress = lambda message, share: None
 ) -> dict[str, Any]:
-    """Return every fused kernel: forward + backward beside its plain twin, what it must move, and its errors.
+    """Return time of forward + backward, byte floor and errors of every fused kernel.
 
-    Errors are those of outputs and every gradient against the float64 twin on the device: at the training shape, at an
-    odd one, and stacked against separate calls. A kernel that fails is a row that says so. `out` keeps every row as
-    soon as it is measured; rows that stand there, measured at this commit on this device, are not measured again. After
-    an error that leaves the device unusable to this process nothing more is tried: another call goes on behind it.
+    Errors are those of outputs and every gradient against the float64 reference on the device, at the training shape and
+    at an odd one, and those of calls under vmap against separate calls. A failed kernel is a row with the reason. `out`
+    stores each row as soon as it is measured; rows stored for this commit and device are reused. An error that leaves the
+    device unusable in this process ends the benchmark; another call continues after it.
     """
     progress("copy and matrix product", 0.0)
     roofs = {
@@ -46,12 +46,12 @@ def measure_kernels(
     }
     rows = Rows("kernels", out, {"device": device_name(device), "kernels": path_name(device), **roofs})
     work = list(_work(device))
-    for place, (case, dtype, kind) in enumerate(work):
+    for index, (case, dtype, kind) in enumerate(work):
         facts = {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind}
         facts["device"] = device_name(device)
         if rows.known(facts):
             continue
-        progress(f"{case.name}, {dtype}, {kind}", (place + 1) / (len(work) + 1))
+        progress(f"{case.name}, {dtype}, {kind}", (index + 1) / (len(work) + 1))
         found = _row(case, dtype, kind, device, roofs)
         rows.add(facts, found)
         if UNUSABLE in found.get("failed", ""):
@@ -60,7 +60,7 @@ def measure_kernels(
 
 
 def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
-    """Yield what is measured, what matters most first; the kind is training (timed), odd or stacked."""
+    """Yield (case, dtype, kind), most important first; the kind is training (timed), odd or stacked."""
     gpu = device.type == "cuda"
     dtypes = tuple(BOUNDS) if gpu else ("float32",)
     training, odd = training_cases(gpu), odd_cases(gpu)
@@ -70,11 +70,13 @@ def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
         for case in odd:
             yield case, dtype, "odd"
     for case in odd:
-        if not case.name.startswith("loss"):  # stacked models are small: their loss is the plain twin
+        if not case.name.startswith(
+            "loss"
+        ):  # populations are of small models, whose loss is the plain reference
             yield case, _timed_in(case, device), "stacked"
     for dtype in dtypes:
         for case in training:
-            # Each setting of the coupling is compiled anew for each precision; one of them stands for all here.
+            # Every setting of the coupling is compiled for every precision, so only one is measured here.
             chosen = case.name == "coupled euler" or not case.name.startswith("coupled")
             if chosen and dtype != _timed_in(case, device):
                 yield case, dtype, "training"
@@ -85,7 +87,7 @@ def _timed_in(case: Fused, device: torch.device) -> str:
 
 
 def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
-    """Return a row, with the reason under `failed` for what could not be done."""
+    """Return a row; `failed` holds the reason of a failure."""
     if kind == "stacked":
         return attempt(lambda: _stacked_errors(case, dtype, device))
     found = attempt(lambda: _errors(case, dtype, device))
@@ -97,7 +99,7 @@ def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[s
 
 
 def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str, Any]:
-    """Return what the work gives, or under `name` its error in one line; memory that is not held is given back."""
+    """Return the result of `work`, or its error in one line under `name`; release cached memory."""
     try:
         return work()
     except Exception as error:
@@ -109,7 +111,7 @@ def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[st
 
 
 def _drawn(case: Fused, dtype: str, device: torch.device, seed: int = 0) -> Given:
-    """Return what a kernel is given, its leaves ready for gradients."""
+    """Return random inputs of a kernel; leaves require gradients."""
     return _with_leaves(case.given(_DTYPES[dtype], _draw(device, seed)))
 
 
@@ -125,7 +127,7 @@ def _with_leaves(given: Given) -> Given:
 def _both(
     function: Callable[..., tuple[Tensor, ...]], given: Given, seed: int = 1
 ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Return the outputs of a function and the gradients of all leaves, for slopes drawn anew from the seed."""
+    """Return the outputs of a function and the gradients of all leaves, for output gradients drawn from the seed."""
     outputs = list(function(*given.leaves.values(), *given.rest))
     sloped = [output for output in outputs if output.requires_grad]
     return outputs, torch.autograd.grad(sloped, list(given.leaves.values()), _slopes(sloped, seed))
@@ -133,7 +135,7 @@ def _both(
 
 def _slopes(outputs: list[Tensor], seed: int) -> list[Tensor]:
     draw = _draw(outputs[0].device, seed)
-    # In the outputs' order of memory, and numbers that every precision has.
+    # Same memory layout as the outputs, and values exact in every precision.
     return [
         torch.ones_like(output)
         if output.ndim == 0
@@ -143,12 +145,12 @@ def _slopes(outputs: list[Tensor], seed: int) -> list[Tensor]:
 
 
 def _in_place(case: Fused, given: Given) -> bool:
-    """Return whether the kernel that runs leaves the gradient where its first leaf was."""
+    """Return whether the kernel overwrites its first leaf with the gradient on this device."""
     return case.overwrites and triton_serves(next(iter(given.leaves.values())))
 
 
 def _errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
-    """Return how far outputs and gradients are from the float64 twin's, of the same rounded inputs."""
+    """Return the errors of outputs and gradients against the float64 reference on the same rounded inputs."""
     given = _drawn(case, dtype, device)
     if _in_place(case, given):
         (leaf,) = given.leaves.values()
@@ -158,7 +160,7 @@ def _errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
     else:
         outputs, grads = _both(case.kernel, given)
     exact = _both(case.twin, _in_double(given))
-    names = [*(f"output {place}" for place in range(len(outputs))), *given.leaves]
+    names = [*(f"output {index}" for index in range(len(outputs))), *given.leaves]
     return _compared(names, (*outputs, *grads), (*exact[0], *exact[1]), dtype)
 
 
@@ -174,7 +176,7 @@ def _compared(
     errors, bounds = {}, {}
     for name, one, other in zip(names, ours, exact, strict=True):
         errors[name] = _distance(one, other)
-        # Numbers too small for a precision are lost whoever forms them.
+        # Numbers that underflow in a precision are lost in any implementation.
         lost = 2 * _distance(other.to(one.dtype), other)
         bounds[name] = max(BOUNDS[dtype], lost if lost < _MAX_LOST else 0.0)
     worst = max(names, key=lambda name: errors[name] / bounds[name])
@@ -188,32 +190,32 @@ def _compared(
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """Return the relative norm of a difference; infinite where it is not a number."""
+    """Return the relative norm of a difference; infinite if it is NaN."""
     exact = other.detach().double()
     found = float((one.detach().double() - exact).norm() / exact.norm().clamp_min(1e-30))
     return math.inf if math.isnan(found) else found
 
 
 def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
-    """Return how far three stacked calls are from the same calls one by one."""
+    """Return the errors of three calls under vmap against the same calls one by one."""
     parts = [_drawn(case, dtype, device, seed) for seed in range(_STACKED)]
     stacked = {name: torch.stack([part.leaves[name].detach() for part in parts]) for name in parts[0].leaves}
     together = _with_leaves(Given(stacked, parts[0].rest))
-    places = (*(0 for _ in stacked), *(None for _ in together.rest))
-    outputs, grads = _both(torch.vmap(case.kernel, in_dims=places), together)
+    dims = (*(0 for _ in stacked), *(None for _ in together.rest))
+    outputs, grads = _both(torch.vmap(case.kernel, in_dims=dims), together)
     slopes = _slopes(outputs, 1)
     apart = []
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         alone = case.kernel(*part.leaves.values(), *part.rest)
-        found = torch.autograd.grad(alone, list(part.leaves.values()), [slope[place] for slope in slopes])
+        found = torch.autograd.grad(alone, list(part.leaves.values()), [slope[index] for slope in slopes])
         apart.append((*alone, *found))
-    names = [*(f"output {place}" for place in range(len(outputs))), *stacked]
+    names = [*(f"output {index}" for index in range(len(outputs))), *stacked]
     separate = tuple(torch.stack(list(found)) for found in zip(*apart, strict=True))
     return {"stacked": _STACKED} | _compared(names, (*outputs, *grads), separate, dtype)
 
 
 def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
-    """Return seconds of forward + backward and the floors set by bytes and by products."""
+    """Return seconds of forward + backward, and the lower bounds by bytes and by FLOPs."""
     given = _drawn(case, dtype, device)
     if _in_place(case, given):
         (leaf,) = given.leaves.values()
@@ -236,7 +238,7 @@ def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float
 
 
 def _peer(case: Fused, dtype: str, device: torch.device, ours: float) -> dict[str, Any]:
-    """Return seconds of the plain twin, compiled on a GPU."""
+    """Return seconds of the plain reference, compiled on a GPU."""
     gpu = device.type == "cuda"
     given = _drawn(case, dtype, device)
     twin = torch.compile(case.twin, dynamic=False) if gpu else case.twin
@@ -245,12 +247,12 @@ def _peer(case: Fused, dtype: str, device: torch.device, ours: float) -> dict[st
     finally:
         if gpu:
             torch.compiler.reset()
-    name = "plain twin, compiled" if gpu else "plain twin"
+    name = "plain reference, compiled" if gpu else "plain reference"
     return {"peer": name, "peer_seconds": theirs, "faster": theirs / ours}
 
 
 def _step(function: Callable[..., tuple[Tensor, ...]], given: Given, dtype: str) -> Callable[[], object]:
-    """Return forward + backward as a call, under autocast where numbers are narrow; the slopes stand ready."""
+    """Return a function that runs forward + backward, under autocast below float32, with precomputed output gradients."""
     leaves = list(given.leaves.values())
     device = leaves[0].device.type
     slopes: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Models of the same shape as others build them, trained and let write as their documentation recommends."""
+"""Peer models of the same shape from other libraries, trained and decoded as their documentation recommends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headtohead.model.sizes import Size
 
 Step = Callable[[], object]
 Writer = Callable[[Tensor, int, Callable[[Tensor], object]], int]
-"""Continues a prompt (batch, time) greedily by so many tokens; hands over each (batch,) on the host as soon as it is there.
-Gives the bytes of its cache at the end."""
+"""write(prompt, count, hand) continues a prompt (batch, time) greedily by `count` tokens, calls `hand` with each (batch,) on
+the host as soon as it is generated, and returns the final cache size in bytes."""
 
 
 def _register_causal() -> str:
-    """Register an attention function with transformers that says `is_causal` in place of a mask; return its name.
+    """Register an attention function with transformers that sets `is_causal` instead of a mask; return its name.
 
-    Under `torch.compile` transformers forms the causal mask as a tensor, and SDPA then leaves its flash kernel.
+    Under `torch.compile` transformers builds the causal mask as a tensor, and SDPA then does not use its flash kernel.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -44,7 +44,7 @@ def _register_causal() -> str:
 
 
 class _Transformers(nn.Module):
-    """Llama of transformers with its own loss; `attention` is sdpa, or causal: SDPA without a mask."""
+    """Llama of transformers with its own loss; `attention` is `sdpa`, or `causal` for SDPA without a mask tensor."""
 
     def __init__(self, size: Size, attention: str = "causal") -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Transformers(nn.Module):
 
 
 class _Litgpt(nn.Module):
-    """The GPT of litgpt as a Llama: gated feed-forward part, RMS norm; vocabulary padded as it pads; the head tied."""
+    """GPT of litgpt configured as a Llama: gated feed-forward, RMS norm, litgpt's vocabulary padding, tied head."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ PEERS = tuple(_PEERS)
 
 
 def missing(name: str) -> str:
-    """Return why a peer cannot be built here, or nothing."""
+    """Return why a peer cannot be imported, or an empty string."""
     if name not in _PEERS:
         raise unknown("peer", name, PEERS)
     try:
@@ -137,8 +137,8 @@ def peer_step(
 ) -> Step:
     """Return one training step of a peer: float32 weights, autocast, fused AdamW, clipping; `batch` sequences.
 
-    Its tokens are on the device already, another batch every step. `mode` is that of `torch.compile`; `settings` are the
-    peer's own.
+    Tokens are already on the device, with a different batch every step. `mode` is passed to `torch.compile`, `settings` to
+    the peer's model.
     """
     torch.manual_seed(0)
     model = _PEERS[name](size, **settings).to(device).train()
@@ -163,27 +163,26 @@ def peer_step(
 
 
 WRITERS = {"transformers": None, "transformers-static": "static"}
-"""The peers that write, and the cache that `generate` of transformers is asked for: its usual one grows token by token;
-the static one makes it compile the decoding step."""
+"""Peers that generate, with their `cache_implementation` in transformers: the default cache grows token by token; the
+static one makes it compile the decoding step."""
 
 
 def peer_writer(name: str, size: Size, device: torch.device, dtype: torch.dtype) -> Writer:
-    """Return what lets a peer's model of this shape write."""
-    from transformers import GenerationConfig
-    from transformers import logging as words
+    """Return the Writer of a peer model of this shape."""
+    from transformers import GenerationConfig, logging
     from transformers.generation.streamers import BaseStreamer
 
-    words.set_verbosity_error()
+    logging.set_verbosity_error()
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = _Transformers(size).model
     model = model.to(dtype).eval()
     model.config.use_cache = True
-    # Random weights write the end of a text as readily as any token: nothing ends here.
+    # Random weights generate the end-of-text token as often as any other; ignore it.
     model.config.eos_token_id = model.generation_config.eos_token_id = None
 
     class Handed(BaseStreamer):
-        """Hands new tokens over; the prompt comes first, and is not new."""
+        """Passes new tokens to `hand`; the first call holds the prompt and is skipped."""
 
         def __init__(self, hand: Callable[[Tensor], object]) -> None:
             self.hand, self.prompt = hand, True

@@ -1,8 +1,8 @@
-"""Seeds trained in one pass, beside one run by itself and beside as many processes on one device: aggregate tokens/s.
+"""Benchmark of populations: aggregate tokens/s, compared with a single run and with as many processes on one device.
 
-A step is everything a run does between two batches: data, forward, backward, clipping, optimiser; on a GPU it is recorded
-as one graph, for all contenders, compiled and not: the best of either kind are compared. What is fast and wrong is worth
-nothing: each row also says how far twenty steps of stacked seeds are from those of separate runs, in float32.
+A step includes data, forward, backward, clipping and optimizer; on a GPU it runs as one CUDA graph for all contenders.
+Each kind is measured compiled and not compiled, and the best of each kind are compared. To check correctness, each row
+also holds the difference between twenty float32 steps of a population and of separate runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_SEEDS = 1024
 
 @dataclass(frozen=True)
 class Case:
-    """One arm at one size, as it is trained here."""
+    """One arm at one size with its training settings."""
 
     size: str
     arm: str
@@ -54,13 +54,13 @@ class Case:
     device: str
 
     def trainer(
-        self, seed: int, *, record: bool = False, compile: bool = False, warn: Warn = lambda words: None
+        self, seed: int, *, record: bool = False, compile: bool = False, warn: Warn = lambda message: None
     ) -> Trainer:
         """Return the trainer of one seed."""
         size = find_shape(self.size)
         windows = random_windows(size, 8 * (self.batch // size.context), seed)
         model = Decoder(size, parse_layout(self.arm).layers(size.layers), seed, companion=windows.tokens)
-        # At the full rate from the first step: weights that hardly move would agree whatever was done to them.
+        # Full learning rate from the first step: with hardly any update, wrong steps would agree too.
         settings = TrainSettings(
             tokens=10**12,
             batch=self.batch,
@@ -74,9 +74,9 @@ class Case:
         return trainer
 
     def single(
-        self, seed: int, compile: bool = False, warn: Warn = lambda words: None
+        self, seed: int, compile: bool = False, warn: Warn = lambda message: None
     ) -> Callable[[], object]:
-        """Return one step of one seed by itself."""
+        """Return a function that does one step of a single run."""
         trainer = self.trainer(seed, record=True, compile=compile, warn=warn)
 
         def step() -> None:
@@ -85,15 +85,17 @@ class Case:
 
         return step
 
-    def stack(self, seeds: int, compile: bool = False, warn: Warn = lambda words: None) -> PopulationTrainer:
-        """Return that many seeds, trained in one pass."""
+    def stack(
+        self, seeds: int, compile: bool = False, warn: Warn = lambda message: None
+    ) -> PopulationTrainer:
+        """Return the trainer of a population of `seeds` rows."""
         members = [self.trainer(seed, warn=warn) for seed in range(seeds)]
         return PopulationTrainer(members, record=True, compile=compile)
 
     def stacked(
-        self, seeds: int, compile: bool = False, warn: Warn = lambda words: None
+        self, seeds: int, compile: bool = False, warn: Warn = lambda message: None
     ) -> Callable[[], object]:
-        """Return one step of that many seeds in one pass."""
+        """Return a function that does one step of a population of `seeds` rows."""
         stack = self.stack(seeds, compile, warn)
 
         def step() -> None:
@@ -103,7 +105,7 @@ class Case:
         return step
 
     def wait(self) -> None:
-        """Wait until the device has nothing left to do."""
+        """Synchronize the device."""
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize()
 
@@ -121,30 +123,30 @@ def bench_stack(
     processes: bool = True,
     profile: bool = False,
     out: str | Path | None = None,
-    progress: Progress = lambda words, share: None,
+    progress: Progress = lambda message, share: None,
 ) -> dict[str, Any]:
-    """Return the document of the benchmark: one row per arm and number of seeds.
+    """Return the benchmark document: one row per arm and number of seeds.
 
-    `batch` is tokens per step of each seed. With `compile` unsaid, contenders stand there compiled and not where there is
-    a GPU and Triton. `profile` adds where the time of a stacked step goes. `out` keeps every row as soon as it is
-    measured; rows that stand there, measured at this commit on this device with these settings, are not measured again.
+    `batch` is tokens per step of each seed. With `compile=None` contenders run compiled and not compiled if there is a GPU
+    and Triton. `profile` adds kernel times of a population step. `out` stores each row as soon as it is measured; rows
+    stored for this commit, device and settings are reused.
     """
     shape, where = find_shape(size), choose_device(device)
     if rounds < 1 or any(count < 1 for count in seeds):
         raise UserError(f"rounds={rounds} and seeds={','.join(map(str, seeds))} must be at least 1")
     if max(seeds, default=0) > _MAX_SEEDS:
-        raise UserError(f"seeds={max(seeds)} do not fit in one pass; at most {_MAX_SEEDS} are tried")
+        raise UserError(f"seeds={max(seeds)} is too large; at most {_MAX_SEEDS} are allowed")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
     if not arms:
-        raise UserError("arms: at least one is needed, such as standard")
+        raise UserError("arms must name at least one arm, such as standard")
     for arm in arms:
         parse_layout(arm).layers(shape.layers)
     forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
     rows = Rows("stack", out, {})
     apart: dict[str, dict[str, float | str]] = {}
     cases = [(arm, count) for arm in arms for count in seeds]
-    for place, (arm, count) in enumerate(cases):
+    for index, (arm, count) in enumerate(cases):
         facts: dict[str, Any] = {
             "size": shape.name,
             "dims": shape.dims,
@@ -163,8 +165,8 @@ def bench_stack(
             continue
         case = Case(size, arm, batch, precision, str(where))
 
-        def show(words: str, share: float, arm: str = arm, count: int = count, place: int = place) -> None:
-            progress(f"{arm}, {count} seeds: {words}", (place + share) / len(cases))
+        def show(message: str, share: float, arm: str = arm, count: int = count, index: int = index) -> None:
+            progress(f"{arm}, {count} seeds: {message}", (index + share) / len(cases))
 
         contest = _Contest(case, count, forms, rounds)
         if arm not in apart:
@@ -178,14 +180,14 @@ def _form(compiled: bool) -> str:
 
 
 class _Contest:
-    """Stacked seeds and a single run, compiled or not, in turns."""
+    """A population and a single run, compiled or not, measured alternately."""
 
     def __init__(self, case: Case, seeds: int, forms: list[bool], rounds: int) -> None:
         self.case, self.seeds, self.forms, self.rounds = case, seeds, forms, rounds
         self.results: dict[str, dict[str, Any]] = {}
 
     def measure(self, processes: bool, profile: bool, progress: Progress) -> dict[str, Any]:
-        """Return every contender's median, the best of either kind and their ratios, and profiles where asked."""
+        """Return every contender's median, the best of each kind and their ratios, and profiles if requested."""
         case, seeds = self.case, self.seeds
         steps: dict[str, tuple[Callable[[], object], int]] = {}
         for form in self.forms:
@@ -207,7 +209,7 @@ class _Contest:
             }
         facts: dict[str, Any] = {}
         if profile:
-            progress("looking where the time goes", 0.6)
+            progress("profiling", 0.6)
             facts["profile"] = {
                 name: kernel_times(step, torch.device(case.device))
                 for name, (step, _) in steps.items()
@@ -218,7 +220,7 @@ class _Contest:
         return self._facts(processes, progress) | facts
 
     def disagreement(self, compiled: bool, progress: Progress) -> float | str:
-        """Return how far stacked seeds are from separate runs, or what went wrong."""
+        """Return the difference between a population and separate runs, or an error message."""
         progress(f"{_form(compiled)}: comparing with separate runs", 0.0)
         try:
             return disagreement(self.case, compile=compiled)
@@ -228,11 +230,11 @@ class _Contest:
     def _ready(
         self, name: str, make: Callable[..., Callable[[], object]], given: int, compiled: bool
     ) -> Callable[[], object] | None:
-        """Return a contender's step after its first steps; one that fails leaves its reason in its result."""
-        said: list[str] = []
+        """Return a contender's step function after warm-up; a failure is stored in its result."""
+        warnings: list[str] = []
         began = time.perf_counter()
         try:
-            step = make(given, compiled, said.append)
+            step = make(given, compiled, warnings.append)
             for _ in range(WARM):
                 step()
             self.case.wait()
@@ -240,12 +242,12 @@ class _Contest:
             self.results[name] = {"error": first_line(error)}
             return None
         self.results[name] = {"start_seconds": round(time.perf_counter() - began, 1)}
-        if said:
-            self.results[name]["warnings"] = sorted(set(said))
+        if warnings:
+            self.results[name]["warnings"] = sorted(set(warnings))
         return step
 
     def _best(self, kind: str) -> tuple[float | None, bool]:
-        """Return the highest rate of a kind, and whether that was compiled."""
+        """Return the highest rate of a kind, and whether it was compiled."""
         rates = [
             (float(self.results[name]["tokens_per_second"]), form)
             for form in self.forms
@@ -273,7 +275,7 @@ class _Contest:
 
 
 def _seconds(case: Case, step: Callable[[], object]) -> float:
-    """Return the time of one step among a few done one behind the other."""
+    """Return the mean seconds of `BURST` consecutive steps."""
     case.wait()
     began = time.perf_counter()
     for _ in range(BURST):
@@ -283,16 +285,16 @@ def _seconds(case: Case, step: Callable[[], object]) -> float:
 
 
 def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
-    """Return the largest relative difference in nats and gradient norm between stacked seeds and separate runs.
+    """Return the largest relative difference in loss (nats) and gradient norm between a population and separate runs.
 
-    Twenty steps in float32, four sequences each; on a GPU all but the first of both are recorded ones. Separate runs are
-    not compiled. What is no number is no agreement, and raises.
+    Twenty float32 steps of four sequences each; on a GPU all but the first run as CUDA graphs. Separate runs are not
+    compiled. A difference that is not finite raises.
     """
     case = dataclasses.replace(case, precision="float32", batch=4 * find_shape(case.size).context)
     stack = case.stack(seeds, compile, _reject)
     separate = [case.trainer(seed, record=True) for seed in range(seeds)]
     worst = 0.0
-    for place in range(_COMPARED):
+    for index in range(_COMPARED):
         together = torch.stack(stack.one_step(), 1)
         stack.first.step += 1
         for one, found in zip(separate, together, strict=True):
@@ -300,20 +302,22 @@ def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
             one.step += 1
             off = float(((found - alone) / alone).abs().max())
             if not math.isfinite(off):
-                raise RuntimeError(f"step {place + 1} comes to {found.tolist()}, alone to {alone.tolist()}")
+                raise RuntimeError(
+                    f"step {index + 1} gives {found.tolist()} in a population and {alone.tolist()} alone"
+                )
             worst = max(worst, off)
     return worst
 
 
-def _reject(words: str) -> None:
-    raise RuntimeError(words)
+def _reject(message: str) -> None:
+    raise RuntimeError(message)
 
 
 def separate_rate(case: Case, count: int, duration: float, compile: bool = False) -> float:
-    """Return the tokens per second of that many processes together, each training one seed for as long."""
+    """Return the total tokens per second of `count` processes, each training one seed for `duration` seconds."""
     command = [sys.executable, "-m", "headtohead.bench.population"]
     workers = [
-        # In a group of their own: Ctrl-C is for this process, which ends them.
+        # Own process group: Ctrl-C reaches only this process, which then kills them.
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         for _ in range(count)
     ]
@@ -325,7 +329,7 @@ def separate_rate(case: Case, count: int, duration: float, compile: bool = False
         for worker in workers:
             if time.monotonic() > end or _received(worker) != "ready":
                 raise UserError(
-                    "a separate process did not come to its first step; --no-processes leaves them out"
+                    "a separate process did not reach its first step; leave them out with --no-processes"
                 )
         for worker in workers:
             _emit(worker, "go")
@@ -336,9 +340,9 @@ def separate_rate(case: Case, count: int, duration: float, compile: bool = False
             worker.wait()
 
 
-def _emit(worker: subprocess.Popen[str], words: str) -> None:
+def _emit(worker: subprocess.Popen[str], line: str) -> None:
     assert worker.stdin is not None
-    worker.stdin.write(words + "\n")
+    worker.stdin.write(line + "\n")
     worker.stdin.flush()
 
 
@@ -348,7 +352,7 @@ def _received(worker: subprocess.Popen[str]) -> str:
 
 
 def main() -> None:
-    """Be one of the separate processes: told of a case, ready after the first steps, then on the word as long as asked."""
+    """Run one of the separate processes: read a case, report ready after warm-up, then train on `go` for the given time."""
     order = json.loads(sys.stdin.readline())
     case = Case(**order["case"])
     if case.device == "cpu":

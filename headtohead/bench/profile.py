@@ -1,4 +1,4 @@
-"""Where a step's time goes: kernels by device time."""
+"""Profile of a step: kernels by device time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
-# What a kernel's name says of its work; the first that fits counts.
+# Kind of work by fragments of the kernel name; the first match counts.
 _KINDS = (
-    # The compiler names its kernels after all that they join, attention and copies among it.
-    ("fused pointwise", ("triton_", "_turn", "_gate")),
+    # First, because the compiler names a kernel after all operations it fuses, such as attention and copies.
+    ("fused pointwise", ("triton_", "_rope_kernel", "_gate")),
     ("attention", ("cudnn", "sdpa", "flash", "fmha", "attention")),
     ("loss", ("_rows",)),
     ("matrix products", ("gemm", "nvjet", "cutlass", "aten::mm", "aten::addmm", "aten::bmm", "splitK")),
@@ -25,7 +25,7 @@ _KINDS = (
 
 
 def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Return milliseconds per step by kind of work and by kernel, the longest first; on CPU, of operators."""
+    """Return milliseconds per step by kind of work and by kernel (on CPU by operator), longest first."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
         for _ in range(STEPS):
@@ -53,7 +53,7 @@ def kernel_times(step: Callable[[], object], device: torch.device) -> dict[str, 
 
 
 def _kind(name: str) -> str:
-    for kind, words in _KINDS:
-        if any(word in name for word in words):
+    for kind, fragments in _KINDS:
+        if any(fragment in name for fragment in fragments):
             return kind
     return "other"

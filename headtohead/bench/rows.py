@@ -1,4 +1,4 @@
-"""The rows of a benchmark, kept as soon as they are measured."""
+"""Rows of a benchmark, stored as soon as they are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headtohead.study.environment import commit, provenance
 
 
 class Rows:
-    """Measured rows, in a file where one is given; a row is known by its facts and the commit it was measured at."""
+    """Measured rows, stored in a file if one is given; a row is identified by its facts and its commit."""
 
     def __init__(self, benchmark: str, out: str | Path | None, facts: Mapping[str, Any]) -> None:
         self.benchmark, self.facts = benchmark, dict(facts)
@@ -24,31 +24,31 @@ class Rows:
         if self.path is None:
             return
         if not self.path.parent.is_dir():
-            raise UserError(f"out={out}: there is no directory {self.path.parent}")
+            raise UserError(f"out={out}: no directory {self.path.parent}")
         if not os.access(self.path.parent, os.W_OK):
-            raise UserError(f"out={out}: nothing can be written to {self.path.parent}")
+            raise UserError(f"out={out}: directory {self.path.parent} is not writable")
         if self.path.exists():
             document = read_json(self.path)
             if not isinstance(document, dict) or document.get("benchmark") != benchmark:
                 raise UserError(f"out={out} is not a file of the benchmark '{benchmark}'")
             rows = document.get("rows", [])
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise DamagedFile(f"damaged file {self.path}: its rows are no list of tables")
+                raise DamagedFile(f"damaged file {self.path}: its rows are not a list of tables")
             self.rows = rows
 
     def known(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether a row with these facts, measured at this commit, is there."""
+        """Return whether there is a row with these facts from this commit."""
         return any(self._same(row, facts) for row in self.rows)
 
     def add(self, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-        """Keep a row; one with the same facts, from another commit, makes room for it."""
+        """Add a row; it replaces one with the same facts."""
         self.rows = [row for row in self.rows if any(row.get(key) != value for key, value in facts.items())]
         self.rows.append({**facts, **provenance(), **measured})
         if self.path is not None:
             write_json(self.path, self.document())
 
     def document(self) -> dict[str, Any]:
-        """Return all rows with what they share."""
+        """Return all rows with their shared facts and provenance."""
         document: dict[str, Any] = finite(
             {"benchmark": self.benchmark, **provenance(), **self.facts, "rows": self.rows}
         )
@@ -59,8 +59,8 @@ class Rows:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return an error as a row keeps it: its kind and the first line of its words."""
+    """Return an error as one line: its type and the first line of its message."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
-    kind, words = type(error).__name__, first_line(error)
-    return kind if words == kind else f"{kind}: {words}"[:300]
+    kind, message = type(error).__name__, first_line(error)
+    return kind if message == kind else f"{kind}: {message}"[:300]

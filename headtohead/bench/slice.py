@@ -1,7 +1,7 @@
-"""A slice of an arm's model, few layers and a small vocabulary, whose training step shows what the layers cost.
+"""A slice of an arm's model, with few layers and a small vocabulary, whose training step shows the cost of the layers.
 
-On a GPU one block is compiled and serves all layers: whole models of twenty mechanisms at many shapes would take the
-compiler an hour. The step is forward and backward; what an optimiser does depends on no context.
+On a GPU one block is compiled and used for all layers: compiling whole models of twenty mechanisms at many shapes would
+take an hour. The step is forward and backward; the optimizer does not depend on the context.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 
 VOCABULARY = 256
-"""With the size's own, the read-out would take most of a step of two layers, and mechanisms differ by little."""
+"""With the size's own vocabulary, the readout would dominate a step of two layers and hide differences."""
 _BURST_SECONDS, _MAX_STEPS, _WARM = 0.05, 20, 2
 _MAX_GRAPHS = 512
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One arm at one shape, as it is measured."""
+    """One arm at one shape with its measurement settings."""
 
     arm: str
     size: str
@@ -45,7 +45,7 @@ class Slice:
     """Sequences per step."""
     layers: int
     width: int
-    """Heads and feed-forward part keep their proportion to it."""
+    """Heads and feed-forward width scale with it."""
     precision: str
     device: str
     compiled: bool
@@ -58,17 +58,17 @@ class Slice:
 
     @property
     def graph(self) -> Slice:
-        """What one compiled block serves: the number of layers does not matter."""
+        """The key of a compiled block, which does not depend on the number of layers."""
         return dataclasses.replace(self, layers=1, rounds=1)
 
     @property
     def mechanisms(self) -> tuple[Composed, ...]:
-        """What stands in each layer."""
+        """The mechanism of each layer."""
         return tuple(parse_layout(self.arm).layers(self.layers))
 
     @property
     def shape(self) -> Size:
-        """The size, cut; an arm that cannot take rotary positions has learned ones."""
+        """The reduced size; an arm without support for rotary positions uses learned ones."""
         whole = find_shape(self.size)
         kinds = [composed.base.kind for composed in self.mechanisms]
         able = all("rope" in kind.supports.positions for kind in kinds if issubclass(kind, Mechanism))
@@ -85,12 +85,12 @@ class Slice:
 
     @cached_property
     def declared(self) -> tuple[int, float]:
-        """Parameters, and the training FLOPs of a step that the mechanism declares, keys seen counted."""
+        """Parameters, and declared training FLOPs per step, with attention counted by visible keys."""
         model = Decoder.on_meta(self.shape, self.mechanisms)
         return model.parameter_count(), 3.0 * self.tokens * model.flops(self.context, self.batch).causal
 
     def measure(self) -> dict[str, Any]:
-        """Return seconds per step and peak bytes over the model's own, or why there are none."""
+        """Return seconds per step and peak bytes above the model's own, or an error."""
         try:
             return self._measure()
         except Exception as error:
@@ -99,7 +99,7 @@ class Slice:
             self._release()
 
     def warm(self) -> str:
-        """Take the first step, which compiles; return why it failed, or nothing."""
+        """Do the first step, which compiles; return the error, or an empty string."""
         try:
             self._step()()
             self._wait()
@@ -129,7 +129,7 @@ class Slice:
         }
 
     def _burst(self, step: Callable[[], None], count: int) -> float:
-        """Return the time of one step among so many done one behind the other."""
+        """Return the mean seconds of `count` consecutive steps."""
         self._wait()
         began = time.perf_counter()
         for _ in range(count):
@@ -138,11 +138,11 @@ class Slice:
         return (time.perf_counter() - began) / count
 
     def _step(self) -> Callable[[], None]:
-        """Return forward and backward on one batch."""
+        """Return a function that runs forward and backward on one batch."""
         size, device = self.shape, torch.device(self.device)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, size.vocabulary, (self.batch + 1, self.context), generator=generator)
-        # A companion is cut from a text of at least the context, wherever it begins.
+        # A companion needs a text of at least the context from any offset.
         text = tokens.flatten().repeat(2)
         model = Decoder(size, self.mechanisms, seed=0, companion=text).to(device).train()
         given, targets = tokens[:-1].to(device), tokens[1:].to(device)
@@ -158,11 +158,11 @@ class Slice:
         return step
 
     def _compile(self, model: Decoder) -> None:
-        """Let one compiled block serve all layers."""
+        """Use one compiled block for all layers."""
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MAX_GRAPHS
-        with torch.no_grad():  # the rotary tables are made outside the graph
+        with torch.no_grad():  # builds the rotary tables outside the graph
             model.hidden(torch.zeros(1, self.context, dtype=torch.long, device=self.device))
-        # The companion's pass enters a block by `after`, which `forward` calls; compiled within compiled breaks in torch 2.11.
+        # The companion's pass calls a block's `after`, which `forward` also calls; nested compilation breaks in torch 2.11.
         name = "after" if model.companion_spec else "forward"
         for block in model.layers:
             setattr(block, name, MethodType(_own(name, self.graph), block))
@@ -182,10 +182,10 @@ _NUMBER = itertools.count()
 
 @cache
 def _own(name: str, graph: Slice) -> Callable[..., Any]:
-    """Return a block's function, compiled, for one shape of one arm.
+    """Return the compiled function of a block for one shape of one arm.
 
-    It is a copy with a code of its own: graphs are kept by code, and the compiler, looking through those of other arms, asks
-    their guards for things that this arm does not have.
+    It is a copy with its own code object: graphs are cached per code object, and guards of other arms would access
+    attributes this arm does not have.
     """
     plain = getattr(Block, name)
     code = plain.__code__.replace(co_name=f"{name}_{next(_NUMBER)}")

@@ -1,7 +1,7 @@
-"""The training step beside that of peers of the same shape: tokens/s, MFU, memory, and where our time goes.
+"""Benchmark of the training step against peers of the same shape: tokens/s, MFU, memory and kernel times.
 
-Contenders stand in one process and take turns, a few steps each; a step is everything a run does between two batches:
-data, forward, backward, clipping, optimiser. A contender that fails is in the row with its reason, and the others go on.
+Contenders share one process and alternate, a few steps each. A step includes data, forward, backward, clipping and
+optimizer. A failed contender is recorded with the reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headtohead.study.plan.budgets import TOLERANCE, match_params
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
-# The shapes people train at first, with a 50k vocabulary.
+# Common small model shapes with a 50k vocabulary.
 SHAPES = {
     size.name: size
     for size in (
@@ -47,7 +47,7 @@ SHAPES = {
         Size("360m", 1024, 24, 16, 2816, 50_257, 1024),
     )
 }
-# Dense bf16 FLOP/s by the makers' data sheets; a device that is not here has no MFU.
+# Dense bf16 FLOP/s from data sheets; other devices have no MFU.
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 WARM, BURST = 3, 10
 SHAPE_RULES = ("as_is", "params")
@@ -68,19 +68,19 @@ def bench_train(
     warm: bool = False,
     profile: bool = False,
     out: str | Path | None = None,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda message, share: None,
 ) -> dict[str, Any]:
-    """Return the document of the benchmark: one row per size and context, each contender's medians inside.
+    """Return the benchmark document: one row per size and context with the medians of each contender.
 
-    Without `contexts` a size has its own. `shape` is as_is, or params: the feed-forward width of every other arm is solved so
-    that its parameters equal the first one's, to the roundest width within 0.5 %. `batch` is tokens per step. `warm` compiles all contenders of all rows in
-    processes side by side first; this one then finds the compiler's work in its cache. `out` keeps every row as soon as it is measured; rows that stand there, measured at this
-    commit on this device with these settings, are not measured again.
+    Without `contexts` each size uses its own. `shape` is `as_is`, or `params`: the feed-forward width of every other arm is
+    solved so that its parameters equal the first arm's, at the roundest width within 0.5 %. `batch` is tokens per step.
+    `warm` first compiles all contenders in parallel processes to fill the compile cache. `out` stores each row as soon as
+    it is measured; rows stored for this commit, device and settings are reused.
     """
     if rounds < 1 or batch < 1:
         raise UserError(f"rounds={rounds} and batch={batch} must be at least 1")
     if not arms:
-        raise UserError("arms: at least one is needed, such as standard")
+        raise UserError("arms must name at least one arm, such as standard")
     if shape not in SHAPE_RULES:
         raise unknown("shape rule", shape, SHAPE_RULES)
     named = [find_shape(name) for name in sizes]
@@ -91,7 +91,7 @@ def bench_train(
     ]
     where = choose_device(device)
     compiled = where.type == "cuda" if compile is None else compile
-    lacking = {name: words for name in peers if (words := missing(name))}
+    lacking = {name: reason for name in peers if (reason := missing(name))}
     present = [name for name in peers if name not in lacking]
     rows = Rows("train", out, {"peers": {name: version(name) for name in present}, "missing": lacking})
     todo: list[tuple[dict[str, Any], _Row]] = []
@@ -116,17 +116,17 @@ def bench_train(
     if warm and compiled:
         orders = [row.order(name) for _, row in todo for name in (*arms, *present)]
         warm_up("headtohead.bench.train", orders, progress)
-    for place, (facts, row) in enumerate(todo):
+    for index, (facts, row) in enumerate(todo):
 
-        def show(words: str, share: float, row: _Row = row, place: int = place) -> None:
-            progress(f"{row.size.name}, context {row.size.context}: {words}", (place + share) / len(todo))
+        def show(message: str, share: float, row: _Row = row, index: int = index) -> None:
+            progress(f"{row.size.name}, context {row.size.context}: {message}", (index + share) / len(todo))
 
         rows.add(facts, row.measure(present, profile, show))
     return rows.document()
 
 
 def find_shape(name: str) -> Size:
-    """Return the size of that name, one of the benchmark's own or of the models'."""
+    """Return a size by name, from the benchmark's shapes or the model sizes."""
     known = SHAPES | SIZES
     if name not in known:
         raise unknown("size", name, known)
@@ -134,9 +134,9 @@ def find_shape(name: str) -> Size:
 
 
 def rounder(size: Size, layers: Sequence[Composed], target: int) -> Size:
-    """Return the size with the roundest feed-forward width that is still a match.
+    """Return the size with the roundest feed-forward width within the tolerance.
 
-    An odd width keeps rows of narrow numbers from starting where the matrix units read: that is no cost of a mechanism.
+    An odd width misaligns rows of 16-bit numbers for the tensor cores, which is not a cost of the mechanism.
     """
     for multiple in (64, 32, 16, 8):
         width = multiple * max(1, round(size.ffn / multiple))
@@ -147,31 +147,31 @@ def rounder(size: Size, layers: Sequence[Composed], target: int) -> Size:
 
 
 def random_windows(size: Size, count: int, seed: int) -> Windows:
-    """Return windows over random tokens, the same ones for every seed in an order of its own."""
+    """Return windows over random tokens: the same tokens for every seed, in a seed-specific order."""
     tokens = np.random.default_rng(0).integers(0, size.vocabulary, (count + 1) * size.context)
     tokens = tokens.astype(np.uint16 if size.vocabulary <= 2**16 else np.uint32)
     return Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed)
 
 
 def _nothing() -> None:
-    """Stand where a contender has no step: not built yet, failed, or done with."""
+    """Placeholder step of a contender that is not built, failed or finished."""
 
 
 @dataclass
 class _Contender:
-    """What is measured of one contender."""
+    """Measurements of one contender."""
 
     name: str
     step: Step = _nothing
     error: str = ""
-    """Why it takes no part any more."""
+    """Why it failed; empty if it did not."""
     start_seconds: float = 0.0
     held: int = 0
     memory: int | None = None
     times: list[float] = field(default_factory=list)
 
 
-def _standing(contenders: Sequence[_Contender]) -> list[_Contender]:
+def _working(contenders: Sequence[_Contender]) -> list[_Contender]:
     return [one for one in contenders if not one.error]
 
 
@@ -194,7 +194,7 @@ class _Row:
         self.batch, self.rounds = batch, rounds
 
     def order(self, name: str) -> dict[str, Any]:
-        """Return what another process must know to build this contender."""
+        """Return the arguments another process needs to build this contender."""
         return {
             "size": self.size.name,
             "context": self.size.context,
@@ -209,24 +209,24 @@ class _Row:
     def measure(
         self, peers: Sequence[str], profile: bool, progress: Callable[[str, float], None]
     ) -> dict[str, Any]:
-        """Return medians and memory of every contender, ratios to the first arm, and its profile where asked."""
+        """Return medians and memory of every contender, ratios to the first arm, and its profile if requested."""
         contenders = [_Contender(name) for name in (*self.arms, *peers)]
-        for place, one in enumerate(contenders):
-            words = "building and compiling" if self.compiled else "building"
-            progress(f"{one.name}: {words}", 0.5 * place / len(contenders))
+        for index, one in enumerate(contenders):
+            stage = "building and compiling" if self.compiled else "building"
+            progress(f"{one.name}: {stage}", 0.5 * index / len(contenders))
             with self._attempt(one):
                 self._start(one)
-        for one in _standing(contenders):
+        for one in _working(contenders):
             with self._attempt(one):
                 one.memory = self._peak(one.step, one.held)
         for done in range(self.rounds):
-            for one in _standing(contenders):
+            for one in _working(contenders):
                 progress(f"{one.name}: round {done + 1} of {self.rounds}", 0.5 + 0.5 * done / self.rounds)
                 with self._attempt(one):
                     one.times.append(self._seconds(one.step))
         first, error, found = contenders[0], None, None
         if not first.error:
-            progress(f"{first.name}: comparing the fast path with the plain one", 1.0)
+            progress(f"{first.name}: comparing the fast path with the plain reference", 1.0)
             error = self._disagreement(first.name)
             found = kernel_times(first.step, self.device) if profile else None
         for one in contenders:
@@ -237,7 +237,7 @@ class _Row:
 
     @contextmanager
     def _attempt(self, one: _Contender) -> Iterator[None]:
-        """Where the work fails, note why, and let go of what the contender held."""
+        """On failure record the reason and release the contender's memory."""
         try:
             yield
         except Exception as error:
@@ -259,7 +259,7 @@ class _Row:
         result = {
             one.name: {"error": one.error} if one.error else self._result(one, first) for one in contenders
         }
-        peers = [one for one in _standing(contenders) if one.name not in self.arms]
+        peers = [one for one in _working(contenders) if one.name not in self.arms]
         better = min(peers, key=lambda one: statistics.median(one.times), default=None)
         theirs = next((one.memory for one in peers if one.name == "transformers"), None)
         return {
@@ -274,7 +274,7 @@ class _Row:
         rate = self.batch / statistics.median(one.times)
         ratio = None
         if not first.error:
-            # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
+            # Median of per-round ratios: noise on the machine affects both sides of a round.
             pairs = zip(first.times, one.times, strict=True)
             ratio = statistics.median(theirs / ours for ours, theirs in pairs)
         arm = one.name if one.name in self.arms else first.name
@@ -292,9 +292,9 @@ class _Row:
         }
 
     def _disagreement(self, arm: str) -> float:
-        """Return how far the gradients of the fast path are from the plain one's in float32, by relative norm.
+        """Return the relative norm of the gradient error of the fast path against the plain float32 path.
 
-        Two layers and two sequences of this shape, in this precision: a fast step that is wrong is worth nothing.
+        Uses two layers and two sequences of this shape in this precision.
         """
         size = dataclasses.replace(self.size, layers=2)
         tokens = torch.randint(0, size.vocabulary, (2, size.context + 1), device=self.device)
@@ -310,7 +310,7 @@ class _Row:
         return float((found[0] - found[1]).norm() / found[1].norm())
 
     def _flops(self, arm: str) -> float:
-        """Return training FLOPs per token, causal attention counted by the keys seen."""
+        """Return training FLOPs per token, with causal attention counted by visible keys."""
         return 3.0 * self._on_meta(arm).flops(self.size.context, self.batch // self.size.context).causal
 
     def _layers(self, arm: str) -> Any:
@@ -320,7 +320,7 @@ class _Row:
         return Decoder.on_meta(self._solved(arm), self._layers(arm))
 
     def _solved(self, arm: str) -> Size:
-        """Return the size an arm has under the shape rule; the first arm and peers have the row's."""
+        """Return the size of an arm under the shape rule; the first arm and peers use the row's size."""
         first = self.arms[0]
         if self.shape == "as_is" or arm == first:
             return self.size
@@ -345,7 +345,7 @@ class _Row:
         return step
 
     def _seconds(self, step: Step) -> float:
-        """Return the time of one step among a few done one behind the other."""
+        """Return the mean seconds of `BURST` consecutive steps."""
         self._wait()
         if self.device.type != "cuda":
             began = time.perf_counter()
@@ -361,7 +361,7 @@ class _Row:
         return float(start.elapsed_time(end)) / 1e3 / BURST
 
     def _peak(self, step: Step, held: int) -> int | None:
-        """Return the most bytes that a contender holds during its step; what the others hold is taken off."""
+        """Return the peak bytes of a contender during its step, without what the others hold."""
         if self.device.type != "cuda":
             return None
         others = self._allocated() - held
@@ -384,7 +384,7 @@ class _Row:
 
 
 def main() -> None:
-    """Be one of the processes that compile side by side: take the first step of one contender."""
+    """Run one of the parallel compile processes: do the first step of one contender."""
     order = json.load(sys.stdin)
     size = dataclasses.replace(find_shape(order["size"]), context=order["context"])
     device, precision, batch = torch.device(order["device"]), order["precision"], order["batch"]

@@ -1,4 +1,4 @@
-"""Processes that compile slices side by side, then measure them in turns: one at a time has the device."""
+"""Worker processes that compile slices in parallel, then measure them one at a time on the device."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _MEMORY = "out of memory"
 
 
 class TimeLimitReached(Exception):
-    """The time that was given is over."""
+    """The time limit is reached."""
 
 
 class InProcess:
-    """This process, where nothing is compiled."""
+    """Measures in this process, without compilation."""
 
     def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Do nothing: an eager step needs no compiler."""
+        """Do nothing; eager steps are not compiled."""
 
     def measure(self, one: Slice) -> dict[str, Any]:
-        """Return what is measured of a slice."""
+        """Return the measurements of a slice."""
         return one.measure()
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing; no process is open."""
 
 
 class WorkerPool:
-    """As many processes as there are cores; a slice is measured by the one that compiled it."""
+    """Up to `most` processes; a slice is measured by the process that compiled it."""
 
     def __init__(self, most: int, deadline: float) -> None:
         self.most, self.deadline = most, deadline
@@ -50,7 +50,7 @@ class WorkerPool:
         self.failed: dict[Slice, str] = {}
 
     def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Compile every slice; those that share a graph go to one process."""
+        """Compile every slice; slices with the same graph go to the same process."""
         units: dict[Slice, list[Slice]] = {}
         for one in slices:
             units.setdefault(one.graph, []).append(one)
@@ -66,42 +66,44 @@ class WorkerPool:
                 worker.emit("warm", unit)
             worker, answer = self._receive(
                 lambda: progress(
-                    f"compiling side by side, {count - len(waiting) - len(busy)} of {count} done", 0
+                    f"compiling in parallel, {count - len(waiting) - len(busy)} of {count} done", 0
                 )
             )
             unit = busy.pop(worker, [])
             if answer is None:
                 idle = [one for one in idle if one is not worker]
-                self.failed |= dict.fromkeys(unit, f"its process ended while it compiled ({worker.end()})")
+                self.failed |= dict.fromkeys(
+                    unit, f"worker process ended during compilation ({worker.end()})"
+                )
                 continue
             idle.append(worker)
-            # Many processes hold memory now; later the slice has the device to itself.
+            # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
             errors = zip(unit, answer["errors"], strict=True)
-            self.failed |= {one: words for one, words in errors if words and words != _MEMORY}
-        self.failed |= dict.fromkeys((one for unit in waiting for one in unit), "no process was left for it")
+            self.failed |= {one: error for one, error in errors if error and error != _MEMORY}
+        self.failed |= dict.fromkeys((one for unit in waiting for one in unit), "no worker process was left")
 
     def measure(self, one: Slice) -> dict[str, Any]:
-        """Return what the process that compiled it measures of a slice, or why it cannot."""
+        """Return the measurements of a slice by the process that compiled it, or an error."""
         if one in self.failed:
             return {"error": self.failed[one]}
         owner = self.owners[one]
         if owner.ended:
-            return {"error": f"its process ended before ({owner.end()})"}
+            return {"error": f"worker process ended earlier ({owner.end()})"}
         owner.emit("measure", [one])
         while True:
             worker, answer = self._receive(lambda: None)
             if worker is owner:
                 break
-        return {"error": f"its process ended ({owner.end()})"} if answer is None else answer
+        return {"error": f"worker process ended ({owner.end()})"} if answer is None else answer
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all worker processes."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.wait()
 
     def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
-        """Return the next answer, None for the end of a process."""
+        """Return the next answer; None means the process ended."""
         while True:
             meanwhile()
             left = self.deadline - time.monotonic()
@@ -114,7 +116,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process and the thread that listens to it."""
+    """A worker process and the thread that reads its output."""
 
     def __init__(
         self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]], environment: dict[str, str]
@@ -131,16 +133,16 @@ class _Worker:
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
     def emit(self, what: str, slices: Sequence[Slice]) -> None:
-        """Give it work."""
+        """Send an order to the process."""
         assert self.process.stdin is not None
-        with suppress(OSError):  # it is gone; the listener says so
+        with suppress(OSError):  # the process ended; the listener reports it
             self.process.stdin.write(
                 json.dumps({"do": what, "slices": [asdict(one) for one in slices]}) + "\n"
             )
             self.process.stdin.flush()
 
     def end(self) -> str:
-        """Return how it ended, in words."""
+        """Return the signal or exit code as text."""
         code = self.process.wait()
         return f"signal {-code}" if code < 0 else f"code {code}"
 
@@ -152,9 +154,9 @@ class _Worker:
 
 
 def main() -> None:
-    """Be one of the processes: answer every line of standard input with one of standard output."""
+    """Run a worker process: answer every line of standard input with one line on standard output."""
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # whatever else is printed is no answer
+        os.dup2(2, 1)  # other prints go to stderr, not to the answers
         for line in sys.stdin:
             order = json.loads(line)
             slices = [Slice(**facts) for facts in order["slices"]]

@@ -4,74 +4,58 @@ from __future__ import annotations
 
 import gc
 import importlib
-import inspect
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import headtohead
 from headtohead.common.errors import UserError, unknown
 
-# Command: module, function, one line for the overview. Modules are imported when their command is used.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "race": ("race", "race", "run a study: train every arm on every seed, judge, report"),
-    "forecast": ("judge", "forecast", "say what a study will take, and what it could find, before it runs"),
-    "reproduce": (
-        "reproduce",
-        "reproduce",
-        "run the study of a paper and say of each claim what the data bear",
-    ),
-    "report": ("race", "report", "judge a study again and rebuild its page"),
-    "verdict": ("judge", "verdict", "judge runs trained elsewhere, from a CSV file"),
-    "watch": ("race", "watch", "follow a running study on a page of this machine"),
-    "runs": ("race", "runs", "list a study's runs; export and import finished ones"),
-    "doctor": ("race", "doctor", "look through a study's directory for damage and mend what is safe to mend"),
-    "list": ("look", "list_all", "show mechanisms and their options, sizes, corpora, layouts"),
-    "cost": ("look", "cost", "show parameters, FLOPs and cache bytes of arms"),
-    "check": ("look", "check", "run the conformance suite on mechanisms"),
-    "data list": ("use", "data_list", "show the corpora and tasks and whether each is at hand"),
-    "data prepare": ("use", "data_prepare", "turn a corpus into token shards now"),
-    "data stats": ("use", "data_stats", "show what corpora are like: entropy, repetition, coherence"),
-    "bench train": ("bench.train", "train", "time the training step beside those of other libraries"),
-    "bench growth": (
-        "bench.growth",
-        "growth",
-        "measure how a step's time and memory grow, beside what is declared",
-    ),
-    "bench stack": (
-        "bench.stack",
-        "stack",
-        "measure stacked seeds beside a single run and separate processes",
-    ),
-    "bench kernels": (
-        "bench.kernels",
-        "kernels",
-        "measure the fused kernels beside their twins and the byte floor",
-    ),
-    "bench decode": (
-        "bench.kernels",
-        "decode",
-        "measure decoding from a K=V cache beside the library's attention",
-    ),
-    "bench generate": (
-        "bench.generate",
-        "generate",
-        "measure a model writing from a long prompt beside transformers",
-    ),
-    "generate": ("use", "generate", "let a trained run continue a text"),
-    "look": ("attention", "look", "show on a page where a trained run looks in a text"),
-    "explain": (
-        "attention",
-        "explain",
-        "measure where trained runs look on a task, and whether that explains them",
-    ),
-    "evaluate": ("use", "evaluate", "score a trained run on any corpus or on tasks"),
+if TYPE_CHECKING:
+    from headtohead.cli.shared.help import Flag
+
+COMMANDS: dict[str, str] = {
+    "race": "run a study: train every arm on every seed, judge, report",
+    "forecast": "estimate time, FLOPs, disk and detectable differences of a study",
+    "reproduce": "run the studies of a paper and decide its claims",
+    "report": "judge a study again and rebuild its report",
+    "verdict": "judge runs that were trained elsewhere, from a CSV file",
+    "watch": "serve a live page about a running study",
+    "runs": "list the runs of a study; export and import finished runs",
+    "doctor": "check a study directory for damage and repair what is safe",
+    "list": "show mechanisms and their options, sizes, corpora, layouts, probes",
+    "cost": "show parameters, FLOPs and cache bytes of arms",
+    "check": "run the conformance suite on mechanisms",
+    "data list": "list corpora and tasks and whether each is available",
+    "data prepare": "tokenize a corpus into shards",
+    "data stats": "show statistics of corpora: entropy, repetition, coherence",
+    "generate": "generate text with a trained run",
+    "evaluate": "score a trained run on a corpus or on tasks",
+    "look": "write a page that shows what a run attends to in a text",
+    "explain": "measure what runs attend to on a task, and whether it explains their answers",
+    "bench train": "time the training step next to other libraries",
+    "bench growth": "measure how time and memory of a step grow",
+    "bench population": "time a population of seeds next to separate runs",
+    "bench kernels": "measure the fused kernels and their errors",
+    "bench decode": "measure decoding from a K=V cache",
+    "bench generate": "time generation from a long prompt next to transformers",
 }
+"""Command and its line in the overview. `bench train` is `command` in `cli/bench/train.py`, imported when it is used."""
 
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
+# Spellings until version 0.1; accepted, not shown.
+OLD_COMMANDS = {"bench stack": "bench population"}
+OLD_FLAGS = {
+    "--for": "--time-limit",
+    "--from": "--init-from",
+    "--stack": "--population",
+    "--no-stack": "--no-population",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; a user's mistake is one line and exit code 2 (`--debug` shows where it was raised)."""
+    """Run one command. A user error prints one line and exits with code 2; `--debug` shows the traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
@@ -97,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _kept(words: Sequence[str]) -> str:
-    """Return what an interruption leaves."""
+    """Return what is kept after an interruption."""
     if words[:1] != ["bench"]:
         return "finished runs are kept, and the same command continues"
     if any(word.partition("=")[0] == "--out" for word in words):
@@ -106,7 +90,7 @@ def _kept(words: Sequence[str]) -> str:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run the command that the words name; return its exit code."""
+    """Run a command and return its exit code."""
     if words in (["--version"], ["-V"]):
         print(f"headtohead {headtohead.__version__}")
         return 0
@@ -119,68 +103,74 @@ def dispatch(words: list[str]) -> int:
             print(overview(name))
             return 0
         name, rest = f"{name} {rest[0]}", rest[1:]
+    name = OLD_COMMANDS.get(name, name)
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     import tyro
 
-    module, function, _ = COMMANDS[name]
-    command = getattr(importlib.import_module(f"headtohead.cli.{module}"), function)
-    gc.freeze()  # what torch brought in stays: looking through it again and again costs a tenth of a long listing
-    parameters = inspect.signature(command).parameters
-    if "set" in parameters:
-        rest = _ratios_as_settings(rest)
-    several = {
-        f"--{one.replace('_', '-')}" for one in parameters if "tuple[" in str(parameters[one].annotation)
-    }
-    code = tyro.cli(command, prog=f"h2h {name}", args=_joined(rest, several))
-    return int(code or 0)
+    from headtohead.cli.shared.help import flags_of, help_page
+
+    command = importlib.import_module(f"headtohead.cli.{name.replace(' ', '.')}").command
+    if "-h" in rest or "--help" in rest:
+        print(help_page(name, command))
+        return 0
+    gc.freeze()  # torch's objects stay: collecting them over and over costs a tenth of a long listing
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    arguments = _arguments(rest, flags_of(command))
+    return int(tyro.cli(command, prog=f"h2h {name}", args=arguments, config=config) or 0)
 
 
-def _ratios_as_settings(words: list[str]) -> list[str]:
-    """Return the words with `--lr.qk 30x` written as `--set lr.qk=30x`, at the end: circuits are no flags of their own."""
-    rest: list[str] = []
-    ratios: list[str] = []
-    left = iter(words)
-    for word in left:
-        if not word.startswith("--lr."):
-            rest.append(word)
-            continue
-        name, sign, value = word.removeprefix("--").partition("=")
-        value = value if sign else next(left, "")
-        if not value or value.startswith("--"):
-            raise UserError(f"--{name} takes a ratio such as 30x")
-        ratios.append(f"{name}={value}")
-    return [*rest, "--set", *ratios] if ratios else rest
+def _arguments(words: list[str], flags: Sequence[Flag]) -> list[str]:
+    """Return the command line in the form that tyro parses.
 
-
-def _joined(words: list[str], several: set[str]) -> list[str]:
-    """Return the words with `--set a --set b` written as `--set a b`: no value given is dropped in silence.
-
-    A flag that is none of `several` and already has a value is refused.
+    Old spellings become new ones; `--no-compile` becomes `--compile off`; `--lr.qk 30x` becomes `--set lr.qk=30x`;
+    `--set a --set b` becomes `--set a b`, and an option that takes one value and is given twice is rejected.
     """
+    known = {f"--{one.name}": one for one in flags if not one.positional}
     groups: dict[str, list[str]] = {}
-    flag = ""
+    current = ""
+    ratios: list[str] = []
     for word in words:
-        if word.startswith("--") and len(word) > 2 and "=" not in word:
-            flag = word
-            if flag not in several and groups.get(flag):
-                raise UserError(f"{flag} is given twice; it takes one value")
-            groups.setdefault(flag, [])
+        name, sign, value = word.partition("=") if word.startswith("--") and len(word) > 2 else ("", "", "")
+        name = OLD_FLAGS.get(name, name).replace("_", "-")
+        positive = f"--{name.removeprefix('--no-')}"
+        if not name:
+            groups.setdefault(current, []).append(word)
+            continue
+        if name.startswith("--lr.") and "--set" in known:
+            ratios.append(name)
+            name = current = f"--set {name}"
+        elif name in known and known[name].switch:
+            name, sign, value = name, "=", value or "on"
+        elif name not in known and positive in known and known[positive].switch:
+            name, sign, value = positive, "=", "off"
+        elif name not in known and positive in known and known[positive].default is False:
+            continue  # off already
+        elif name in known and known[name].default is True and known[name].boolean:
+            continue  # on already
         else:
-            groups.setdefault(flag, []).append(word)
-    return [part for flag, values in groups.items() for part in ([flag] if flag else []) + values]
+            current = name
+        if name in groups and groups[name] and not (name in known and known[name].several):
+            raise UserError(f"{name.removeprefix('--set ')} is given twice; it takes one value")
+        groups.setdefault(name, []).extend([value] if sign else [])
+    for name in ratios:
+        value = " ".join(groups.pop(f"--set {name}", []))
+        if not value:
+            raise UserError(f"{name} takes a ratio such as 30x")
+        groups.setdefault("--set", []).append(f"{name.removeprefix('--')}={value}")
+    return [part for name, values in groups.items() for part in ([name] if name else []) + values]
 
 
 def overview(group: str = "") -> str:
     """Return the commands with one line about each."""
-    rows = [f"  h2h {name:<15} {line}" for name, (_, _, line) in COMMANDS.items() if name.startswith(group)]
+    rows = [f"  h2h {name:<17} {line}" for name, line in COMMANDS.items() if name.startswith(group)]
     return "\n".join(
         [
             "headtohead: fair contests between attention mechanisms",
             "",
             *rows,
             "",
-            "  h2h COMMAND --help explains a command; --debug shows where an error was raised; --version",
+            "  h2h COMMAND --help explains a command; --debug shows tracebacks; --version",
             "",
             "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3",
         ]

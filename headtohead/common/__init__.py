@@ -1,1 +1,1 @@
-"""What every row may use: errors, numbers people type, files that are never half written, progress."""
+"""Shared by all packages: errors, number parsing, atomic files, JSON schema, progress display."""

@@ -1,4 +1,4 @@
-"""Settings that take one of a few words, and lists of words."""
+"""Validation of settings with a fixed set of values, and splitting of lists."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headtohead.common.errors import unknown
 
 @cache
 def allowed_choices(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Return the fields of a dataclass that are typed as a choice, with what each may be."""
+    """Return the `Literal` fields of a dataclass with their allowed values."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def split_outside(text: str, mark: str) -> list[str]:
-    """Return the parts of a text between marks that stand outside parentheses, without spaces around them."""
+    """Return `text` split at each `mark` outside parentheses, with surrounding spaces stripped."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -28,8 +28,8 @@ def split_outside(text: str, mark: str) -> list[str]:
 
 
 def check_choices(settings: Any) -> None:
-    """Refuse a dataclass that holds a word its type does not list."""
-    for name, words in allowed_choices(settings.__class__).items():
+    """Raise UserError if a `Literal` field of a dataclass has a value that its type does not list."""
+    for name, allowed in allowed_choices(settings.__class__).items():
         value = getattr(settings, name)
-        if value not in words:
-            raise unknown(f"value for {name}", str(value), [str(word) for word in words])
+        if value not in allowed:
+            raise unknown(f"value for {name}", str(value), [str(choice) for choice in allowed])

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: temporary name, fsync, rename."""
+"""Atomic file writes (temporary name, fsync, rename), JSON and checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BYTES = 256 * 2**20
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part."""
+    """Write `content` to `path` atomically: after a crash the file has either the old or the new content."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -42,7 +42,7 @@ def sync_directory(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with every NaN and infinity inside replaced by None: undefined numbers are null."""
+    """Return `value` with every NaN and infinity replaced by None, which JSON writes as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -53,12 +53,12 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Write `value` as JSON, atomically; undefined numbers become null. Without indent it is four times faster."""
+    """Write `value` as JSON, atomically. NaN and infinity become null. `indent=None` is four times faster."""
     write_atomic(path, json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
-    """Return the JSON in `path`; a missing, damaged or absurdly large file is named."""
+    """Return the JSON in `path`. Errors for a missing, damaged or oversized file name it."""
     try:
         with open(path, "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -74,7 +74,7 @@ def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one text that stands for `value`, for hashing."""
+    """Return `value` as canonical JSON (sorted keys, no spaces), for hashing."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them: 120k, 65M, 8m, 1.5h."""
+"""Parsing and formatting of counts and durations such as 120k, 65M, 8m, 1.5h."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_count(text: str | int | float, name: str = "") -> int:
-    """Return the whole number written as 120000, 120k, 65M or 1.5B; `name` says in an error what it is of."""
+    """Return the integer written as 120000, 120k, 65M or 1.5B. `name` prefixes the error message."""
     expected = f"{name}: expected" if name else "expected"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UserError(f"{expected} a count such as 120000, 120k or 65M, got {text!r}")
@@ -32,13 +32,13 @@ def parse_count(text: str | int | float, name: str = "") -> int:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a float or fits one: TOML and JSON may hold whole numbers that do not."""
+    """Return whether a value is a float or an int that fits one. TOML and JSON may contain larger ints."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, float) or (whole and abs(value) < 10**308)
 
 
 def exact_count(value: int) -> str:
-    """Return 4000000 as 4M and 1500000 as 1500k: short, and the very number."""
+    """Return 4000000 as 4M and 1500000 as 1500k: short and exact."""
     for scale, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if value and value % scale == 0:
             return f"{value // scale}{suffix}"
@@ -54,7 +54,7 @@ def parse_duration(text: str | int | float) -> float:
 
 
 def short_count(value: float) -> str:
-    """Return 1234567 as 1.23M: three significant digits, for people."""
+    """Return 1234567 as 1.23M: three significant digits, for display."""
     for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale * 0.9995:
             return f"{value / scale:.3g}{suffix}"

@@ -1,4 +1,4 @@
-"""Progress of long work: live bars on a terminal, plain lines elsewhere, with an estimate in both."""
+"""Progress display: live bars on a terminal, plain lines elsewhere, both with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _LINE_EVERY = 15.0
 
 @dataclass
 class _Active:
-    """A run at work."""
+    """A run in progress."""
 
     title: str
     steps: int
     tokens: float
     first: int = -1
-    """The step it went on from; what a checkpoint brought is no sign of speed."""
+    """The step it resumed from. Steps restored from a checkpoint do not count toward speed."""
     step: int = 0
 
     @property
     def done(self) -> float:
-        """Tokens trained here."""
+        """Tokens trained by this process."""
         return self.tokens * max(0, self.step - max(0, self.first)) / max(1, self.steps)
 
 
 class Display:
-    """What a study shows while it runs. This one keeps the count and shows nothing."""
+    """Progress display of a study. The base class counts and prints nothing."""
 
     def __init__(self) -> None:
         self.runs = self.done = 0
@@ -45,48 +45,48 @@ class Display:
         self.began = time.monotonic()
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
-        """Start with so many runs in all, so many done, and so many tokens still to train."""
+        """Start with the total number of runs, the number already done, and the tokens still to train."""
         self.runs, self.done, self.total, self.began = runs, done, tokens, time.monotonic()
 
     def started(self, run: str, title: str, steps: int, tokens: float) -> None:
-        """A run has begun."""
+        """Record the start of a run."""
         self.active[run] = _Active(title, steps, tokens)
 
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """A run has come to a step."""
+        """Record that a run has finished a step."""
         state = self.active[run]
         state.first = step - 1 if state.first < 0 else state.first
         state.step = step
 
     def compiling(self, run: str) -> None:
-        """A run compiles its model, or finds it compiled."""
+        """Record that a run compiles its model or loads it from the compile cache."""
 
     def scoring(self, run: str, share: float) -> None:
-        """A run is trained and being scored; that share of it is done."""
+        """Record the share of the final evaluation that is done."""
 
-    def ended(self, run: str, words: str) -> None:
-        """A run has ended, with its outcome in words."""
+    def ended(self, run: str, message: str) -> None:
+        """Record the end of a run and its outcome."""
         state = self.active.pop(run, None)
         self.finished += state.tokens if state else 0.0
         self.done += 1
-        self.line(f"[{self.done}/{self.runs}] {state.title if state else run}: {words}")
+        self.line(f"[{self.done}/{self.runs}] {state.title if state else run}: {message}")
 
-    def note(self, words: str) -> None:
-        """Something a person should know."""
-        self.line(words)
+    def note(self, message: str) -> None:
+        """Show a message to the user."""
+        self.line(message)
 
-    def line(self, words: str) -> None:
+    def line(self, message: str) -> None:
         """Show one line."""
 
     def end(self) -> None:
-        """The work is over."""
+        """End the display."""
 
     def trained(self) -> float:
         """Return the tokens trained so far."""
         return self.finished + sum(state.done for state in self.active.values())
 
     def left(self) -> str:
-        """Return the time left in words, once there is something to judge by."""
+        """Return the estimated time left as text, or an empty string if there is no estimate yet."""
         trained, spent = self.trained(), time.monotonic() - self.began
         if trained <= 0 or spent < 2 or self.done >= self.runs:
             return ""
@@ -94,15 +94,15 @@ class Display:
 
 
 class Plain(Display):
-    """Plain lines: each run's end, and a sign of life in between."""
+    """Plain lines: one at the end of each run, at most one every 15 seconds in between."""
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
-        """Say what there is to do."""
+        """Print the amount of work."""
         super().begin(runs, done, tokens)
         self.line(f"{runs - done} of {runs} runs to do, {short_count(tokens)} tokens to train")
 
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """Give a sign of life now and then."""
+        """Print a line if none was printed recently."""
         super().stepped(run, step, nats, rate)
         if time.monotonic() - self.last >= _LINE_EVERY:
             self.line(
@@ -110,24 +110,24 @@ class Plain(Display):
             )
 
     def scoring(self, run: str, share: float) -> None:
-        """Give a sign of life now and then."""
+        """Print a line if none was printed recently."""
         if time.monotonic() - self.last >= _LINE_EVERY:
             self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: scoring, {share:.0%} done")
 
     def compiling(self, run: str) -> None:
-        """Say so where nothing was said for a while."""
+        """Print a line if none was printed recently or no run is done yet."""
         if time.monotonic() - self.last >= _LINE_EVERY or not self.done:
             self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: compiling")
 
-    def line(self, words: str) -> None:
-        """Print it, with the time left."""
+    def line(self, message: str) -> None:
+        """Print the message with the time left."""
         left = self.left()
-        print(words + (f"; {left}" if left else ""), flush=True)
+        print(message + (f"; {left}" if left else ""), flush=True)
         self.last = time.monotonic()
 
 
 class Live(Display):
-    """Bars: the study, and each run at work (step, loss, tokens/s)."""
+    """Progress bars: one for the study and one for each active run (step, loss, tokens/s)."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -136,53 +136,53 @@ class Live(Display):
         super().__init__()
         self.console = Console(stderr=True)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
-        words = TextColumn("{task.fields[words]}", markup=False)
-        self.bars = Progress(*columns, words, console=self.console, transient=True)
+        message = TextColumn("{task.fields[message]}", markup=False)
+        self.bars = Progress(*columns, message, console=self.console, transient=True)
         self.tasks: dict[str, TaskID] = {}
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
         """Start the bars."""
         super().begin(runs, done, tokens)
         self.bars.start()
-        self.whole = self.bars.add_task("study", total=max(1.0, tokens), words=f"{done}/{runs} runs")
+        self.whole = self.bars.add_task("study", total=max(1.0, tokens), message=f"{done}/{runs} runs")
 
     def started(self, run: str, title: str, steps: int, tokens: float) -> None:
-        """A bar for the run."""
+        """Add a bar for the run."""
         super().started(run, title, steps, tokens)
-        self.tasks[run] = self.bars.add_task(f"  {title}", total=steps, words="starting")
+        self.tasks[run] = self.bars.add_task(f"  {title}", total=steps, message="starting")
 
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """Move both bars."""
+        """Update the bars of the run and the study."""
         super().stepped(run, step, nats, rate)
-        self.bars.update(self.tasks[run], completed=step, words=_step_text(self.active[run], nats, rate))
+        self.bars.update(self.tasks[run], completed=step, message=_step_text(self.active[run], nats, rate))
         self._update()
 
     def compiling(self, run: str) -> None:
-        """Say so beside the empty bar."""
-        self.bars.update(self.tasks[run], words="compiling")
+        """Show the state next to the bar."""
+        self.bars.update(self.tasks[run], message="compiling")
 
     def scoring(self, run: str, share: float) -> None:
-        """Say so beside the full bar."""
-        self.bars.update(self.tasks[run], words=f"scoring, {share:.0%} done")
+        """Show the share next to the bar."""
+        self.bars.update(self.tasks[run], message=f"scoring, {share:.0%} done")
 
-    def ended(self, run: str, words: str) -> None:
-        """The run's bar becomes a line."""
-        super().ended(run, words)
+    def ended(self, run: str, message: str) -> None:
+        """Replace the run's bar by a line."""
+        super().ended(run, message)
         if run in self.tasks:
             self.bars.remove_task(self.tasks.pop(run))
         self._update()
 
-    def line(self, words: str) -> None:
-        """A line above the bars."""
-        self.console.print(words, markup=False, highlight=False)
+    def line(self, message: str) -> None:
+        """Print a line above the bars."""
+        self.console.print(message, markup=False, highlight=False)
 
     def end(self) -> None:
-        """Put the bars away."""
+        """Remove the bars."""
         self.bars.stop()
 
     def _update(self) -> None:
-        words = ", ".join(filter(None, (f"{self.done}/{self.runs} runs", self.left())))
-        self.bars.update(self.whole, completed=self.trained(), words=words)
+        message = ", ".join(filter(None, (f"{self.done}/{self.runs} runs", self.left())))
+        self.bars.update(self.whole, completed=self.trained(), message=message)
 
 
 def choose_display(quiet: bool = False) -> Display:
@@ -195,15 +195,15 @@ def choose_display(quiet: bool = False) -> Display:
 def part_of(
     progress: Callable[[float], None], first: float, last: float, whole: float = 1.0
 ) -> Callable[[float], None]:
-    """Return the progress of a part of some work: the one from `first` to `last` of the `whole`."""
+    """Return a progress callback for the part from `first` to `last` of `whole`."""
     return lambda share: progress((first + share * (last - first)) / whole)
 
 
 @contextmanager
 def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
-    """Yield a callable (words, share done) that shows the progress of one piece of work."""
+    """Yield a callable (message, share done) that shows the progress of one operation."""
     if quiet:
-        yield lambda words, share: None
+        yield lambda message, share: None
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -211,25 +211,25 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             task = bars.add_task(title, total=1.0)
-            yield lambda words, share: bars.update(task, description=words, completed=share)
+            yield lambda message, share: bars.update(task, description=message, completed=share)
     else:
         yield _Lines()
 
 
 class _Lines:
-    """A line every few seconds."""
+    """Prints a line at most every 3 seconds."""
 
     def __init__(self) -> None:
         self.began = self.last = time.monotonic()
 
-    def __call__(self, words: str, share: float) -> None:
+    def __call__(self, message: str, share: float) -> None:
         now = time.monotonic()
         if now - self.last >= 3.0:
             self.last = now
             left = (
                 f", about {short_time((now - self.began) / share * (1 - share))} left" if share > 0.02 else ""
             )
-            print(f"{words}: {share:.0%}{left}", flush=True)
+            print(f"{message}: {share:.0%}{left}", flush=True)
 
 
 def _step_text(state: _Active, nats: float, rate: float) -> str:

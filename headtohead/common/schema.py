@@ -1,6 +1,6 @@
-"""The schema number that every JSON document of a store carries, and the one check of it.
+"""The schema number of the JSON documents in a study directory, and its check.
 
-A document without a number is of schema 0. What each number means: docs/compatibility.md.
+A document without a number has schema 0. docs/compatibility.md lists the numbers.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from headtohead.common.errors import DamagedFile, NewerFile
 from headtohead.common.files import read_json, write_json
 
 SCHEMA = 1
-"""What this version writes, and the highest that it reads."""
+"""The number that this version writes, and the highest that it reads."""
 
 
 def with_schema(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the number of this version in front."""
+    """Return a document with this version's schema number as its first key."""
     return {"schema": SCHEMA} | {key: item for key, item in value.items() if key != "schema"}
 
 
-def check_schema(value: Any, place: Path | str) -> None:
-    """Raise NewerFile for a document of a newer schema; `place` names it in the message."""
+def check_schema(value: Any, source: Path | str) -> None:
+    """Raise NewerFile for a document of a newer schema; `source` names it in the message."""
     found = value.get("schema", 0) if isinstance(value, dict) else 0
     if type(found) is not int or found < 0:
-        raise DamagedFile(f"damaged file {place}: schema {str(found)[:40]!r} is not a whole number")
+        raise DamagedFile(f"damaged file {source}: schema {str(found)[:40]!r} is not a whole number")
     if found > SCHEMA:
         raise NewerFile(
-            f"{place} was written by a newer headtohead (schema {found}, this version reads up to {SCHEMA}); "
+            f"{source} was written by a newer headtohead (schema {found}, this version reads up to {SCHEMA}); "
             "upgrade headtohead"
         )
 
@@ -40,7 +40,7 @@ def write_document(path: Path, value: Mapping[str, Any], indent: int | None = 1)
 
 
 def read_document(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
-    """Return the JSON in `path`; a missing, damaged or newer file is named."""
+    """Return the JSON in `path`. Errors for a missing, damaged or newer file name it."""
     value = read_json(path, parse)
     check_schema(value, path)
     return value

@@ -1,4 +1,4 @@
-"""When a start of a study ends early: at once where it is asked to, and after a time limit once something is saved."""
+"""Early stop of a study: at once on request, or after a time limit once some progress is saved."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Stop:
-    """Called between steps; true means: save and end.
+    """Called between steps; returns True to save and stop.
 
-    A request (Ctrl-C, a parent process that is gone) counts at once. A time limit counts only after `advance` was called,
-    so that every start saves at least one more step, result or probe, however short its limit is.
+    A request (Ctrl-C, a parent process that has exited) takes effect at once. A time limit takes effect only after
+    `advance` was called, so every start saves at least one more step, result or probe, however short its limit.
     """
 
     requested: Callable[[], bool] = lambda: False
     deadline: float = math.inf
-    """By `time.monotonic`."""
+    """A time of `time.monotonic`."""
     _advanced: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def after(cls, seconds: float, requested: Callable[[], bool] = lambda: False) -> Stop:
-        """Return a stop with a time limit that begins now."""
+        """Return a stop with a time limit that starts now."""
         return cls(requested, time.monotonic() + seconds)
 
     def __call__(self) -> bool:
@@ -32,7 +32,7 @@ class Stop:
         return self.requested() or (self._advanced.is_set() and self.late)
 
     def advance(self) -> None:
-        """Note that this start has done something that the next one need not repeat."""
+        """Record that this start has saved progress that the next one does not repeat."""
         self._advanced.set()
 
     @property
@@ -47,4 +47,4 @@ class Stop:
 
 
 NEVER = Stop()
-"""A stop that never comes."""
+"""A stop that never triggers."""

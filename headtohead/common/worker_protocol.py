@@ -1,6 +1,6 @@
-"""A worker process' two ends: it is told its work on the first line of standard input, and tells on standard output.
+"""Protocol of a worker process: one JSON order on standard input, JSON events on standard output.
 
-The end of standard input, whether the parent closed it or died, means: stop.
+End of file on standard input, because the parent closed it or died, tells the worker to stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 
 def receive() -> tuple[Any, Callable[[], bool]]:
-    """Return what the first line says, and a function that says whether to stop; Ctrl-C is for the parent to notice."""
+    """Return the order from the first input line and a function that returns whether to stop.
+
+    SIGINT is ignored; the parent handles Ctrl-C.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline())
     stopped = threading.Event()

@@ -1,1 +1,1 @@
-"""Corpora, tokenizers, token shards and windows."""
+"""Corpora, tasks, tokenizers, token shards and windows."""

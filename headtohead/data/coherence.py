@@ -1,18 +1,18 @@
-"""The coherence dial: the same pieces of several domains, in an order between mixed (0) and coherent (1).
+"""The coherence dial: the same pieces of several domains, ordered between mixed (0) and coherent (1).
 
     coherence:DIAL(CORPUS,CORPUS,...)          coherence:0(wiki-prose,pubmed,code)
     coherence:DIAL/PIECE(CORPUS,...)           coherence:0.5/64(stdlib)
 
-1. Each corpus is a domain; a corpus that knows topics of its own (stdlib) gives one domain for each.
-2. Documents are cut into pieces of about PIECE bytes, at line ends or spaces, and of each domain as many are taken, in
-   reading order, as the smallest domain has bytes: split by split, so that splits stay what they were.
-3. Two pieces that follow each other in a domain are joined. The dial is the share of joins that are kept. At 1 a domain
-   stands in reading order, document by document; at 0 every piece stands alone.
-4. What is joined stays together; the rest is dealt so that neighbours come from different domains.
+1. Each corpus is a domain; a corpus with topics (stdlib) gives one domain per topic.
+2. Documents are cut into pieces of about PIECE bytes, at line ends or spaces. Each domain contributes, in reading order,
+   as many bytes as the smallest domain has. This is done per split, so splits stay disjoint.
+3. Consecutive pieces of a domain are joined. The dial is the fraction of joins that are kept: at 1 a domain is in
+   reading order, document by document; at 0 no pieces are joined.
+4. Joined pieces stay together; the resulting runs are ordered so that neighbors come from different domains.
 
-Every setting of the dial holds the same pieces, a separator behind each, and so the same bytes: order is all that
-differs. A model sees what stands inside its window, so a window must hold several pieces: two at least, four or more
-for a dial that is felt.
+Every setting of the dial has the same pieces, each followed by a separator, and so the same bytes; only the order
+differs. A model sees only its window, so a window must hold several pieces: at least two, and four or more for a clear
+effect.
 """
 
 from __future__ import annotations
@@ -34,50 +34,52 @@ _PREFIX = "coherence:"
 _GRAMMAR = re.compile(r"coherence:([0-9]*\.?[0-9]+)(?:/([0-9]+))?\((.+)\)")
 _SHORTEST, _LONGEST = 16, 2**20
 _MAX_DOMAINS = 26
-"""Domains are told apart by a letter."""
+"""Each domain is denoted by a letter."""
 Piece = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
 class Dial:
-    """What a name of this kind says."""
+    """A parsed name of this kind."""
 
     setting: float
     piece: int
     sources: tuple[str, ...]
 
     def text(self, sources: tuple[str, ...]) -> str:
-        """Return the name, with other words for the sources."""
+        """Return the name with these sources."""
         return f"{_PREFIX}{self.setting:g}/{self.piece}({','.join(sources)})"
 
 
 def parse_dial(name: str) -> Dial:
-    """Return what `coherence:DIAL/PIECE(CORPUS,...)` says."""
+    """Parse `coherence:DIAL/PIECE(CORPUS,...)`."""
     match = _GRAMMAR.fullmatch(name)
     if match is None:
         raise UserError(
-            f"corpus '{name}' is not written coherence:DIAL(CORPUS,...) or coherence:DIAL/PIECE(CORPUS,...), "
+            f"corpus '{name}' is not of the form coherence:DIAL(CORPUS,...) or coherence:DIAL/PIECE(CORPUS,...), "
             f"such as coherence:0.5/{PIECE}(stdlib)"
         )
     setting, piece = float(match[1]), int(match[2] or PIECE)
     if setting > 1:
-        raise UserError(f"corpus '{name}': the dial lies between 0 (mixed) and 1 (coherent), got {match[1]}")
+        raise UserError(
+            f"corpus '{name}': the dial must be between 0 (mixed) and 1 (coherent), got {match[1]}"
+        )
     if not _SHORTEST <= piece <= _LONGEST:
         raise UserError(f"corpus '{name}': a piece has {_SHORTEST} to {_LONGEST:,} bytes, got {piece:,}")
     sources = tuple(split_outside(match[3], ","))
     if any(source.startswith(_PREFIX) for source in sources):
-        raise UserError(f"corpus '{name}': a domain is a corpus as it is, not one that is mixed already")
+        raise UserError(f"corpus '{name}': a domain may not be a coherence corpus itself")
     if len(set(sources)) != len(sources) or not all(sources):
-        raise UserError(f"corpus '{name}': its corpora must be given once each")
+        raise UserError(f"corpus '{name}': every corpus must be given exactly once")
     return Dial(setting, piece, sources)
 
 
 def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
-    """Return the corpus of a dial's setting; `find` gives the corpora it is made of."""
+    """Return the corpus of a dial's setting; `find` returns the corpora it is made of."""
     dial = parse_dial(name)
     found = [find(source) for source in dial.sources]
     if len(found) == 1 and found[0].topic is None:
-        raise UserError(f"corpus '{name}': one domain cannot be mixed; give two corpora or more, or stdlib")
+        raise UserError(f"corpus '{name}': one domain cannot be mixed; give at least two corpora, or stdlib")
     return Corpus(
         dial.text(dial.sources),
         dial.text(tuple(corpus.label for corpus in found)),
@@ -89,12 +91,12 @@ def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
 
 
 def check_piece_length(label: str, notes: dict[str, object], window_bytes: float) -> None:
-    """Refuse pieces of which a window does not hold two: the dial would turn nothing that a model can see."""
+    """Raise if a window does not hold two pieces, because the dial would then have no visible effect on a model."""
     piece = notes.get("piece")
     if isinstance(piece, int) and 2 * piece > window_bytes:
         raise UserError(
-            f"corpus {label}: its pieces of {piece} bytes are longer than half a window of about {window_bytes:.0f} bytes, "
-            f"in which the dial acts; write DIAL/{max(_SHORTEST, int(window_bytes / 4))} or give a longer context"
+            f"corpus {label}: pieces of {piece} bytes are longer than half a window of about {window_bytes:.0f} bytes, "
+            f"so the dial has no effect; use DIAL/{max(_SHORTEST, int(window_bytes / 4))} or a longer context"
         )
 
 
@@ -106,18 +108,18 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
                 domain = corpus.topic(name) if corpus.topic else corpus.name
                 domains.setdefault(domain, {}).setdefault(split, []).append((f"{corpus.name}/{name}", text))
     if not 2 <= len(domains) <= _MAX_DOMAINS:
-        raise UserError(f"a dial mixes 2 to {_MAX_DOMAINS} domains, here are {len(domains)}")
+        raise UserError(f"a coherence corpus needs 2 to {_MAX_DOMAINS} domains, got {len(domains)}")
     whole: dict[str, list[Piece]] = {}
     splits: dict[str, list[Piece]] = {}
     order: dict[str, str] = {}
-    for place, split in enumerate(SPLITS):
-        progress(f"cutting the {split} split", place / len(SPLITS))
+    for index, split in enumerate(SPLITS):
+        progress(f"cutting the {split} split", index / len(SPLITS))
         parts = [domains[domain].get(split, []) for domain in domains]
         limit = min(sum(len(text) for _, text in documents) for documents in parts)
         taken = [_taken(documents, dial.piece, limit) for documents in parts]
         if not all(pieces for _, pieces in taken):
             poor = [domain for domain, (_, pieces) in zip(domains, taken, strict=True) if not pieces]
-            raise UserError(f"domain {poor[0]} has nothing in the {split} split")
+            raise UserError(f"domain {poor[0]} has no text in the {split} split")
         whole[split] = [document for documents, _ in taken for document in documents]
         dealt = [*_deal([pieces for _, pieces in taken], dial.setting, split)]
         splits[split] = [piece for _, piece in dealt]
@@ -127,7 +129,7 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
 
 
 def _taken(documents: list[Piece], size: int, limit: int) -> tuple[list[Piece], list[Piece]]:
-    """Return the documents that `limit` bytes reach, and their pieces up to there."""
+    """Return the documents in the first `limit` bytes, and their pieces up to that limit."""
     used: list[Piece] = []
     pieces: list[Piece] = []
     room = limit
@@ -142,39 +144,39 @@ def _taken(documents: list[Piece], size: int, limit: int) -> tuple[list[Piece], 
 
 
 def cut(text: bytes, size: int) -> list[bytes]:
-    """Return a text in pieces of about `size` bytes, cut behind line ends, else behind spaces, never in a character."""
+    """Return a text in pieces of about `size` bytes, cut after line ends, else after spaces, never inside a character."""
     count = max(1, round(len(text) / size))
     edges = [0]
     for number in range(1, count):
-        place = number * len(text) // count
-        low, high = max(edges[-1], place - size // 4), place + size // 4
+        edge = number * len(text) // count
+        low, high = max(edges[-1], edge - size // 4), edge + size // 4
         end = text.rfind(b"\n", low, high) + 1 or text.rfind(b" ", low, high) + 1
-        place = end if end > edges[-1] else place
-        while place < len(text) and text[place] & 0xC0 == 0x80:
-            place += 1
-        if edges[-1] < place < len(text):
-            edges.append(place)
+        edge = end if end > edges[-1] else edge
+        while edge < len(text) and text[edge] & 0xC0 == 0x80:
+            edge += 1
+        if edges[-1] < edge < len(text):
+            edges.append(edge)
     edges.append(len(text))
     return [text[a:b] for a, b in pairwise(edges) if b > a]
 
 
 def _deal(domains: list[list[Piece]], setting: float, split: str) -> Iterator[tuple[int, Piece]]:
-    """Yield (domain, piece) in the order of a setting; the same order every time."""
-    # Only `random()` gives the same numbers under every Python; what is kept at one setting is kept at all above it.
+    """Yield (domain, piece) in the deterministic order of a setting."""
+    # Only `random()` is stable across Python versions. A join kept at one setting is kept at every higher setting.
     waiting = []
     for domain, pieces in enumerate(domains):
         draw = random.Random(f"joins/{split}/{domain}").random
         joins = [draw() for _ in pieces[1:]]
         kept = set(sorted(range(len(joins)), key=joins.__getitem__)[: round(setting * len(joins))])
         runs: list[list[Piece]] = [[]]
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             runs[-1].append(piece)
-            if place not in kept:
+            if index not in kept:
                 runs.append([])
         draw = random.Random(f"runs/{split}/{domain}").random
         keys = [draw() for _ in runs]
-        places = sorted(range(len(runs)), key=keys.__getitem__)
-        waiting.append([runs[place] for place in places if runs[place]])
+        shuffled = sorted(range(len(runs)), key=keys.__getitem__)
+        waiting.append([runs[index] for index in shuffled if runs[index]])
     draw = random.Random(f"deal/{split}").random
     last = -1
     while any(waiting):
@@ -184,9 +186,9 @@ def _deal(domains: list[list[Piece]], setting: float, split: str) -> Iterator[tu
 
 
 def _next_domain(left: list[int], last: int, chance: float) -> int:
-    """Return the domain that comes next: another than the last where there is one, by chance in proportion to what is left.
+    """Return the next domain, different from the last if possible, with probability proportional to the runs left.
 
-    A domain that holds more than half of what is left is next, or it would have to follow itself at the end.
+    A domain with more than half of the remaining runs is next; otherwise it would have to follow itself at the end.
     """
     total = sum(left)
     open_ = [domain for domain, count in enumerate(left) if count and domain != last]
@@ -204,10 +206,10 @@ def _next_domain(left: list[int], last: int, chance: float) -> int:
 
 
 def domain_information(order: str, lengths: list[int], window: float) -> tuple[float, float]:
-    """Return (bits that the window tells about the domain of a byte in it, bits of the domain itself).
+    """Return (mutual information in bits of a window and the domain of a byte in it, entropy in bits of the domain).
 
-    `order` holds a letter per piece, `lengths` their bytes; a window is a stretch of so many bytes. The first equals the
-    second where every window holds one domain, and is near 0 where all hold the same mixture.
+    `order` has a letter per piece, `lengths` their bytes, and `window` is in bytes. The first equals the second if every
+    window has one domain, and is near 0 if all windows have the same mixture.
     """
     letters = sorted(set(order))
     totals = dict.fromkeys(letters, 0.0)

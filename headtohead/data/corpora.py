@@ -1,4 +1,4 @@
-"""Corpora by name: documents in train, valid and test splits that never share one."""
+"""Corpora by name: documents in disjoint train, valid and test splits."""
 
 from __future__ import annotations
 
@@ -18,80 +18,80 @@ from headtohead.data.text import file_documents, read_bytes, read_json_lines
 
 SPLITS = ("train", "valid", "test")
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done."""
+"""Called with a message and the fraction that is done."""
 
 
-def _silent(words: str, share: float) -> None:
+def _silent(message: str, share: float) -> None:
     pass
 
 
 @dataclass
 class Documents:
-    """What a corpus holds: (name, text) of each document by split, and notes on how it came about."""
+    """The content of a corpus: (name, text) of each document by split, and notes on how it was made."""
 
     splits: dict[str, list[tuple[str, bytes]]]
     notes: dict[str, object] = field(default_factory=dict)
     whole: dict[str, list[tuple[str, bytes]]] | None = None
-    """The documents as they were, where `splits` holds pieces of them: pieces may be equal across splits, documents not."""
+    """The original documents if `splits` holds pieces of them; pieces may be equal across splits, documents may not."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus that can be read: what it is, what identifies its content, and how to read it."""
+    """A corpus: its description, what identifies its content, and how to read it."""
 
     name: str
     label: str
     about: str
     files: tuple[Path, ...]
-    """Files whose bytes decide the content."""
+    """Files whose bytes determine the content."""
     read: Callable[[Progress], Documents]
     rule: str = "1"
-    """Bumped when the reading of the same files changes."""
+    """Version of the reader; bumped when the same files are read differently."""
     topic: Callable[[str], str] | None = None
-    """From a document's name to its topic, where a corpus knows topics of its own."""
+    """Maps a document's name to its topic, if the corpus has topics."""
 
     def fingerprint(self) -> str:
-        """Return the digest that identifies the content: every file, and the rule that reads them."""
+        """Return the digest that identifies the content: every file and the reader's rule."""
         listing = [[path.name, digest_file(path)] for path in self.files]
         return digest(canonical_json([self.name.split(":")[0], self.rule, listing]))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A named corpus: one line about it, where its files stand, and how they are read."""
+    """A named corpus: a one-line description, its files, and their reader."""
 
     about: str
     files: dict[str, str]
-    """Split (or a word of the reader's own) to file name under the data directory."""
+    """Maps a split (or another key of the reader) to a file name under the data directory."""
     read: Callable[[dict[str, Path], Progress], Documents]
     rule: str = "1"
 
 
 def corpus_names() -> dict[str, str]:
-    """Return the named corpora with one line about each."""
+    """Return the named corpora with a one-line description of each."""
     return {
-        "stdlib": "this Python's own standard-library sources, tests left out; always at hand",
-        "file:PATH": "a text file, JSON lines with a text field, or a directory of them; .gz and .xz too",
+        "stdlib": "standard-library sources of the running Python, without tests; always available",
+        "file:PATH": "a text file, JSON lines with a text field, or a directory of them; also .gz and .xz",
         "coherence:DIAL(CORPUS,...)": "the same pieces of several domains, mixed (DIAL 0) to coherent (DIAL 1)",
         **{name: kind.about for name, kind in _KINDS.items()},
     }
 
 
 def data_root(data_dir: str | Path | None = None) -> Path | None:
-    """Return where the named sets stand: the argument or H2H_DATA, or None when neither is given."""
+    """Return the data directory: the argument or H2H_DATA, or None when neither is given."""
     given = data_dir or os.environ.get("H2H_DATA")
     return Path(given).expanduser() if given else None
 
 
 def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | None = None) -> Corpus:
-    """Return the corpus of that name; its files are looked for in the data directory, then on the hub."""
+    """Return the corpus of that name; its files are searched in the data directory, then on the hub."""
     if name == "stdlib":
         return _stdlib()
     if name.startswith("file:"):
         return _from_path(Path(name.removeprefix("file:")).expanduser())
     check_known(name)
     if name.startswith("coherence:"):
-        from headtohead.data.coherence import coherence_corpus  # made of corpora: it stands above this module
+        from headtohead.data.coherence import coherence_corpus  # avoids a circular import
 
         return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
     kind, root = _KINDS[name], data_root(data_dir)
@@ -102,7 +102,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
 
 
 def check_known(name: str) -> None:
-    """Refuse a name that no corpus has; whether its files are at hand is not asked."""
+    """Raise if no corpus has that name; does not check that its files exist."""
     if name.startswith("coherence:"):
         from headtohead.data.coherence import parse_dial
 
@@ -113,7 +113,7 @@ def check_known(name: str) -> None:
 
 
 def stable_name(name: str) -> str:
-    """Return the name that means the same corpus from any directory: paths are made absolute."""
+    """Return a name that means the same corpus from any directory: paths are made absolute."""
     if name.startswith("file:"):
         return f"file:{Path(name[5:]).expanduser().resolve()}"
     if name.startswith("coherence:"):
@@ -133,8 +133,8 @@ def _from_hub(name: str, kind: Kind, paths: dict[str, Path], cache: Path | None)
     missing = next((path for path in paths.values() if not path.is_file()), None)
     where = f"{missing} is missing" if missing else "no data directory is given (H2H_DATA or --data-dir)"
     if name not in hub.SETS or cache is None:
-        also = "; train on wiki-prose in its place" if name.startswith("wikitext-103") else ""
-        raise UserError(f"corpus '{name}' is not at hand: {where}{also}")
+        also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
+        raise UserError(f"corpus '{name}' not found: {where}{also}")
     files = hub.fetch(name, cache, where)
     read = _json_line_reader(lambda row: str(row["text"]))
     paths = dict(zip(SPLITS, files, strict=True))
@@ -176,21 +176,21 @@ def _stdlib() -> Corpus:
 
 
 def _stdlib_topic(name: str) -> str:
-    """Return encodings (tables of characters), packages or modules: three kinds of text, in every split."""
+    """Return encodings (character tables), packages or modules: three kinds of text, present in every split."""
     folder, inside, _ = name.partition("/")
     return ("encodings" if folder == "encodings" else "packages") if inside else "modules"
 
 
 def _read_stdlib(root: Path, files: tuple[Path, ...]) -> Documents:
     names = {path.relative_to(root).as_posix(): path for path in files}
-    contents = {names[name].read_bytes(): name for name in sorted(names, key=digest)}  # equal files once
+    contents = {names[name].read_bytes(): name for name in sorted(names, key=digest)}  # deduplicated
     documents = [
         (name, content) for content, name in contents.items() if content.strip() and b"\0" not in content
     ]
     splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
     held = {"test": 0, "valid": 0}
     for name, content in documents:
-        # Files above 24 KiB would make up a fifth of a held-out split each.
+        # A file above 24 KiB would be a fifth of a held-out split.
         split = next(
             (split for split in held if held[split] < _HELD_OUT_BYTES and len(content) <= 24 * 1024), "train"
         )
@@ -213,7 +213,7 @@ def _from_path(path: Path) -> Corpus:
 def _read_path(path: Path) -> Documents:
     documents = [(name, text) for name, text in file_documents(path) if text.strip()]
     if not documents:
-        raise UserError(f"{path} holds no text")
+        raise UserError(f"{path} contains no text")
     if len(documents) >= 40:
         return Documents(by_hash(documents))
     joined = b"\n".join(text for _, text in documents)
@@ -221,26 +221,26 @@ def _read_path(path: Path) -> Documents:
 
 
 def by_hash(documents: list[tuple[str, bytes]], held_out: float = 0.05) -> dict[str, list[tuple[str, bytes]]]:
-    """Return splits by a hash of each document's text, so that equal documents fall into one split."""
+    """Return splits by a hash of each document's text, so that equal documents share a split."""
     splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
     for name, text in documents:
-        place = int(digest(text)[:8], 16) / 2**32
-        splits["test" if place < held_out else "valid" if place < 2 * held_out else "train"].append(
+        share = int(digest(text)[:8], 16) / 2**32
+        splits["test" if share < held_out else "valid" if share < 2 * held_out else "train"].append(
             (name, text)
         )
     return splits
 
 
 def in_order(name: str, text: bytes, held_out: float = 0.05) -> dict[str, list[tuple[str, bytes]]]:
-    """Return splits of one running text in reading order, cut at line ends where there are some nearby."""
-    places = [int(len(text) * share) for share in (1 - 2 * held_out, 1 - held_out)]
-    cuts = [0, *(_line_end(text, place) for place in places), len(text)]
+    """Return splits of one text in reading order, cut at nearby line ends if there are any."""
+    offsets = [int(len(text) * share) for share in (1 - 2 * held_out, 1 - held_out)]
+    cuts = [0, *(_line_end(text, offset) for offset in offsets), len(text)]
     return {split: [(name, text[a:b])] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
 
 
-def _line_end(text: bytes, place: int) -> int:
-    end = text.find(b"\n", place, place + min(4096, len(text) // 40))
-    return place if end < 0 else end + 1
+def _line_end(text: bytes, offset: int) -> int:
+    end = text.find(b"\n", offset, offset + min(4096, len(text) // 40))
+    return offset if end < 0 else end + 1
 
 
 # --- the named sets ------------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ def _json_line_reader(
 ) -> Callable[[dict[str, Path], Progress], Documents]:
     def read(paths: dict[str, Path], progress: Progress) -> Documents:
         splits: dict[str, list[tuple[str, bytes]]] = {}
-        for place, split in enumerate(SPLITS):
-            progress(f"reading {paths[split].name}", place / len(SPLITS))
+        for index, split in enumerate(SPLITS):
+            progress(f"reading {paths[split].name}", index / len(SPLITS))
             rows = enumerate(read_json_lines(paths[split]), 1)
             splits[split] = [(f"{split}:{number}", text_of(row).encode("utf-8")) for number, row in rows]
         return Documents(splits)
@@ -264,7 +264,7 @@ def _read_enwik8(paths: dict[str, Path], progress: Progress) -> Documents:
     progress("unpacking enwik8", 0.0)
     content = read_bytes(paths["all"])
     if len(content) != 100_000_000:
-        raise UserError(f"{paths['all']} holds {len(content):,} bytes; enwik8 has 100,000,000")
+        raise UserError(f"{paths['all']} has {len(content):,} bytes; enwik8 has 100,000,000")
     cuts = [0, 90_000_000, 95_000_000, 100_000_000]
     return Documents(
         {split: [("enwik8", content[a:b])] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
@@ -280,12 +280,12 @@ def _read_hashed_lines(paths: dict[str, Path], progress: Progress) -> Documents:
     return Documents(by_hash([(f"all:{number}", str(row["text"]).encode("utf-8")) for number, row in rows]))
 
 
-# A title stands alone between empty lines; " = 3 = " inside a formula does not.
+# A title is on a line of its own between empty lines, unlike " = 3 = " inside a formula.
 _ARTICLE = re.compile(rb"^ = ([^=\n]+) = ?\n ?\n", re.MULTILINE)
 
 
 def wikitext_articles(content: bytes) -> list[tuple[str, bytes]]:
-    """Return (title, text) of each article of a WikiText file; every byte stands in one of them."""
+    """Return (title, text) of each article of a WikiText file; every byte belongs to one of them."""
     titles = list(_ARTICLE.finditer(content))
     if not titles:
         return [("wikitext", content)]
@@ -310,8 +310,8 @@ def _read_wiki_prose(paths: dict[str, Path], progress: Progress) -> Documents:
     articles, counts = wiki.prose(read_bytes(paths["all"]), taken, progress)
     splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
     for title, text in articles:
-        place = int(digest(title)[:8], 16) / 2**32
-        splits["test" if place < 0.01 else "valid" if place < 0.02 else "train"].append((title, text))
+        share = int(digest(title)[:8], 16) / 2**32
+        splits["test" if share < 0.01 else "valid" if share < 0.02 else "train"].append((title, text))
     return Documents(splits, dict(counts))
 
 
@@ -332,7 +332,7 @@ _KINDS: dict[str, Kind] = {
         "first 10^8 bytes of English Wikipedia, 90M/5M/5M in order", {"all": "enwik8/enwik8.xz"}, _read_enwik8
     ),
     "wiki-prose": Kind(
-        "article text of enwik8 without markup; titles of WikiText's valid and test left out",
+        "article text of enwik8 without markup and without articles of WikiText's valid and test splits",
         {
             "all": "enwik8/enwik8.xz",
             "valid": "wikitext/wikitext103.valid.txt.xz",
@@ -342,10 +342,10 @@ _KINDS: dict[str, Kind] = {
         wiki.RULE,
     ),
     "wikitext-2": Kind(
-        "WikiText-2, tokenised, whole", _three("wikitext", "wikitext2.{}.txt.xz"), _read_wikitext
+        "WikiText-2, tokenized, complete", _three("wikitext", "wikitext2.{}.txt.xz"), _read_wikitext
     ),
     "wikitext-103": Kind(
-        "WikiText-103, tokenised", _three("wikitext", "wikitext103.{}.txt.xz"), _read_wikitext
+        "WikiText-103, tokenized", _three("wikitext", "wikitext103.{}.txt.xz"), _read_wikitext
     ),
     "wikitext-103-head": Kind(
         "WikiText-103 with the first 0.53 % of its training file",

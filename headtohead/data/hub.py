@@ -1,4 +1,4 @@
-"""Named corpora and tasks from the Hugging Face hub, with the `[hub]` extra, where no local copy exists."""
+"""Download named corpora and tasks from the Hugging Face hub (the `[hub]` extra) if there is no local copy."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, sync_directory
 
-# Web-sized sets are read from their start up to this much text: more than any size here is trained on.
+# Web-scale corpora are read up to this many bytes, more than any size here is trained on.
 MAX_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class HubSet:
-    """Where a corpus stands on the hub."""
+    """The location of a corpus on the hub."""
 
     path: str
     config: str | None = None
     field: str = "text"
     splits: tuple[str, str, str] | None = ("train", "validation", "test")
-    """Names of train, valid and test there; None: one split, divided by a hash of each document."""
+    """Hub names of train, valid and test; None: one split, divided by a hash of each document."""
 
 
 SETS: dict[str, HubSet] = {
@@ -41,16 +41,16 @@ SETS: dict[str, HubSet] = {
 
 @dataclass(frozen=True)
 class HubTask:
-    """Where a task stands on the hub, and how its rows become those of the local files."""
+    """The location of a task on the hub, and how its rows map to those of the local files."""
 
     path: str
     config: str | None
     files: dict[str, str]
-    """The reader's word for a file to a split there."""
+    """Maps the reader's key of a file to a split on the hub."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Names of columns there that the local files have under another name: theirs to ours."""
+    """Maps column names on the hub to those of the local files, where they differ."""
     labels: tuple[str, ...] = ()
-    """What the local files write for label 0, 1, ...; nothing where they write the number."""
+    """The local files' values for label 0, 1, ...; empty if they store the number."""
 
 
 TASKS: dict[str, HubTask] = {
@@ -77,7 +77,7 @@ TASKS: dict[str, HubTask] = {
 
 
 def fetch(name: str, cache: Path, where: str) -> tuple[Path, Path, Path]:
-    """Return the train, valid and test files of a hub set, downloading them into the cache the first time."""
+    """Return the train, valid and test files of a hub corpus; downloads them into the cache the first time."""
     folder = cache / "hub" / name
     train, valid, test = (folder / f"{split}.jsonl" for split in ("train", "valid", "test"))
     files = {"train": train, "valid": valid, "test": test}
@@ -87,12 +87,12 @@ def fetch(name: str, cache: Path, where: str) -> tuple[Path, Path, Path]:
             split: [{"text": text} for text in texts] for split, texts in _rows(datasets, SETS[name]).items()
         }
 
-    _keep(f"corpus '{name}'", files, rows, f"corpus '{name}' is not at hand: {where}")
+    _keep(f"corpus '{name}'", files, rows, f"corpus '{name}' not found: {where}")
     return train, valid, test
 
 
 def fetch_rows(name: str, cache: Path, missing: str) -> dict[str, Path]:
-    """Return the files of a task of the hub, one JSON object a row; `missing` says why they are asked for."""
+    """Return the files of a hub task, one JSON object per row; `missing` is the error if they cannot be downloaded."""
     source = TASKS[name]
     files = {key: cache / "hub" / name / f"{key}.jsonl" for key in source.files}
 
@@ -122,17 +122,17 @@ def _keep(
     rows: Callable[[Any], dict[str, list[dict[str, Any]]]],
     missing: str,
 ) -> None:
-    """Write the rows of the hub into files, unless they are there."""
+    """Write the rows from the hub to files, unless the files exist."""
     if all(file.is_file() for file in files.values()):
         return
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
-        raise UserError(f"{missing}; with `pip install headtohead[hub]` it is taken from the hub") from None
+        raise UserError(f"{missing}; to download it, run `pip install headtohead[hub]`") from None
     try:
         found = rows(datasets)
     except Exception as error:
-        raise UserError(f"{what} could not be taken from the hub: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what}: download from the hub failed: {type(error).__name__}: {error}") from error
     for key, file in files.items():
         if not found[key]:
             raise UserError(f"{what} from the hub has an empty {key} split")
@@ -165,8 +165,8 @@ def _rows(datasets: Any, source: HubSet) -> dict[str, Iterable[str]]:
         }
     splits: dict[str, Iterable[str]] = {"train": [], "valid": [], "test": []}
     for text in texts("train"):
-        place = int(digest(text)[:8], 16) / 2**32
-        chosen = splits["test" if place < 0.005 else "valid" if place < 0.01 else "train"]
+        share = int(digest(text)[:8], 16) / 2**32
+        chosen = splits["test" if share < 0.005 else "valid" if share < 0.01 else "train"]
         assert isinstance(chosen, list)
         chosen.append(text)
     return splits

@@ -1,4 +1,4 @@
-"""A split of any corpus under a given tokenizer: how a model trained on one text is scored on another."""
+"""Encode a split of any corpus with a given tokenizer, to score a model on a corpus other than its own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def tokens_of(
     cache: str | Path | None = None,
     progress: Progress = _silent,
 ) -> Split:
-    """Return one split of a corpus in the tokens of `tokenizer`, documents packed with separators.
+    """Return one split of a corpus encoded with `tokenizer`, documents packed with separators.
 
-    The text is that of the corpus prepared in bytes, made once: reading a large one again takes a minute.
+    The text is read from the cached corpus in bytes, because reading a large corpus again takes a minute.
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)

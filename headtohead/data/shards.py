@@ -1,4 +1,4 @@
-"""Token shards: one memory-mapped, checksummed file per split, documents packed with separators between them."""
+"""Token shards: one memory-mapped, checksummed file per split, documents packed with separators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
 
 FORMAT = 3
-_TOLD_EVERY = 2**16
-"""Bytes between two signs of progress: a corpus may hold a million short documents."""
+_PROGRESS_EVERY = 2**16
+"""Bytes between progress updates, because a corpus may have a million short documents."""
 
 
 def cache_dir(given: str | Path | None = None) -> Path:
-    """Return where prepared data goes: the argument, H2H_CACHE, or the user's cache directory."""
+    """Return the directory of prepared data: the argument, H2H_CACHE, or the user's cache directory."""
     if chosen := given or os.environ.get("H2H_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headtohead"
@@ -35,19 +35,19 @@ class Split:
     """The tokens of one split."""
 
     tokens: np.ndarray[Any, Any]
-    """Memory-mapped, all documents packed, a separator behind each."""
+    """Memory-mapped; all documents packed, each followed by a separator."""
     documents: np.ndarray[Any, Any]
-    """Where each document starts."""
+    """The start of each document."""
     bytes: int
-    """Bytes of text, a separator counted as one."""
+    """Bytes of text; a separator counts as one."""
     scales: np.ndarray[Any, Any] | None = None
-    """Bytes of text for every byte that the tokenizer's table gives a document's tokens, one number for each document;
-    None where the table is right for all of them."""
+    """Per document: bytes of text divided by the bytes that the tokenizer's table gives for its tokens; None if the
+    table is exact for all documents."""
 
     def token_lengths(self, table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return (tokens,): the bytes of text that each token stands for, by a tokenizer's table (vocabulary,).
+        """Return (tokens,): the bytes of text of each token, from a tokenizer's table (vocabulary,).
 
-        Their sum over a document is its true number of bytes, whatever the tokenizer.
+        Their sum over a document is its true number of bytes, for any tokenizer.
         """
         lengths: np.ndarray[Any, Any] = table[np.asarray(self.tokens)]
         if self.scales is None:
@@ -57,28 +57,28 @@ class Split:
 
 
 class Spelling:
-    """Compares the bytes of documents with those that the tokenizer's table gives their tokens."""
+    """Compares the bytes of documents with the bytes that the tokenizer's table gives for their tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._table = None if isinstance(tokenizer, Bytes) else tokenizer.token_bytes()
         self._scales: list[float] = []
 
     def add(self, tokens: np.ndarray[Any, Any], size: int) -> None:
-        """Take the tokens of the next document, and its true number of bytes; a separator counts as one in both."""
+        """Add the next document's tokens and its true number of bytes; a separator counts as one in both."""
         if self._table is not None:
             chunks = range(0, len(tokens), 2**22)
             implied = sum(int(self._table[tokens[at : at + 2**22]].sum()) for at in chunks)
             self._scales.append((size + 1) / (implied + 1))
 
     def scales(self) -> np.ndarray[Any, Any] | None:
-        """Return what `Split.scales` holds."""
+        """Return the value for `Split.scales`."""
         exact = all(scale == 1.0 for scale in self._scales)
         return None if exact else np.array(self._scales, dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A corpus in tokens, ready for windows."""
+    """A tokenized corpus, ready for windows."""
 
     name: str
     label: str
@@ -90,7 +90,7 @@ class Prepared:
 
     @property
     def content(self) -> str:
-        """The digest of corpus and tokenizer content together."""
+        """The digest of corpus and tokenizer content."""
         return digest(f"{self.fingerprint}/{self.tokenizer.digest}")
 
 
@@ -102,7 +102,7 @@ def prepare(
     cache: str | Path | None = None,
     progress: Progress = _silent,
 ) -> Prepared:
-    """Return the corpus in tokens, made the first time and found by its hash after that."""
+    """Return the tokenized corpus; made the first time, then found in the cache by its hash."""
     root = cache_dir(cache)
     parse_tokenizer(tokenizer)
     corpus = find_corpus(name, data_dir, root)
@@ -114,15 +114,15 @@ def prepare(
         try:
             return load(folder, corpus, progress)
         except DamagedFile as error:
-            # Shards are made from the corpus alone, whose hash names the folder: making them again is always safe.
-            progress(f"{error}; making it again", 0.0)
+            # Shards depend only on the corpus, whose hash names the folder, so it is safe to make them again.
+            progress(f"{error}; preparing it again", 0.0)
             _set_aside(folder)
     _make(corpus, fingerprint, tokenizer, root, folder, progress)
     return load(folder, corpus, progress)
 
 
 def load(folder: Path, corpus: Corpus, progress: Progress = _silent) -> Prepared:
-    """Return a prepared corpus; a shard that is missing or changed is named."""
+    """Return a prepared corpus; raise an error that names a missing or changed shard."""
     meta = read_json(folder / "meta.json")
     try:
         return _load(folder, meta, corpus)
@@ -138,7 +138,7 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
             raise DamagedFile(f"missing tokenizer {path}")
         content = path.read_text(encoding="utf-8")
         if digest(content) != meta["tokenizer_digest"]:
-            raise DamagedFile(f"changed tokenizer {path}: its checksum is not the one it was made with")
+            raise DamagedFile(f"changed tokenizer {path}: it does not match its checksum")
         tokenizer = BytePairs(meta["tokenizer"], content)
     splits = {}
     for split in SPLITS:
@@ -147,7 +147,7 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
         if not path.is_file():
             raise DamagedFile(f"missing shard {path}")
         if path.stat().st_size != facts["size"] or digest_file(path) != facts["sha256"]:
-            raise DamagedFile(f"changed shard {path}: its checksum is not the one it was made with")
+            raise DamagedFile(f"changed shard {path}: it does not match its checksum")
         tokens = (
             np.memmap(path, dtype=np.dtype(meta["dtype"]), mode="r")
             if facts["size"]
@@ -155,18 +155,18 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
         )
         documents = np.fromfile(folder / f"{split}.documents", dtype=np.uint64)
         if digest(documents.tobytes()) != facts["documents_sha256"]:
-            raise DamagedFile(f"changed shard {folder / split}.documents: its checksum is not its own")
+            raise DamagedFile(f"changed shard {folder / split}.documents: it does not match its checksum")
         scales = None
         if "scales_sha256" in facts:
             scales = np.fromfile(folder / f"{split}.scales", dtype=np.float64)
             if digest(scales.tobytes()) != facts["scales_sha256"] or len(scales) != len(documents):
-                raise DamagedFile(f"changed shard {folder / split}.scales: its checksum is not its own")
+                raise DamagedFile(f"changed shard {folder / split}.scales: it does not match its checksum")
         splits[split] = Split(tokens, documents, facts["bytes"], scales)
     return Prepared(corpus.name, meta["label"], meta["fingerprint"], tokenizer, splits, folder, meta["notes"])
 
 
 def _set_aside(folder: Path) -> None:
-    """Take a damaged folder out of the way; a process that reads it goes on with the files it has open."""
+    """Rename and remove a damaged folder; a process that reads it keeps the files it has open."""
     away = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         os.rename(folder, away)
@@ -236,7 +236,7 @@ def _make(
 
 
 def _rename_folder(temporary: Path, folder: Path) -> None:
-    """Put the finished folder in place; another process that was first has made the same content."""
+    """Rename the finished folder to its final name, unless another process made the same content first."""
     try:
         os.rename(temporary, folder)
     except OSError:
@@ -266,7 +266,7 @@ def _write_split(
         nonlocal read
         for _, text in texts:
             before, read = read, read + len(text)
-            if before // _TOLD_EVERY != read // _TOLD_EVERY:
+            if before // _PROGRESS_EVERY != read // _PROGRESS_EVERY:
                 progress(f"writing {split}", (done + read) / max(1, total))
             yield text
 
@@ -284,8 +284,8 @@ def _write_split(
             text_bytes += length + 1
         stream.flush()
         os.fsync(stream.fileno())
-    places = np.array(starts, dtype=np.uint64)
-    places.tofile(folder / f"{split}.documents")
+    offsets = np.array(starts, dtype=np.uint64)
+    offsets.tofile(folder / f"{split}.documents")
     scales = spelling.scales()
     if scales is not None:
         scales.tofile(folder / f"{split}.scales")
@@ -295,13 +295,13 @@ def _write_split(
         "documents": len(starts),
         "size": count * np.dtype(dtype).itemsize,
         "sha256": checksum.hexdigest(),
-        "documents_sha256": digest(places.tobytes()),
+        "documents_sha256": digest(offsets.tobytes()),
         **({} if scales is None else {"scales_sha256": digest(scales.tobytes())}),
     }
 
 
 def _check_splits(corpus: Corpus, documents: Documents) -> None:
-    """Refuse a corpus with an empty split, or one whose splits share a document of any length."""
+    """Raise if a split is empty, or if two splits share a document of at least 64 bytes."""
     owners: dict[bytes, str] = {}
     for split in SPLITS:
         if not any(text.strip() for _, text in documents.splits[split]):
@@ -312,5 +312,5 @@ def _check_splits(corpus: Corpus, documents: Documents) -> None:
             key = sha256(text).digest()
             if owners.setdefault(key, split) != split:
                 raise UserError(
-                    f"corpus {corpus.label}: document {name} stands in {owners[key]} and in {split}"
+                    f"corpus {corpus.label}: document {name} is in both {owners[key]} and {split}"
                 )

@@ -1,4 +1,4 @@
-"""Documents out of files: plain text, JSON lines, directories; .gz and .xz."""
+"""Read documents from files: plain text, JSON lines, directories; .gz and .xz."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PACKED = (".gz", ".xz")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, unpacking .gz and .xz on the way."""
+    """Open a file for reading, decompressing .gz and .xz."""
     try:
         if path.suffix == ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]
@@ -42,7 +42,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's whole unpacked content; a damaged archive is named."""
+    """Return a file's decompressed content; raise an error that names a damaged archive."""
     try:
         with open_bytes(path) as stream:
             return stream.read()
@@ -51,12 +51,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that says what is inside, packing aside: `.jsonl`, `.txt`, ..."""
+    """Return the suffix of a file without compression: `.jsonl`, `.txt`, ..."""
     return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the object on each line; a damaged line is named."""
+    """Yield the object on each line; raise an error that names a damaged line."""
     with open_bytes(path) as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
@@ -95,13 +95,13 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
                 documents.append((f"{path.name}:{number}", text.encode("utf-8")))
             except UnicodeEncodeError as error:
                 raise UserError(
-                    f"{path}, document {number}: {text[error.start : error.end]!a} is half of a character and has no "
+                    f"{path}, document {number}: {text[error.start : error.end]!a} is a lone surrogate, not valid "
                     "UTF-8; remove it"
                 ) from None
         return documents
     content = read_bytes(path)
     if b"\0" in content[:65536]:
-        raise UserError(f"{path} looks like a binary file, not text (it holds zero bytes)")
+        raise UserError(f"{path} looks like a binary file, not text (it contains zero bytes)")
     return [(path.name, content)]
 
 

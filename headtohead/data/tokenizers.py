@@ -1,8 +1,8 @@
-"""Bytes, and byte-pair encodings trained on a corpus' train split.
+"""Tokenizers: bytes, and byte-pair encodings trained on a corpus' train split.
 
-Both spell every text exactly, byte by byte: bytes that are not UTF-8 are tokens of their own, and a text that contains
-the spelling of a special token is encoded like any other text. A tokenizer from a file may not spell its text (it
-lowercases, adds spaces, has no token for some characters); `data/shards.py` then counts the bytes of the text itself.
+Both are lossless: bytes that are not UTF-8 are tokens of their own, and a text that contains the spelling of a special
+token is encoded like any other text. A tokenizer from a file may be lossy (it lowercases, adds spaces, has no token for
+some characters); `data/shards.py` then counts the bytes of the text itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SEPARATOR = "<|end|>"
 
 
 class Tokenizer(Protocol):
-    """Text to tokens and back."""
+    """Encodes text to tokens and decodes tokens to text."""
 
     name: str
     vocabulary: int
     separator: int
-    """The token that stands between documents."""
+    """The token between documents."""
     digest: str
 
     def encode(self, text: bytes) -> np.ndarray[Any, Any]:
@@ -41,14 +41,14 @@ class Tokenizer(Protocol):
         """Return the text of tokens."""
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes that tokens spell, separators left out."""
+        """Return the bytes of tokens, without separators."""
 
     def token_bytes(self) -> np.ndarray[Any, Any]:
-        """Return (vocabulary,): how many bytes of text each token stands for; a separator counts as one."""
+        """Return (vocabulary,): the number of text bytes of each token; a separator counts as one."""
 
 
 class Bytes:
-    """Each byte is a token; documents are separated by the zero byte, which text does not hold."""
+    """Each byte is a token; documents are separated by the zero byte, which does not occur in text."""
 
     name = "bytes"
     vocabulary = 256
@@ -64,7 +64,7 @@ class Bytes:
         return map(self.encode, texts)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text; bytes that form no character are shown as such."""
+        """Return the text; invalid UTF-8 becomes replacement characters."""
         return bytes(tokens).decode("utf-8", "replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
@@ -72,16 +72,16 @@ class Bytes:
         return bytes(tokens).replace(b"\0", b"")
 
     def token_bytes(self) -> np.ndarray[Any, Any]:
-        """One each."""
+        """Return ones (256,)."""
         return np.ones(256, dtype=np.int64)
 
 
-# What bytes.decode(..., "surrogateescape") makes of bytes that are not UTF-8.
+# bytes.decode(..., "surrogateescape") maps invalid UTF-8 bytes to these.
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
 class BytePairs:
-    """A byte-level BPE of the `tokenizers` library, or any tokenizer that its file format holds."""
+    """A byte-level BPE of the `tokenizers` library, or any tokenizer in its file format."""
 
     def __init__(self, name: str, content: str) -> None:
         from tokenizers import Tokenizer as Library
@@ -94,21 +94,21 @@ class BytePairs:
         self.content = content
         self.vocabulary = self._library.get_vocab_size()
         if sorted(self._library.get_vocab().values()) != list(range(self.vocabulary)):
-            raise UserError(f"tokenizer {name}: its tokens are not numbered from 0 without gaps")
+            raise UserError(f"tokenizer {name}: token ids are not consecutive from 0")
         self.digest = digest(content)
         separator = self._library.token_to_id(SEPARATOR)
         if separator is None:
             separator = self._library.token_to_id("<|endoftext|>")
         if separator is None:
             raise UserError(
-                f"tokenizer {name} has no {SEPARATOR} or <|endoftext|> token to separate documents with"
+                f"tokenizer {name} has no {SEPARATOR} or <|endoftext|> token to separate documents"
             )
         self.separator = int(separator)
-        self._library.encode_special_tokens = True  # their spelling in a text is text
+        self._library.encode_special_tokens = True  # their spelling in a text is plain text
         self._byte_tokens = self._find_byte_tokens()
 
     def _find_byte_tokens(self) -> np.ndarray[Any, Any] | None:
-        """Return (256,): the token of every single byte, or None where the vocabulary is not byte-level."""
+        """Return (256,): the token of every byte, or None if the vocabulary is not byte-level."""
         vocabulary = self._library.get_vocab()
         found = [vocabulary.get(character) for character in _byte_alphabet()]
         return None if None in found else np.array(found, dtype=np.uint32)
@@ -118,7 +118,7 @@ class BytePairs:
         return next(self.encode_all([text]))
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the tokens of each document, batches of about a megabyte encoded on all cores."""
+        """Yield the tokens of each document; encodes batches of about a megabyte on all cores."""
         pending: list[tuple[int, str | bytes]] = []
         held: list[tuple[int, np.ndarray[Any, Any]]] = []
         size = 0
@@ -136,9 +136,9 @@ class BytePairs:
             yield _joined(held)
 
     def _parts(self, piece: bytes) -> list[str | bytes]:
-        """Return a piece as text, and as bytes where it is not UTF-8.
+        """Return a piece as text, with invalid UTF-8 as bytes.
 
-        Without a token for every byte, those are shown to the tokenizer as replacement characters.
+        If the vocabulary lacks a token for some byte, invalid UTF-8 becomes replacement characters instead.
         """
         try:
             return [piece.decode("utf-8")]
@@ -165,47 +165,47 @@ class BytePairs:
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; separators are left out."""
+        """Return the text of tokens, without separators."""
         return str(self._library.decode(list(map(int, tokens)), skip_special_tokens=True))
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes that byte-level tokens spell, separators left out; of others the text."""
+        """Return the bytes of byte-level tokens, without separators; the encoded text for other tokenizers."""
         parts = [self._spelled[int(token)] for token in tokens]
         known = [part for part in parts if part is not None]
         return b"".join(known) if len(known) == len(parts) else self.decode(tokens).encode("utf-8")
 
     @cached_property
     def _spelled(self) -> list[bytes | None]:
-        """What each token spells; nothing where it is no word of the byte alphabet."""
+        """The bytes of each token; None if it contains characters outside the byte alphabet."""
         values = {character: value for value, character in enumerate(_byte_alphabet())}
         found: list[bytes | None] = [None] * self.vocabulary
-        for token, place in self._library.get_vocab().items():
+        for token, index in self._library.get_vocab().items():
             if self._byte_tokens is not None and values.keys() >= set(token):
-                found[place] = bytes(values[character] for character in token)
+                found[index] = bytes(values[character] for character in token)
         found[self.separator] = b""
         return found
 
     def token_bytes(self) -> np.ndarray[Any, Any]:
-        """Characters of the byte alphabet stand for one byte each."""
+        """Return (vocabulary,): one byte per character of the byte alphabet."""
         lengths = np.ones(self.vocabulary, dtype=np.int64)
-        for token, place in self._library.get_vocab().items():
-            lengths[place] = 1 if place == self.separator else len(token)
+        for token, index in self._library.get_vocab().items():
+            lengths[index] = 1 if index == self.separator else len(token)
         return lengths
 
 
 def _joined(held: list[tuple[int, np.ndarray[Any, Any]]]) -> np.ndarray[Any, Any]:
-    """Take the first document's pieces off the list and return them as one."""
+    """Remove the first document's pieces from the list and return them concatenated."""
     owner = held[0][0]
-    stop = next((place for place, (other, _) in enumerate(held) if other != owner), len(held))
+    stop = next((index for index, (other, _) in enumerate(held) if other != owner), len(held))
     parts = [part for _, part in held[:stop]]
     del held[:stop]
     return np.concatenate(parts)
 
 
 def _byte_alphabet() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary (GPT-2's table).
+    """Return the character that represents each byte in a byte-level vocabulary (GPT-2's table).
 
-    Printable characters of Latin-1 stand for themselves, the other bytes for characters from 256 on.
+    Printable Latin-1 characters represent themselves; the other bytes map to characters from 256 on.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
@@ -213,7 +213,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def _pieces(text: bytes, size: int = 2**15) -> Iterator[bytes]:
-    """Yield a document in pieces cut behind line ends: long ones are then encoded on all cores in little memory."""
+    """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory."""
     start = 0
     while start < len(text) or start == 0:
         stop = len(text) if start + size >= len(text) else text.find(b"\n", start + size) + 1 or len(text)
@@ -231,7 +231,7 @@ def parse_tokenizer(given: str) -> tuple[str, int | str]:
     if kind == "bpe" and rest:
         vocabulary = parse_count(rest)
         if not 300 <= vocabulary <= 2**20:
-            raise UserError(f"tokenizer bpe:{rest}: the vocabulary must lie between 300 and 1,048,576")
+            raise UserError(f"tokenizer bpe:{rest}: the vocabulary must be between 300 and 1,048,576")
         return "bpe", vocabulary
     if kind == "file" and rest:
         return "file", rest
@@ -245,7 +245,7 @@ def make_tokenizer(
     train: Callable[[], Iterable[bytes]],
     progress: Callable[[str, float], None],
 ) -> Tokenizer:
-    """Return the tokenizer; a BPE is trained on the train split once and kept by its hash."""
+    """Return the tokenizer; a BPE is trained on the train split once and cached by its hash."""
     kind, value = parse_tokenizer(given)
     if kind == "bytes":
         return Bytes()
@@ -256,16 +256,16 @@ def make_tokenizer(
         return BytePairs(given, path.read_text(encoding="utf-8"))
     key = digest(f"bpe-1/{value}/{fingerprint}")[:16]
     path = cache / "tokenizers" / f"{key}.json"
-    seal = path.with_suffix(".sha256")
-    if not path.is_file() or not seal.is_file() or seal.read_text().strip() != digest_file(path):
+    checksum = path.with_suffix(".sha256")
+    if not path.is_file() or not checksum.is_file() or checksum.read_text().strip() != digest_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         content = _train(int(value), train(), progress)
         write_atomic(path, content)
-        write_atomic(seal, digest(content) + "\n")
+        write_atomic(checksum, digest(content) + "\n")
     return BytePairs(given, path.read_text(encoding="utf-8"))
 
 
-# Merges learnt from 64 MB of text hardly differ from those of all of it, and training time grows with the text.
+# Merges learned from 64 MB of text hardly differ from those of the whole corpus, and training time grows with the text.
 _TRAINING_BYTES = 64 * 2**20
 
 
@@ -297,6 +297,6 @@ def _train(vocabulary: int, texts: Iterable[bytes], progress: Callable[[str, flo
     library.train_from_iterator(pieces(), trainer)
     if library.get_vocab_size() != vocabulary:
         raise UserError(
-            f"the train split yields only {library.get_vocab_size():,} tokens; choose a vocabulary up to that"
+            f"the train split yields only {library.get_vocab_size():,} tokens; choose at most that vocabulary"
         )
     return str(library.to_str())

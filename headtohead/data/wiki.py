@@ -1,15 +1,15 @@
-"""Article prose out of a MediaWiki dump. The rule, in the order it is applied to each page:
+"""Extract article prose from a MediaWiki dump. Each page is processed in these steps:
 
-1. Pages that are redirects, or whose title has a namespace ("Image:", "Wikipedia:", ...), are left out.
-2. XML entities are decoded, then HTML entities, so that markup written as entities is seen as markup.
-3. Comments, <ref>, <math>, <gallery>, <timeline>, <nowiki>, <pre> and <code> go with their content.
-4. Templates {{...}} and tables {|...|} go, nested ones with them; so do [[Image:...]] and [[File:...]].
-5. [[Category:...]] and links to other languages go; [[target|words]] becomes words, [[words]] stays words;
-   [http://... words] becomes words, bare addresses go.
-6. Other tags go and their content stays; quote marks that mean bold and italic go.
-7. Headings become lines of their own; list marks go; lines without three letters in a row go.
-8. "References", "External links", "See also", "Further reading" and "Notes" end the article.
-9. What is shorter than 400 bytes afterwards is left out.
+1. Skip redirects and pages whose title has a namespace ("Image:", "Wikipedia:", ...).
+2. Decode XML entities, then HTML entities, so that markup written as entities is treated as markup.
+3. Remove comments, <ref>, <math>, <gallery>, <timeline>, <nowiki>, <pre> and <code> with their content.
+4. Remove templates {{...}}, tables {|...|}, [[Image:...]] and [[File:...]], including nested ones.
+5. Remove [[Category:...]] and links to other languages; replace [[target|words]], [[words]] and [http://... words] by
+   words; remove bare URLs.
+6. Remove other tags but keep their content; remove bold and italic quote marks.
+7. Put headings on lines of their own; remove list marks and lines without three letters in a row.
+8. Cut the article at "References", "External links", "See also", "Further reading" or "Notes".
+9. Skip articles that are then shorter than 400 bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHORTEST = 400
 
 
 def plain_title(title: str) -> str:
-    """Return a title fit for comparing: WikiText writes spaces round punctuation and `@-@` for a hyphen."""
+    """Return a normalized title for comparison: WikiText puts spaces around punctuation and writes `@-@` for a hyphen."""
     title = re.sub(r" ?@(.)@ ?", r"\1", html.unescape(title))
     return re.sub(r"[\W_]+", "", title).casefold()
 
@@ -77,7 +77,7 @@ def clean(markup: str) -> str:
 def prose(
     dump: bytes, left_out_titles: set[str], progress: Callable[[str, float], None]
 ) -> tuple[list[tuple[str, bytes]], dict[str, int]]:
-    """Return (title, text) of each article of the dump, and how many pages were left out for which reason."""
+    """Return (title, text) of each article of the dump, and the number of pages skipped by reason."""
     articles: list[tuple[str, bytes]] = []
     counts = {"articles": 0, "redirects": 0, "namespaces": 0, "in WikiText valid or test": 0, "too short": 0}
     for number, match in enumerate(_PAGE.finditer(dump)):

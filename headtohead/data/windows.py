@@ -1,4 +1,4 @@
-"""Training windows in a keyed order: position = f(seed, step), no state to lose, every epoch exact."""
+"""Training windows in a keyed order: a stateless function of (seed, step) that visits every window once per epoch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ROUNDS = 6
 _BLOCK = 4096
 
 
-def permuted(places: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[Any, Any]:
-    """Return where each place of 0..count-1 goes under the permutation that `key` names, in O(1) per place.
+def permuted(indices: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[Any, Any]:
+    """Return the image of each index in 0..count-1 under the permutation keyed by `key`, in O(1) per index.
 
-    A Feistel network over the next even power of two, walked until it lands below `count`.
+    A Feistel network over the next even power of two, repeated until the result is below `count` (cycle walking).
     """
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     material = hashlib.sha256(key.encode()).digest() * 2
     keys = [np.uint64(int.from_bytes(material[8 * i : 8 * i + 8], "little")) for i in range(_ROUNDS)]
-    values = places.astype(np.uint64)
+    values = indices.astype(np.uint64)
     pending = np.arange(len(values))
     while len(pending):
         left, right = values[pending] >> np.uint64(half), values[pending] & mask
@@ -38,7 +38,7 @@ def permuted(places: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[A
 
 
 def _mixed(value: np.ndarray[Any, Any], key: np.uint64) -> np.ndarray[Any, Any]:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """The finalizer of splitmix64: every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         value = value * np.uint64(0x9E3779B97F4A7C15) + key
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -47,7 +47,7 @@ def _mixed(value: np.ndarray[Any, Any], key: np.uint64) -> np.ndarray[Any, Any]:
 
 
 class Windows:
-    """Windows of `context` tokens and their targets, the same order for every arm of a seed."""
+    """Windows of `context` tokens and their targets, in the same order for every arm with the same seed."""
 
     def __init__(self, split: Split, context: int, seed: int, name: str = "train split") -> None:
         self.tokens, self.context, self.seed = split.tokens, context, seed
@@ -56,20 +56,20 @@ class Windows:
         self._order = np.empty(0, dtype=np.int64)
         if self.count < 1:
             raise UserError(
-                f"the {name} holds {len(split.tokens):,} tokens; a context of {context} needs {context + 1:,}"
+                f"the {name} has {len(split.tokens):,} tokens; a context of {context} needs {context + 1:,}"
             )
 
     def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and targets (size, context) of windows `first`, `first + 1`, ... of the endless order."""
-        starts = np.array([self._place(index) for index in range(first, first + size)]) * self.context
+        """Return tokens and targets (size, context) of windows `first`, `first + 1`, ... of the infinite order."""
+        starts = np.array([self._window(index) for index in range(first, first + size)]) * self.context
         rows = self.tokens[starts[:, None] + np.arange(self.context + 1)]
         both = torch.from_numpy(rows.astype(np.int64))
         return both[:, :-1], both[:, 1:]
 
-    def _place(self, index: int) -> int:
-        """Return which window stands at a place of the endless order; a block of places is worked out at once."""
-        epoch, place = divmod(index, self.count)
-        block, offset = divmod(place, _BLOCK)
+    def _window(self, index: int) -> int:
+        """Return the window at an index of the infinite order; computes a block of indices at once."""
+        epoch, index = divmod(index, self.count)
+        block, offset = divmod(index, _BLOCK)
         if (epoch, block) != self._known:
             stop = min(self.count, (block + 1) * _BLOCK)
             self._order = permuted(np.arange(block * _BLOCK, stop), self.count, f"{self.seed}/{epoch}")
@@ -84,9 +84,9 @@ class Windows:
 def scoring_windows(
     tokens: np.ndarray[Any, Any], context: int, batch: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield (tokens, targets, place of the first target) covering a split once, windows not overlapping.
+    """Yield (tokens, targets, index of the first target) over non-overlapping windows that cover a split once.
 
-    Every token but the first is a target exactly once; the last window may be shorter, and nothing is padded.
+    Every token except the first is a target exactly once; the last window may be shorter; there is no padding.
     """
     count = (len(tokens) - 1) // context
     for first in range(0, count, batch):

@@ -1,4 +1,4 @@
-"""Fused operations, each beside a plain PyTorch twin that defines it."""
+"""Fused operations, each with a plain PyTorch reference that defines it."""
 
 from headtohead.kernels.attention.decode import attend_placed, decode, decode_serves
 from headtohead.kernels.attention.linear import linear_attend

@@ -1,4 +1,4 @@
-"""Which path runs: the fast one, or the plain twin that defines it."""
+"""Select the implementation of an operation: the fast path, or the plain reference that defines it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-# How often each was asked for: several threads may enter and leave in any order.
+# Nesting depth of each context manager below: several threads may enter and leave in any order.
 _plain = 0
 _stacking = 0
 _traced = 0
-# Looked for, not imported: a command that runs on CPU does not wait for it. Both are read once: inside a compiled graph
-# the environment is out of reach.
+# Looked up, not imported, so that CPU commands do not pay for the import. Both are read once: a compiled graph cannot
+# read the environment.
 _TRITON = find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Run every operation inside by its plain twin: for counting FLOPs and for proving the fast path right."""
+    """Run every operation inside with its plain reference: to count FLOPs and to verify the fast path."""
     global _plain
     _plain += 1
     try:
@@ -32,13 +32,13 @@ def plain() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Return whether the plain twins were asked for."""
+    """Return whether the plain references are requested."""
     return _plain > 0
 
 
 @contextmanager
 def stacking() -> Iterator[None]:
-    """Inside, `torch.vmap` stacks seeds: what it cannot look into is left to the plain twins, or folded into the batch."""
+    """Mark that `torch.vmap` runs a population: operations it has no rule for use the plain reference or a folded batch."""
     global _stacking
     _stacking += 1
     try:
@@ -48,13 +48,13 @@ def stacking() -> Iterator[None]:
 
 
 def is_stacking() -> bool:
-    """Return whether seeds are being stacked."""
+    """Return whether a population runs under `torch.vmap`."""
     return _stacking > 0
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Inside, operations are written down for a compiler, which joins plain passes with their neighbours itself."""
+    """Mark that operations are traced for a compiler, which fuses pointwise operations itself."""
     global _traced
     _traced += 1
     try:
@@ -64,14 +64,14 @@ def traced() -> Iterator[None]:
 
 
 def is_compiling() -> bool:
-    """Return whether what is done now is compiled."""
+    """Return whether the current code is being compiled."""
     return _traced > 0 or torch.compiler.is_compiling()
 
 
 def eager_cpu(x: Tensor) -> bool:
-    """Return whether the hand-written CPU path may serve `x`: eager, one full precision, no autocast.
+    """Return whether the hand-written CPU path can process `x`: eager, float32 or float64, no autocast.
 
-    Under torch.compile the plain twins are better: the compiler fuses them itself.
+    Under torch.compile the plain references are faster: the compiler fuses them.
     """
     return (
         not _plain
@@ -84,10 +84,10 @@ def eager_cpu(x: Tensor) -> bool:
 
 
 def triton_serves(x: Tensor) -> bool:
-    """Return whether a Triton kernel may serve `x`: on a GPU, or in Triton's interpreter, which the tests use.
+    """Return whether a Triton kernel can process `x`: on a GPU, or in Triton's interpreter, which the tests use.
 
-    Holds while compiling too: the kernels are operators of their own, and the compiler leaves them whole. There are none
-    for float64.
+    Also true while compiling: the kernels are custom operators, which the compiler does not break up. There are none for
+    float64.
     """
     if _plain or not _TRITON or x.dtype == torch.float64:
         return False
@@ -95,9 +95,9 @@ def triton_serves(x: Tensor) -> bool:
 
 
 def triton_multiplies(x: Tensor) -> bool:
-    """Return whether a Triton kernel that multiplies matrices may serve `x`: in the type that autocast would choose.
+    """Return whether a Triton kernel with matrix products can process `x`: its dtype must be the one autocast would choose.
 
-    The interpreter's products are right in float32 alone.
+    The interpreter's products are correct in float32 only.
     """
     if not triton_serves(x):
         return False
@@ -107,11 +107,11 @@ def triton_multiplies(x: Tensor) -> bool:
 
 
 def path_name(device: torch.device) -> str:
-    """Return which path fused operations take on a device, in one word: triton or plain."""
+    """Return the path that fused operations take on a device: "triton" or "plain"."""
     return "triton" if triton_serves(torch.empty(0, dtype=torch.float32, device=device)) else "plain"
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which products of float32 tensors stay float32, on the device of `x`."""
+    """Return a context without autocast on the device of `x`, so that products of float32 tensors stay float32."""
     known = x.device.type in ("cpu", "cuda")
     return torch.autocast(x.device.type, enabled=False) if known else nullcontext()

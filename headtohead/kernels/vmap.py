@@ -1,4 +1,4 @@
-"""Seeds stacked by `torch.vmap`: operations that have no rule of their own there see them as a larger batch."""
+"""Populations under `torch.vmap`: fold the population dimension into the batch for operations without a vmap rule."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headtohead.kernels.path import is_stacking
 
 
 def folded(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-    """Return function(*tensors) of tensors (batch, ...); what is stacked is folded into their batch.
+    """Return function(*tensors) for tensors (batch, ...); under `torch.vmap` the rows are folded into the batch.
 
-    The library's own rule for attention refuses cuDNN on a GPU and goes seed by seed on CPU; its norm has none.
+    PyTorch's vmap rule for attention does not support cuDNN on a GPU and loops over rows on CPU; its norm has no rule.
     """
     if not is_stacking():
         return function(*tensors)
@@ -23,7 +23,7 @@ def folded(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
 
 
 class _Folded(torch.autograd.Function):
-    """Only its rule for `vmap` is of use: below it autograd records the function as it stands."""
+    """Provides the `vmap` rule only: below it, autograd records the function itself."""
 
     @staticmethod
     def forward(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
@@ -31,11 +31,11 @@ class _Folded(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        raise RuntimeError("a folded operation was differentiated outside the stack")
+        raise RuntimeError("a folded operation was differentiated outside the population")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("a folded operation was differentiated outside the stack")
+        raise RuntimeError("a folded operation was differentiated outside the population")
 
     @staticmethod
     def vmap(
@@ -47,7 +47,7 @@ class _Folded(torch.autograd.Function):
 
 
 def fold(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
-    """Return a tensor with its stacked dimension, or copies of it where it has none, in front of its first one."""
+    """Return a tensor with its vmapped dimension, or `size` copies if it has none, flattened into its first dimension."""
     if tensor is None:
         return None
     stacked = tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)

@@ -1,1 +1,1 @@
-"""One way for tokens to attend to each other, one file each; base.py is the contract."""
+"""Token-mixing layers, one file each; contract/base.py defines their interface."""

@@ -1,5 +1,5 @@
-"""Each token's (q, k) goes through a small learned system before the dot product; scores, softmax, values and output are
-those of the layer it stands in.
+"""Each token's (q, k) passes through a small learned dynamical system before the dot product; scores, softmax, values and
+output are those of the layer it is added to.
 
     euler              (q, k) <- (q + dt k, k + dt f(q)), both from the old pair
     leapfrog           k <- k + dt/2 f(q);  q <- q + dt k;  k <- k + dt/2 f(q)       n steps evaluate f n + 1 times
@@ -9,21 +9,21 @@ those of the layer it stands in.
 
     f(q) = W2 silu(W1 q + b1) + b2 in head space, one for all heads of a layer, or `per_head`
 
-Gahtan et al., "Coupled Query-Key Dynamics for Attention", arXiv 2604.01683 v1; the same number now carries a revision
-with `affine`. A stage: alone it stands on `standard`; `sharing:tie=kv+coupled` and
-`differential+coupled:dynamics=euler` put it elsewhere. Under coupling K=V means that v is the evolved key before it is
-turned. f's last layer starts at zero and dt at 0.1 per head, so a layer starts close to its baseline, and `affine`
-starts as it. `force=potential` is the gradient of a learned energy, which makes `leapfrog` symplectic.
+Gahtan et al., "Coupled Query-Key Dynamics for Attention", arXiv 2604.01683 v1; the same number now has a revision with
+`affine`. It is a stage: alone it is added to `standard`; `sharing:tie=kv+coupled` and `differential+coupled:dynamics=euler`
+add it to other layers. With coupling, K=V means that v is the evolved key before rotation. f's last layer is initialized to
+zero and dt to 0.1 per head, so a layer starts close to its baseline, and `affine` starts equal to it. `force=potential` is
+the gradient of a learned energy, which makes `leapfrog` symplectic.
 
 Arms: coupled:dynamics=leapfrog coupled:steps=7 coupled:dynamics=uncoupled coupled:dynamics=affine differential+coupled
 
-Claims: Of v1, on WikiText-103 at 60M perplexity 22.55 and 22.62 (two integrators) against 24.22 for 0.11 % more
-parameters, and 23.81 for an uncoupled net of the same size; 1 to 7 steps all work. At 350M 19.35, 1 % better than
-standard, where Differential Attention has 18.93; 10.3 % worse on mixed web text; nothing gained at equal time.
+Claims: v1, on WikiText-103 at 60M: perplexity 22.55 and 22.62 (two integrators) against 24.22 for 0.11 % more parameters,
+and 23.81 for an uncoupled net of the same size; 1 to 7 steps all work. At 350M 19.35, 1 % better than standard, where
+Differential Attention has 18.93; 10.3 % worse on mixed web text; no gain at equal time.
 
-Watch: With one Euler step the query stays linear in x: whatever is gained sits in the key. `force=linear` is standard
-attention with other start values and `force=zero` only adds n dt k to q: run both before crediting the dynamics. It
-needs one query per key; grouped keys and version 2 of `differential` are refused. Compare at equal time too.
+Watch: With one Euler step the query stays linear in x: any gain comes from the key. `force=linear` is standard attention
+with other initial values, and `force=zero` only adds n dt k to q: run both before crediting the dynamics. It needs one query per
+key; grouped keys and version 2 of `differential` are rejected. Compare at equal time too.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class CoupledOptions(Options):
 
     dynamics: str = option(
         "euler",
-        "how (q, k) moves; uncoupled is the control in which neither sees the other, affine the paper's revision",
+        "dynamics of (q, k); uncoupled is the control with q and k independent, affine the paper's revision",
         choices=("euler", "leapfrog", "symplectic_euler", "uncoupled", "affine"),
     )
-    steps: int = option(1, "steps; weights and step size are shared by them", low=1, high=7)
+    steps: int = option(1, "number of steps, with shared weights and step size", low=1, high=7)
     force: str = option(
         "mlp",
-        "f: a free mlp, the gradient of a potential, or the controls linear (standard, reparametrised) and zero",
+        "f: a free mlp, the gradient of a potential, or the controls linear (standard, reparametrized) and zero",
         choices=("mlp", "potential", "linear", "zero"),
     )
-    force_input: str = option("q", "what f sees; k is the control of euler k + dt f(k)", choices=("q", "k"))
+    force_input: str = option("q", "the input of f; k is the control euler k + dt f(k)", choices=("q", "k"))
     per_head: bool | str = option(
-        "auto", "own weights for each head; auto: only with affine", choices=("auto", True, False)
+        "auto", "separate weights for each head; auto: only with affine", choices=("auto", True, False)
     )
     hidden: int = option(
         0, "hidden width of f; 0: 64 shared, 8 per head (potential 128 and 16); uncoupled halves it", low=0
@@ -72,36 +72,38 @@ class CoupledOptions(Options):
         "biases in f; auto: with shared weights and with a potential, never with linear",
         choices=("auto", True, False),
     )
-    dt_init: float = option(0.1, "step size at the start; 0 is exactly the layer without coupling")
+    dt_init: float = option(0.1, "initial step size; 0 is exactly the layer without coupling")
     dt_per: str = option("head", "one learned step size per head or per layer", choices=("head", "layer"))
     dt_param: str = option(
         "free",
-        "the step size is learned as it is, or kept positive by softplus",
+        "the step size is learned directly, or kept positive by softplus",
         choices=("free", "softplus"),
     )
     order: str = option(
         "before_rope",
-        "couple before or after rotary positions; after, f sees absolute positions",
+        "couple before or after rotary positions; after, f depends on absolute positions",
         choices=("before_rope", "after_rope"),
     )
     qk_norm: str = option(
-        "none", "norm q and k per head, with learned gains, after the dynamics", choices=("none", "after")
+        "none",
+        "normalize q and k per head, with learned gains, after the dynamics",
+        choices=("none", "after"),
     )
     state_dtype: str = option(
         "float32",
-        "precision of the update under bf16: float32, or the inputs' own; f runs in the inputs' own",
+        "precision of the update under bf16: float32, or that of the inputs; f runs in that of the inputs",
         choices=("float32", "autocast"),
     )
 
     def validate(self) -> None:
-        """Refuse what contradicts itself, does nothing, or never starts."""
+        """Raise if options contradict each other, have no effect, or can never train."""
         if self.dynamics == "affine":
             self._reject(
                 "dynamics=affine is a map of its own", "force", "force_input", "dt_init", "dt_per", "dt_param"
             )
         if self.force == "zero":
             if self.dynamics == "uncoupled":
-                raise UserError("dynamics=uncoupled with force=zero changes nothing; write standard")
+                raise UserError("dynamics=uncoupled with force=zero has no effect; use standard")
             self._reject("force=zero has no weights", "force_input", "per_head", "hidden", "force_bias")
         if self.force == "linear":
             self._reject("force=linear is one matrix", "hidden")
@@ -109,16 +111,16 @@ class CoupledOptions(Options):
                 raise UserError("force=linear is one matrix; force_bias=true would make it affine")
         if self.force_input == "k" and self.dynamics != "euler":
             raise UserError(
-                f"force_input=k goes with dynamics=euler alone; {self.dynamics} is defined by where its force is taken"
+                f"force_input=k needs dynamics=euler; dynamics={self.dynamics} fixes the input of its force"
             )
         if self.dynamics == "uncoupled" and self.hidden % 2:
             raise UserError(f"dynamics=uncoupled halves the hidden width; hidden={self.hidden} is odd")
         if self.dynamics == "uncoupled" and self.dt_init == 0:
             raise UserError(
-                "dynamics=uncoupled with dt_init=0 never starts: the last layer is zero too, so both gradients are 0"
+                "dynamics=uncoupled with dt_init=0 cannot train: the last layer is zero too, so both gradients are 0"
             )
         if not math.isfinite(self.dt_init):
-            raise UserError(f"dt_init={self.dt_init} is not a finite number")
+            raise UserError(f"dt_init={self.dt_init} must be finite")
         if self.dt_param == "softplus" and self.dt_init <= 0:
             raise UserError(f"dt_param=softplus keeps dt positive; dt_init={value_text(self.dt_init)} is not")
 
@@ -129,7 +131,7 @@ class CoupledOptions(Options):
 
     @property
     def heads_apart(self) -> bool:
-        """Whether each head has weights of its own."""
+        """Whether each head has its own weights."""
         return self.dynamics == "affine" if self.per_head == "auto" else bool(self.per_head)
 
     @property
@@ -141,18 +143,18 @@ class CoupledOptions(Options):
 
     @property
     def hidden_width(self) -> int:
-        """Hidden width of f, of both nets together where there are two half ones."""
+        """Hidden width of f, in total if there are two nets of half the width."""
         shared, per_head = (128, 16) if self.force == "potential" else (64, 8)
         return self.hidden or (per_head if self.heads_apart else shared)
 
     @property
     def evaluations(self) -> int:
-        """How often f is evaluated."""
+        """Number of evaluations of f."""
         return self.steps + (self.dynamics == "leapfrog")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """Every value at least once, and the arms of the study."""
+        """Return every value at least once, and the arms of the study."""
         return [
             cls(),
             cls(steps=7, state_dtype="autocast"),
@@ -175,7 +177,7 @@ class CoupledOptions(Options):
 
 
 class HeadForce(nn.Module):
-    """A force in head space; its last layer starts at zero, so nothing is pushed at first."""
+    """A force in head space; its last layer is initialized to zero, so the initial force is zero."""
 
     def __init__(self, shape: Shape, options: CoupledOptions, hidden: int, out: int) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ class HeadForce(nn.Module):
                     parameter.copy_(draw(name, parameter.shape, parameter.shape[-1] ** -0.5))
 
     def flops(self) -> float:
-        """Return FLOPs of one evaluation for one head: two per weight, a potential's W1 used twice."""
+        """Return FLOPs of one evaluation for one head: two per weight; a potential uses W1 twice."""
         if self.kind == "potential":
             return 4.0 * self.w1.shape[-2] * self.w1.shape[-1]
         weights = [self.w2] if self.kind == "linear" else [self.w1, self.w2]
@@ -229,8 +231,8 @@ class Coupled(Stage):
                 f"coupled: order=after_rope needs positions=rope; this model has {shape.positions}"
             )
         dim, hidden = shape.head_dim, options.hidden_width
-        # What pushes q, and what pushes k. With nets of their own uncoupled halves the width between them, and affine
-        # gives scale and shift; elsewhere k itself pushes q.
+        # The nets that drive q and k. With two nets, uncoupled splits the width between them, and affine returns scale and
+        # shift; otherwise k itself drives q.
         self.q_force = self.k_force = None
         if options.dynamics == "uncoupled":
             self.q_force, self.k_force = (HeadForce(shape, options, hidden // 2, dim) for _ in range(2))
@@ -246,9 +248,7 @@ class Coupled(Stage):
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the dynamics, both (batch, heads, time, dim)."""
         turned = self.options.order == "after_rope"
-        if (
-            turned
-        ):  # there and back: the layer turns the pair itself, and a shared K=V is the evolved key, unturned
+        if turned:  # rotate and rotate back: the layer rotates the pair itself, and a shared K=V is the evolved key, unrotated
             q, k = frame.rotate(q), frame.rotate(k)
         q, k = (side.transpose(1, 2) for side in self.integrate(q.transpose(1, 2), k.transpose(1, 2)))
         if turned:
@@ -296,7 +296,7 @@ class Coupled(Stage):
 
     @property
     def one_kernel(self) -> bool:
-        """Whether the fused integrator knows these dynamics and this force."""
+        """Whether the fused integrator supports these dynamics and this force."""
         options = self.options
         known = options.dynamics in dynamics_fused.SCHEMES and options.force in ("mlp", "potential")
         return known and options.force_input == "q"
@@ -306,7 +306,7 @@ class Coupled(Stage):
         return F.softplus(self.dt) if self.options.dt_param == "softplus" else self.dt
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values: no force, dt as asked, gains one."""
+        """Set initial values: zero force, dt from the options, gains one."""
         for name, net in self._forces():
             net.initialise(lambda key, shape, std=None, place=name: draw(f"{place}.{key}", shape, std))
         with torch.no_grad():
@@ -319,7 +319,7 @@ class Coupled(Stage):
                 self.k_gain.fill_(1.0)
 
     def circuits(self) -> list[Circuit]:
-        """The dynamics are their own and move with qk; step sizes and biases are not decayed. The gains are qk."""
+        """The dynamics are an own group that follows qk; step sizes and biases have no weight decay. The gains are qk."""
         names = [name for name, _ in self.named_parameters()]
         weights = tuple(name for name in names if name.endswith(("w1", "w2")))
         gains = tuple(name for name in names if name.endswith("gain"))
@@ -332,7 +332,7 @@ class Coupled(Stage):
         return [circuit for circuit in groups if circuit.parameters]
 
     def flops(self) -> float:
-        """Return FLOPs per token: 4 D m for each evaluation of an mlp or potential, 12 D m for each affine step."""
+        """Return FLOPs per token: 4 D m per evaluation of an mlp or potential, 12 D m per affine step."""
         per_head = sum(net.flops() for _, net in self._forces())
         return self.options.evaluations * self.shape.heads * per_head
 
@@ -341,7 +341,7 @@ class Coupled(Stage):
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return the dynamics in words: `coupled (euler, 1 step)`."""
+        """Return a label such as `coupled (euler, 1 step)`."""
         words = [options.dynamics.replace("_", " "), f"{options.steps} step" + "s" * (options.steps > 1)]
         words += [f"{options.force} force"] if options.force != "mlp" else []
         words += ["f(k)"] if options.force_input == "k" else []

@@ -1,16 +1,16 @@
-"""One projection serves as query, key and value, told apart by three learned diagonals: the cheapest repair of (Q=K=V).
+"""One projection is query, key and value, made different by three learned diagonals: the cheapest fix for (Q=K=V).
 
     s = W_s x        q = s * Dq        k = s * Dk        v = s * Dv
     o_i = W_o sum_j softmax_j(q_i . k_j / sqrt(d)) v_j
 
-Kowsher et al., "Does Self-Attention Need Separate Weights in Transformers?", arXiv 2412.00359. `init=signs` starts half
-of the query's entries negative, off the positive form that favours the token itself.
+Kowsher et al., "Does Self-Attention Need Separate Weights in Transformers?", arXiv 2412.00359. `init=signs` makes half of
+the query's entries negative, which avoids the positive form that favors the token itself.
 
-Claims: In BERT 66.53 % fewer parameters in the attention block, a tenth less training time, and GLUE accuracy 0.38 %
-above three projections, 5.81 % above a symmetric form (v1 of the paper; encoders only).
+Claims: In BERT, 66.53 % fewer parameters in the attention block, 10 % less training time, and GLUE accuracy 0.38 % above
+three projections, 5.81 % above a symmetric form (v1 of the paper; encoders only).
 
-Watch: Half of standard's attention parameters: use `shape = params`. Rotary positions turn scores alone here, where
-(Q=K=V) of `sharing` carries them in the value too and does better for it (results/sharing-1m).
+Watch: Half of standard's attention parameters: use `shape = params`. Rotary positions affect only the scores here; (Q=K=V)
+of `sharing` also has them in the value and does better for it (results/sharing-1m).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class DiagonalOptions(Options):
 
     init: str = option(
         "ones",
-        "how the diagonals start: ones is (Q=K=V); signs flips half of the query's entries, off the positive form",
+        "initial diagonals: ones is (Q=K=V); signs flips half of the query's entries, to avoid the positive form",
         choices=("ones", "signs"),
     )
 
 
 class Diagonal(Projected):
-    """Softmax attention from one projection, told apart by three diagonals; one tensor is cached."""
+    """Softmax attention from one projection with three diagonals; one tensor is cached."""
 
     name: ClassVar[str] = "diagonal"
     Options: ClassVar[type] = DiagonalOptions
@@ -54,13 +54,13 @@ class Diagonal(Projected):
         self.o = self.linear(width, width, output=True)
 
     def add_stage(self, stage: Stage) -> None:
-        """Refuse: keys are made again from the cached s, and an evolved key cannot be."""
+        """Raise: keys are recomputed from the cached s, and an evolved key cannot be."""
         raise UserError(
-            f"diagonal caches one tensor and makes its keys again from it; {stage.name} cannot stand between"
+            f"diagonal recomputes its keys from one cached tensor, so {stage.name} cannot change them"
         )
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values."""
+        """Set initial values."""
         super().initialise(draw)
         with torch.no_grad():
             for diagonal in (self.q_diagonal, self.k_diagonal, self.v_diagonal):
@@ -69,27 +69,27 @@ class Diagonal(Projected):
                 self.q_diagonal[draw("signs", (self.shape.width,), 1.0) < 0] = -1.0
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, the shared tensor s, and s again: its diagonals are applied where it is read."""
+        """Return q, the shared tensor s, and s again: its diagonals are applied on read."""
         s = self.split_heads(self.s(x), self.heads)
         return s * self._per_head(self.q_diagonal), s * self._per_head(self.k_diagonal), s
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """Return turned q and k; v stays s."""
+        """Return rotated q and k; v stays s."""
         return frame.rotate(q), frame.rotate(k), v
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
-        """Return the mixed values; the value's diagonal is applied once, to the mix."""
+        """Return the mixed values; the value's diagonal is applied once, to the output."""
         if cache is not None:
             v = cache.append("s", v)
             k = frame.rotate(v * self._per_head(self.k_diagonal), keys=True)
         return frame.attend(q, k, v) * self._per_head(self.v_diagonal)
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """The shared tensor alone."""
+        """Only the shared tensor."""
         return (Entry("s", (self.heads, self.dim)),)
 
     def circuit_tags(self) -> dict[str, str]:
-        """The projection serves both jobs; each diagonal serves one."""
+        """The projection serves both circuits; each diagonal serves one."""
         tags = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
         return super().circuit_tags() | tags
 

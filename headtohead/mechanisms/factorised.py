@@ -1,27 +1,27 @@
-"""The query-key circuit decides where to look, the output-value circuit what to carry. Each is a product of two trained
-matrices, as usual, or one trained matrix.
+"""The query-key circuit sets the attention weights, the output-value circuit the content. Each is a product of two trained
+matrices, as usual, or a single trained matrix.
 
-    factorised attention  s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k)     collapsed  s_ij = x_j . (W_QK x_i) / sqrt(k)
-    factorised output     o_i = W_O sum_j a_ij W_V x_j               collapsed  o_i = W_OV sum_j a_ij x_j
+    factored attention    s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k)     collapsed  s_ij = x_j . (W_QK x_i) / sqrt(k)
+    factored output       o_i = W_O sum_j a_ij W_V x_j               collapsed  o_i = W_OV sum_j a_ij x_j
 
-for each head; the heads' outputs add. FAFO is the usual layer; FACO, CAFO and CACO collapse the output, the attention
+for each head; the heads' outputs are summed. FAFO is the usual layer; FACO, CAFO and CACO collapse the output, the attention
 or both. Vashisht, Ramaswamy, "Faster Query-Key Learning Sharpens Attention in Self-Attention Models",
-arXiv 2608.06776. Costs per token with d the width, H heads, k the inner width per head and n keys seen:
+arXiv 2608.06776. Costs per token with width d, H heads, inner width k per head and n visible keys:
 
 | part | parameters | projection FLOPs | mixing FLOPs | cache elements |
 |---|---|---|---|---|
 | FA or FO | 2Hdk | 4Hdk | 2Hkn | Hk |
-| CA or CO | Hd² | 2Hd² | 2Hdn | d: x itself, kept once for both |
+| CA or CO | Hd² | 2Hd² | 2Hdn | d: x itself, stored once for both |
 
 Arms: factorised:form=FACO factorised:form=CAFO factorised:form=CACO
 
-Claims: A factorised circuit learns like a collapsed one with a growing learning rate, so that FAFO and CAFO end
-diffuse, FACO sharp, CACO between: on a toy task 0 % of FAFO's sequences put over 0.8 of the weight on informative
-tokens, 94.6 % of FACO's. Faster query-key learning raises attention confidence on SQuAD from 12.65 to 42.95 %.
+Claims: A factored circuit learns like a collapsed one with a growing learning rate, so that FAFO and CAFO end diffuse, FACO
+sharp, CACO between: on a toy task 0 % of FAFO's sequences put over 0.8 of the weight on informative tokens, 94.6 % of
+FACO's. Faster query-key learning raises attention confidence on SQuAD from 12.65 to 42.95 %.
 
-Watch: Say in which sense two forms are equal: two heads of half the width have equal parameters, `inner` = d equal
-rank. Rotary positions sit between the two factors, cannot be absorbed, and are refused: race at learned positions or
-none. `init=product` starts all four as one function. The theory is for SGD; under Adam the product moves otherwise.
+Watch: State in which sense two forms are equal: two heads of half the width have equal parameters, `inner` = d equal rank.
+Rotary positions come between the two factors, cannot be absorbed, and are rejected: race with learned positions or none.
+`init=product` initializes all four to one function. The theory is for SGD; under Adam the product follows other dynamics.
 """
 
 from __future__ import annotations
@@ -45,45 +45,45 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class FactorisedOptions(Options):
-    """Options of the four parameterisations."""
+    """Options of the four parameterizations."""
 
     form: str = option(
         "FAFO",
-        "factorised (F) or collapsed (C) attention (A) and output (O)",
+        "factored (F) or collapsed (C) attention (A) and output (O)",
         choices=("FAFO", "FACO", "CAFO", "CACO"),
     )
     inner: int = option(
         0,
-        "inner width of a factorised circuit per head; 0: width / heads. Every form's scores scale by it",
+        "inner width of a factored circuit per head; 0: width / heads. It scales the scores of every form",
         low=0,
     )
     init: str = option(
         "product",
-        "product: all forms start as one function, the collapsed ones as products of the factors; "
+        "product: all forms start as one function, with collapsed matrices as products of the factors; "
         "tiny: 1e-6 times the identity; default: uniform within 1 / sqrt(width)",
         choices=("product", "tiny", "default"),
     )
 
     @property
     def collapsed_attention(self) -> bool:
-        """Whether one matrix per head gives the scores."""
+        """Whether one matrix per head computes the scores."""
         return self.form[0] == "C"
 
     @property
     def collapsed_output(self) -> bool:
-        """Whether one matrix per head carries and writes."""
+        """Whether one matrix per head maps x to the output."""
         return self.form[2] == "C"
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """The four forms, and every other value once."""
+        """Return the four forms, and every other value once."""
         forms = [cls(form=form) for form in ("FAFO", "FACO", "CAFO", "CACO")]
         wide = [cls(form="FAFO", inner=6), cls(form="FACO", inner=16, init="default")]
         return [*forms, *wide, cls(form="CACO", init="tiny"), cls(form="CAFO", inner=3, init="default")]
 
 
 class Factorised(Projected):
-    """Softmax attention whose two circuits are each factorised or collapsed."""
+    """Softmax attention with two circuits, each factored or collapsed."""
 
     name: ClassVar[str] = "factorised"
     Options: ClassVar[type] = FactorisedOptions
@@ -94,28 +94,28 @@ class Factorised(Projected):
         self.inner = options.inner or shape.head_dim
         width, joined = shape.width, self.heads * self.inner
         if options.collapsed_attention:
-            # Its bias is W_K^T b_q; what b_k adds is the same for every key and leaves the softmax alone.
+            # Its bias is W_K^T b_q; b_k adds the same to every key and cancels in the softmax.
             self.qk = self.linear(width, self.heads * width)
         else:
             self.q = self.linear(width, joined)
             self.k = self.linear(width, joined)
         if options.collapsed_output:
-            # Weights sum to 1, so a value's bias comes out as the constant W_O b_v: one bias stands for both.
+            # Weights sum to 1, so a value's bias becomes the constant W_O b_v: one bias replaces both.
             self.ov = self.linear(self.heads * width, width)
         else:
             self.v = self.linear(width, joined)
             self.o = self.linear(joined, width, output=True)
 
     def add_stage(self, stage: Stage) -> None:
-        """Refuse a stage where there is no key apart from x."""
+        """Raise for a stage if there is no key other than x."""
         if self.options.collapsed_attention:
-            raise UserError(f"{self.options.form} has no keys of its own; {stage.name} cannot change them")
+            raise UserError(f"{self.options.form} has no separate keys, so {stage.name} cannot change them")
         super().add_stage(stage)
 
-    # Start values.
+    # Initial values.
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values: one function in all forms, next to nothing, or the library's usual range."""
+        """Set initial values: the same function in all forms, nearly zero, or PyTorch's usual range."""
         super().initialise(draw)
         starts = {"product": self._products, "tiny": self._tiny, "default": self._uniform}
         start = starts[self.options.init](draw)
@@ -125,7 +125,7 @@ class Factorised(Projected):
                     getattr(self, name).weight.copy_(start(name))
 
     def _products(self, draw: Draw) -> Callable[[str], Tensor]:
-        """Return the factors by name, and their products per head, multiplied out in float64."""
+        """Return the factors by name, and their products per head, computed in float64."""
         width, joined = self.shape.width, self.heads * self.inner
 
         def factor(name: str) -> Tensor:
@@ -144,7 +144,7 @@ class Factorised(Projected):
         return start
 
     def _tiny(self, draw: Draw) -> Callable[[str], Tensor]:
-        """Return 1e-6 I: of each head where a matrix is width x width, else of all heads' rows in turn."""
+        """Return 1e-6 I: per head if a matrix is width x width, else over the rows of all heads in turn."""
         width = self.shape.width
 
         def start(name: str) -> Tensor:
@@ -155,7 +155,7 @@ class Factorised(Projected):
         return start
 
     def _uniform(self, draw: Draw) -> Callable[[str], Tensor]:
-        """Return uniform values within 1 / sqrt(width), from the normal draw through its distribution function."""
+        """Return uniform values within 1 / sqrt(width), from the normal draw through its cumulative distribution."""
 
         def start(name: str) -> Tensor:
             normal = draw(f"{name}.weight", getattr(self, name).weight.shape, 1.0)
@@ -166,7 +166,7 @@ class Factorised(Projected):
     # The stages.
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v in heads; where a circuit is collapsed, x itself is every head's key or value."""
+        """Return q, k, v in heads; for a collapsed circuit, x itself is every head's key or value."""
         names = [name for name in ("qk", "q", "k", "v") if hasattr(self, name)]
         outputs = joined_linear(x, [getattr(self, name) for name in names])
         parts = {
@@ -178,7 +178,7 @@ class Factorised(Projected):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values, or the mixed x of each head; x is cached once for both circuits."""
         if cache is not None:
-            # Where both are collapsed, the second write puts the same x in the same place.
+            # If both are collapsed, the second write stores the same x at the same position.
             k = cache.append("x" if self.options.collapsed_attention else "k", k)
             v = cache.append("x" if self.options.collapsed_output else "v", v)
         if k.shape[1] != v.shape[1]:
@@ -186,16 +186,16 @@ class Factorised(Projected):
         return frame.attend(q, k, v, scale=self.inner**-0.5)
 
     def write(self, mixed: Tensor, frame: Frame) -> Tensor:
-        """Return (batch, time, width): heads joined, then the output or the collapsed circuit."""
+        """Return (batch, time, width): heads concatenated, then the output or the collapsed circuit."""
         last = self.ov if self.options.collapsed_output else self.o
         output: Tensor = last(mixed.transpose(1, 2).flatten(2))
         return output
 
-    # What the layer says of itself.
+    # Cost, cache and parameter groups.
 
     @property
     def narrows(self) -> bool:
-        """Its own mixing and writing take one row as they take many."""
+        """Whether its own mix and write accept a single row: they do."""
         kind, own = type(self), Factorised
         return (kind.forward, kind.mix, kind.write) == (own.forward, own.mix, own.write)
 
@@ -206,7 +206,7 @@ class Factorised(Projected):
         return attention_weights(q, k, frame.mask(x.device), self.inner**-0.5)
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """Keys and values of factorised circuits; x, once, for collapsed ones."""
+        """Keys and values of factored circuits; x, once, for collapsed ones."""
         entries = [Entry("x", (1, self.shape.width))] if self.options.form != "FAFO" else []
         for name, collapsed in (
             ("k", self.options.collapsed_attention),
@@ -216,7 +216,7 @@ class Factorised(Projected):
         return tuple(entries)
 
     def key_flops(self, mode: Mode) -> float:
-        """Return 2 per head and coordinate scored, and per one mixed: x is as wide as the model."""
+        """Return 2 per head and scored coordinate, and per mixed one: x is as wide as the model."""
         wide = [
             self.shape.width if collapsed else self.inner
             for collapsed in (self.options.collapsed_attention, self.options.collapsed_output)
@@ -229,7 +229,7 @@ class Factorised(Projected):
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return the form, with what else was changed."""
+        """Return the form, with the other options that differ from their defaults."""
         extras = [f"inner {options.inner}"] if options.inner else []
         extras += [f"{options.init} init"] if options.init != "product" else []
         return ", ".join([options.form, *extras])

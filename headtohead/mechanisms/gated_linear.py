@@ -1,19 +1,19 @@
-"""A recurrence of the state-space family: a state of fixed size that forgets by what it reads, in place of a growing
-cache. The arm for hybrids, `(gated_linear standard)*3`.
+"""A recurrence of the state-space family: a state of fixed size with input-dependent decay, instead of a growing cache. Use
+it in hybrids such as `(gated_linear standard)*3`.
 
     S_t = diag(a_t) S_(t-1) + k_t^T v_t        o_t = q_t S_t / sqrt(d_k)        a_t = sigmoid(W_2 W_1 x_t + b)^(1/tau)
     y_t = W_o (norm(o_t) * silu(W_g x_t))
 
 per head, S of (d_k, d_v). Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training",
-arXiv 2312.06635. Queries and keys are half as wide as values (`key_dim`), so that the parameters come near the usual
-4d². Training goes by chunks of 16 tokens, equal to the recurrence step by step.
+arXiv 2312.06635. Queries and keys are half as wide as values (`key_dim`), so that the parameter count is close to the usual
+4d². Training processes chunks of 16 tokens, which equals the recurrence step by step.
 
-Claims: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens it
-reads on beyond 20K without much loss of perplexity; faster than FlashAttention-2 as a layer alone, even at 1K.
+Claims: Competitive with a LLaMA-style transformer and with RetNet and Mamba at moderate sizes; trained at 2K tokens, it
+generalizes beyond 20K without much loss of perplexity; faster than FlashAttention-2 as a single layer, even at 1K.
 
-Watch: FLOPs and cache do not depend on the context: at short contexts the state is the larger one (float32).
-Within a chunk training does more arithmetic than its count says. Order is known through the decays alone: it takes any
-positions, and rotary ones turn nothing in it. Its map, shown before the norm, is signed.
+Watch: FLOPs and cache do not depend on the context; at short contexts the state (float32) is larger than standard's cache.
+Within a chunk, training computes more than its FLOP count. Only the decays encode order: it accepts any positions, and
+rotary ones have no effect on it. Its attention map, before the norm, is signed.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from headtohead.mechanisms.contract.projected import Projected, Stage, joined_li
 class GatedLinearOptions(Options):
     """Options of the gated linear recurrence."""
 
-    key_dim: int = option(0, "width of a head's queries and keys; 0: half the head's", low=0)
-    gate_rank: int = option(16, "rank of the map from a token to its decays", low=1)
+    key_dim: int = option(0, "width of a head's queries and keys; 0: half the head width", low=0)
+    gate_rank: int = option(16, "rank of the projection from a token to its decays", low=1)
     temperature: float = option(
-        16.0, "tau: the root taken of the decay's sigmoid, so that forgetting starts slow"
+        16.0, "tau: exponent 1/tau on the sigmoid of the decay, so that decay is slow at initialization"
     )
-    output_gate: bool = option(True, "gate the normed output by silu of a projection of x")
+    output_gate: bool = option(True, "gate the normalized output by silu of a projection of x")
 
     def validate(self) -> None:
-        """Refuse a temperature that would make the state grow."""
+        """Raise if the temperature would make the state grow."""
         if not self.temperature > 0:
-            raise UserError(f"temperature={self.temperature:g} is not above 0: decays would leave (0, 1)")
+            raise UserError(f"temperature={self.temperature:g} must be above 0, or decays leave (0, 1)")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """The default, each option at work, and all together."""
+        """Return the default, each option alone, and all together."""
         return [
             cls(),
             cls(key_dim=5),
@@ -62,7 +62,7 @@ class GatedLinearOptions(Options):
 
 
 class GatedLinear(Projected):
-    """Linear attention with data-dependent decay per key channel; one state per sequence is cached."""
+    """Linear attention with data-dependent decay per key channel; the cache is one state per sequence."""
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
@@ -79,20 +79,20 @@ class GatedLinear(Projected):
         self.v = self.linear(width, width)
         if options.output_gate:
             self.gate = self.linear(width, width)
-        # The offset is part of the decay, not a bias of the model's: sigmoid(0)^(1/16) forgets half in 16 tokens.
+        # The offset is part of the decay, not a model bias: sigmoid(0)^(1/16) decays by half in 16 tokens.
         self.decay_down = nn.Linear(width, options.gate_rank, bias=False)
         self.decay_up = nn.Linear(options.gate_rank, narrow, bias=True)
         self.gain = nn.Parameter(torch.ones(self.dim))
         self.o = self.linear(width, width, output=True)
 
     def add_stage(self, stage: Stage) -> None:
-        """Refuse: no softmax stands between its queries and keys."""
+        """Raise: there is no softmax of queries and keys."""
         raise UserError(
-            f"gated_linear is a recurrence, not a score of (q, k); {stage.name} cannot stand in it"
+            f"gated_linear is a recurrence without scores of (q, k), so {stage.name} cannot be added to it"
         )
 
     def _read(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return q, k, v, the log decays in heads, and the output gate; a padded token adds and forgets nothing."""
+        """Return q, k, v, the log decays in heads, and the output gate; a padding token neither adds nor decays."""
         layers = [self.q, self.k, self.v, *([self.gate] if self.options.output_gate else [])]
         parts = joined_linear(x, layers)
         q, k, v = (self.split_heads(part, self.heads) for part in parts[:3])
@@ -105,7 +105,7 @@ class GatedLinear(Projected):
         return q * self.key_dim**-0.5, k, v, log_decay, parts[3] if self.options.output_gate else None
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width)."""
+        """Return the output of this layer for x (batch, time, width)."""
         q, k, v, log_decay, gate = self._read(x, frame)
         mixed, state = gated_scan(q, k, v, log_decay, None if cache is None else cache.tensors["state"])
         if cache is not None:
@@ -114,19 +114,19 @@ class GatedLinear(Projected):
         output: Tensor = self.o(heads if gate is None else heads * F.silu(gate))
         return output
 
-    # What the layer says of itself.
+    # Cost, cache and parameter groups.
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return the weights (batch, heads, time, time) with which values enter o, before the norm; signed."""
+        """Return the weights (batch, heads, time, time) of the values in o, before the norm; signed."""
         q, k, _, log_decay, _ = self._read(x, frame)
         return decayed_scores(q.to(log_decay.dtype), k.to(log_decay.dtype), log_decay.cumsum(-2))
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """The state, whatever the context."""
+        """The state, independent of the context."""
         return (Entry("state", (self.heads, self.key_dim, self.dim), "sequence", least=torch.float32),)
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return projections + writing to and reading from the state, the same at every context."""
+        """Return projections + the update and the read of the state, the same at every context."""
         total = self.projection_flops(mode) + 4.0 * self.heads * self.key_dim * self.dim
         return Flops(total, total)
 

@@ -1,32 +1,32 @@
-"""Attention on the torus: tokens are oscillators, every coordinate th[t, j] of a state is an angle. Scores are gated
-cosines of phase differences, values are the raw phases, and a token's phases are pulled to the weighted circular mean
+"""Attention on the torus: tokens are oscillators, and every coordinate th[t, j] of a state is an angle. Scores are gated
+cosines of phase differences, values are the raw phases, and a token's phases are pulled towards the weighted circular mean
 of those it attends to.
 
     s[t, u]   = sum_j g_j cos(th[t, j] - th[u, j] + w_j (t - u))      gated cosine score, rotary drift
     A[t, .]   = softmax over u < t
     dth[t, j] = kappa_j sum_u A[t, u] sin(th[u, j] - th[t, j])        the tangent part of the weighted circular mean
 
-Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract fixes the layer; successor values after the
-same author's arXiv 2606.18694. It is an implementation of the published abstract, with our choices around it, and the
-default is its literal reading.
+Nunley, "Kuramoto Attention", arXiv 2606.11585, as far as its abstract specifies the layer; successor values after the same
+author's arXiv 2606.18694. This implements the published abstract, with our choices where it is silent; the default is its
+literal reading.
 
 Score and mean are dot products of features F = [cos, sin], so the layer is softmax attention with q = g F(th + t w),
-k = F(th + t w), v = F(th) and scale 1: no map is formed, and the strict mask is a shift by one. State and update are
-those of its residual space, `torus`: angles in float32, no norms, a feed-forward part and a read-out that see features.
-The same holds for any compact group: derive from `h2h.Group` (features, score, mean, pull, step) and return it from
-`make_group` in a class derived from `h2h.Kuramoto`.
+k = F(th + t w), v = F(th) and scale 1: no map is materialized, and the strict mask is a shift by one. State and update are
+those of its residual space, `torus`: angles in float32, no norms, a feed-forward block and an output layer that take
+features. The same holds for any compact group: derive from `h2h.Group` (features, score, mean, pull, step) and return it
+from `make_group` in a class derived from `h2h.Kuramoto`.
 
 Arms: kuramoto:cache=i16 kuramoto:gate=pair kuramoto:successor=replace kuramoto:heads=full
 
-Claims: On enwik8 at 1M 1.637 +- 0.010 bits per character against 1.616 +- 0.004 of a tuned transformer; at 5M median
-1.448 against 1.452, mean 1.468 against 1.456. The follow-up: the layer finds where a context was and not what came
+Claims: On enwik8 at 1M, 1.637 +- 0.010 bits per character against 1.616 +- 0.004 for a tuned transformer; at 5M, median
+1.448 against 1.452, mean 1.468 against 1.456. The follow-up: the layer finds where a context occurred, but not what came
 next; a kernel with a delay of one step and harmonics has 1.5953 against 1.611 at 1M after 50 epochs.
 
-Watch: The layer itself has almost no parameters; they sit in a feed-forward part and an untied read-out that see twice
-the width, so match with `shape = params`. Learning rates matter more for phases than for a transformer: tune both on
-one grid. With `mask=inclusive` a token attends to itself and the layer switches off. The cache is one number per
-coordinate, but in float32 (`cache=i16` halves it). Beside other mechanisms a linear adapter stands where the spaces
-meet, and a tied head needs `tied = false`.
+Watch: The layer itself has almost no parameters; they are in a feed-forward block and an untied output layer with inputs of
+twice the width, so match with `shape = params`. Learning rates matter more for phases than for a transformer: tune both on
+one grid. With `mask=inclusive` a token attends to itself and the layer becomes the identity. The cache is one number per
+coordinate, but in float32 (`cache=i16` halves it). In a hybrid with other mechanisms, a linear adapter connects the residual
+spaces, and a tied head needs `tied = false`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Kuramoto(Mechanism):
     name: ClassVar[str] = "kuramoto"
     Options: ClassVar[type] = KuramotoOptions
     residual: ClassVar[str] = "torus"
-    # Coupling is to previous states; what follows a key, and rests at the query, has no mirror image.
+    # Coupling is to previous states; the successor of a key has no counterpart in a bidirectional model.
     supports: ClassVar[Supports] = Supports(bidirectional=False)
 
     frozen_q: Tensor
@@ -91,16 +91,16 @@ class Kuramoto(Mechanism):
         wide = shape.width if full else shape.head_dim
         if wide % numbers:
             raise UserError(
-                f"{self.name}: {self.group.name} takes {numbers} numbers a block; they do not divide the "
+                f"{self.name}: {self.group.name} has blocks of {numbers} coordinates, which do not divide the "
                 f"{wide} of {'the width' if full else 'a head'}"
             )
         if options.drift == "half" and wide < 2 * numbers:
-            raise UserError(f"{self.name}: drift=half needs two blocks a head; this shape has one")
+            raise UserError(f"{self.name}: drift=half needs two blocks per head; this shape has one")
         self.heads = shape.heads
         self.key_heads = 1 if full else shape.heads
-        """Under full heads the gates stand on the queries, so one key serves all."""
+        """With full heads the gates are applied to the queries, so all heads share one key."""
         self.blocks = wide // numbers
-        """Blocks of a head."""
+        """Blocks per head."""
         blocks = shape.width // numbers
         features = blocks * self.group.width
         self.start_gain = options.gain_start / (shape.heads if full else 1)
@@ -137,7 +137,7 @@ class Kuramoto(Mechanism):
 
     def _make_scores(self, blocks: int, features: int) -> None:
         options = self.options
-        # Vectors, not matrices: none of these is decayed.
+        # Vectors, not matrices: exempt from weight decay.
         if options.gate != "const":
             self.gate = nn.Parameter(torch.full((self.heads * self.blocks,), self._raw_gate()))
         if options.gate == "token":
@@ -157,7 +157,7 @@ class Kuramoto(Mechanism):
             self.rate = nn.Parameter(rates.repeat(self.key_heads))
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values: maps of features at a quarter of their unit variance."""
+        """Set initial values: maps of features at a quarter of unit variance."""
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.ndim >= 2:
@@ -175,7 +175,7 @@ class Kuramoto(Mechanism):
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the tangent (batch, time, width) along which the states x move."""
         if self.options.coupling == "off":
-            return x * 0.0  # still a function of x, so that a gradient, of zero, can be asked for
+            return x * 0.0  # a function of x, so that its gradient exists and is zero
         state = x.to(torch.promote_types(x.dtype, torch.float32))
         own = self._features(state)
         v = self._values(state, own, cache)
@@ -203,7 +203,7 @@ class Kuramoto(Mechanism):
     ) -> tuple[Tensor, Tensor]:
         """Return gated, drifted q (batch, heads, time, dim) and k (batch, key heads, keys, dim) of every token so far.
 
-        The whole gate stands on the query: g cos(a - b) is the same wherever g is written.
+        The whole gate is applied to the query: g cos(a - b) does not depend on which side has g.
         """
         maps = self._maps(own)
         if self._keeps_keys:
@@ -223,14 +223,14 @@ class Kuramoto(Mechanism):
         return q, k
 
     def _fixed(self, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
-        """Return q and k that do not depend on the tokens: zeros for equal weights, or frozen random points."""
+        """Return q and k independent of the tokens: zeros for equal weights, or frozen random points."""
         batch, _, _, dim = v.shape
         if self.options.coupling == "uniform":
             return v.new_zeros(batch, self.heads, frame.time, dim), torch.zeros_like(v)
         if frame.start + frame.time > len(self.frozen_q):
             raise UserError(
-                f"the frozen weights of coupling=random_frozen end at {len(self.frozen_q)} tokens; "
-                f"{frame.start + frame.time} were asked for"
+                f"coupling=random_frozen has frozen weights for {len(self.frozen_q)} tokens; "
+                f"{frame.start + frame.time} were requested"
             )
         q = self.frozen_q[frame.positions(v.device)] * (self.options.sharpness / self.blocks)
         k = self.frozen_k[frame.positions(v.device, keys=True)]
@@ -240,8 +240,8 @@ class Kuramoto(Mechanism):
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> Tensor:
         """Return sum_u A[t, u] times the value coupled to key u, (batch, heads, time, dim).
 
-        A query's keys end one before its own place, so the strict mask is the causal one over all keys but the last:
-        no mask is formed where nothing is padded. The plain path masks the diagonal instead.
+        A query's keys end one before its own position, so the strict mask is the causal mask over all keys but the last:
+        no mask is materialized without padding. The plain reference masks the diagonal instead.
         """
         if self.options.mask == "inclusive":
             return frame.attend(q, k, v, scale=1.0)
@@ -263,7 +263,7 @@ class Kuramoto(Mechanism):
         return mixed * self._sees(frame, mixed)
 
     def _coupled(self, v: Tensor) -> Tensor:
-        """Return, for every key but the last, the value it stands for: its own, its successor's, or both."""
+        """Return, for every key but the last, the value coupled to it: its own, its successor's, or both."""
         if self.options.successor == "none":
             return v[..., :-1, :]
         if self.options.successor == "replace":
@@ -276,7 +276,7 @@ class Kuramoto(Mechanism):
         return torch.cat((null, k[..., :-1, :]), -2), padding
 
     def _write(self, state: Tensor, own: Tensor, mixed: Tensor) -> Tensor:
-        """Return the update (batch, time, width); heads that share coordinates add up."""
+        """Return the update (batch, time, width); contributions of heads that share coordinates are summed."""
         full = self.options.heads == "full"
         mean = mixed.sum(1) if full else mixed.transpose(1, 2).flatten(2)
         if self.options.value == "dense":
@@ -292,7 +292,7 @@ class Kuramoto(Mechanism):
             gain = gain.repeat_interleave(self.group.numbers)
         return pull if isinstance(gain, float) and gain == 1.0 else gain * pull
 
-    # Its parts.
+    # Helpers.
 
     def _points(self, state: Tensor) -> Tensor:
         return state.unflatten(-1, (-1, self.group.numbers))
@@ -309,7 +309,7 @@ class Kuramoto(Mechanism):
         return own if shift is None else self._features(state + shift)
 
     def _maps(self, own: Tensor) -> dict[str, Tensor]:
-        """Return what the maps of the features give, by name, each (batch, time, blocks)."""
+        """Return the outputs of the maps of the features, by name, each (batch, time, blocks)."""
         children = self.named_children()
         layers = {name: layer for name, layer in children if name != "v" and isinstance(layer, nn.Linear)}
         if not layers:
@@ -330,10 +330,10 @@ class Kuramoto(Mechanism):
         return blockwise.repeat_interleave(self.group.width).view(self.key_heads, 1, -1)
 
     def _raw_gate(self) -> float:
-        """Return the number whose gate is sharpness / blocks."""
+        """Return the parameter value whose gate is sharpness / blocks."""
         start = self.options.sharpness / self.blocks
         if self.options.gate_map == "softplus":
-            return start + math.log(-math.expm1(-start))  # ln(e^start - 1), without the overflow
+            return start + math.log(-math.expm1(-start))  # ln(e^start - 1) without overflow
         return {"exp": math.log(start), "sigmoid_scaled": 0.0, "free": start}[self.options.gate_map]
 
     def _gates(self, own: Tensor) -> Tensor | float:
@@ -354,13 +354,13 @@ class Kuramoto(Mechanism):
 
     def _gain(self) -> Tensor | float:
         if self.options.successor == "mix":
-            return 1.0  # the two coefficients are in the values already
+            return 1.0  # the values already include the two coefficients
         if self.options.gain == "one":
             return self.start_gain
         return 2 * torch.sigmoid(self.kappa) if self.options.gain == "capped" else self.kappa
 
     def _drift(self, features: Tensor, frame: Frame, keys: bool = False) -> Tensor:
-        """Return features (batch, key heads, time, dim) turned by their positions; a phase is a rotary pair."""
+        """Return features (batch, key heads, time, dim) rotated by their positions; a phase is a rotary pair."""
         if not self.drifts or frame.rotary is None:
             return features
         if self.options.drift == "fixed" and self.group.turned == ((0, 1),) and self.group.width == 2:
@@ -369,7 +369,7 @@ class Kuramoto(Mechanism):
         return turn(self.group, features.unflatten(-1, (self.blocks, -1)), table).flatten(-2)
 
     def _angles(self, frame: Frame, like: Tensor, keys: bool) -> Tensor:
-        """Return cosine and sine (..., key heads or 1, time, blocks, 2) of the drift, formed in float64."""
+        """Return cosine and sine (..., key heads or 1, time, blocks, 2) of the drift, computed in float64."""
         assert frame.rotary is not None
         if self.options.drift == "learned":
             rates = self.rate.double().view(self.key_heads, 1, self.blocks)
@@ -381,7 +381,7 @@ class Kuramoto(Mechanism):
         return torch.stack((angles.cos(), angles.sin()), -1).to(like.dtype)
 
     def _sees(self, frame: Frame, like: Tensor) -> Tensor:
-        """Return (time, 1) or (batch, 1, time, 1): 1 where there is an earlier token, else 0."""
+        """Return (time, 1) or (batch, 1, time, 1): 1 if there is an earlier token, else 0."""
         seen = (frame.positions(like.device) > 0).to(like.dtype).unsqueeze(-1)
         return seen if frame.padding is None else seen.unsqueeze(1)
 
@@ -391,19 +391,19 @@ class Kuramoto(Mechanism):
 
     @property
     def _keeps_keys(self) -> bool:
-        """Whether decoding keeps keys: they cost too much to make again, or the features were asked for."""
+        """Whether the decoding cache stores keys: they are expensive to recompute, or `cache` requests the features."""
         return self._mapped_keys or self.options.cache == "features"
 
-    # What the layer says of itself.
+    # Cost, cache and parameter groups.
 
     @property
     def residual_options(self) -> TorusOptions:
-        """The torus as this mechanism's options want it."""
+        """The torus with this mechanism's options."""
         options = self.options
         return TorusOptions(self.group, options.ffn, options.ffn_start, options.readout, options.spread)
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor | None:
-        """Return A (batch, heads, time, time); a null key's weight stands on the diagonal, where coupling does nothing."""
+        """Return A (batch, heads, time, time); a null key's weight is on the diagonal, where coupling has no effect."""
         if self.options.coupling == "off":
             return None
         state = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -422,11 +422,11 @@ class Kuramoto(Mechanism):
 
     @property
     def cache_error(self) -> float:  # type: ignore[override]
-        """Angles in 16 bits are off by up to 4.8e-5 rad."""
+        """Angles in 16 bits have an error of up to 4.8e-5 rad."""
         return 1e-3 if self.options.cache == "i16" else 0.0
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """The states at the layer's input; keys too where maps made them; or the features of both."""
+        """The states at the layer's input; also the keys if maps compute them; or the features of both."""
         if self.options.coupling == "off":
             return ()
         head = (self.key_heads, self.blocks * self.group.width)
@@ -437,7 +437,7 @@ class Kuramoto(Mechanism):
         return (*keys, Entry("state", (self.shape.width,), dtype=narrow, least=torch.float32))
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return maps and pull, and score and mix over the keys seen (causal) or all keys (full)."""
+        """Return maps and pull, and score and mix over the visible keys (causal) or all keys (full)."""
         if self.options.coupling == "off":
             return Flops(0.0, 0.0)
         blocks = self.shape.width // self.group.numbers
@@ -448,12 +448,12 @@ class Kuramoto(Mechanism):
         strict = self.options.mask == "strict"
         if mode == "decode":
             return Flops(maps + per_key * (context - strict), maps + per_key * context)
-        # A strict mask leaves the first token nothing, where mean_keys counts it as seeing itself.
+        # With a strict mask the first token has no key, but mean_keys counts it as attending to itself.
         seen = mean_keys(context, strict=strict) - strict / context
         return Flops(maps + per_key * seen, maps + per_key * context)
 
     def circuits(self) -> list[Circuit]:
-        """Maps of the score are qk, the dense value ov; gates and drift follow the one, gains the other."""
+        """Maps of the score are qk, the dense value ov; gates and drift follow qk, gains follow ov."""
         ways: dict[str, tuple[str, str | None]] = {"q": ("qk", None), "k": ("qk", None), "v": ("ov", None)}
         ways |= dict.fromkeys(("kappa", "here", "after"), ("own", "ov"))
         groups: dict[tuple[str, str | None, bool], list[str]] = {}

@@ -1,18 +1,19 @@
-"""Kuramoto attention in the form that trains best so far, under a name of its own: gates from query and key token, sharp
-from the start, and successor values.
+"""Kuramoto attention with the options that have trained best so far, as a separate mechanism: gates from query and key
+token, sharp from the start, and successor values.
 
     gate      softplus(g) * 2 sigmoid(W_gq [cos, sin] + b) of the query * 2 sigmoid(W_gk [cos, sin] + b) of the key
     step      dth[t, j] = kappa_j sum_(u < t) A[t, u] sin(th[u + 1, j] - th[t, j])
 
-Within what the abstract of arXiv 2606.11585 fixes (phases as state and as values, gated cosine score, rotary drift,
-Kuramoto update), and not its literal reading, which `kuramoto` keeps. All options are those of `kuramoto`, with other
+It stays within what the abstract of arXiv 2606.11585 specifies (phases as state and as values, gated cosine score, rotary
+drift, Kuramoto update), but it is not the literal reading, which is `kuramoto`. It has the options of `kuramoto`, with other
 defaults.
 
-Claims: None of its own; those published are for `kuramoto` and for the kernel of arXiv 2606.18694.
+Claims: None of its own; the published claims are for `kuramoto` and for the kernel of arXiv 2606.18694.
 
-Watch: Its gates cost 4 D² parameters a layer; `shape = params` takes them from the feed-forward part. Keys are made by
-maps, so decoding keeps them beside the phases. It trains best at a higher learning rate than the usual layer, with its
-feed-forward part at half of it (`circuit_lr = {ffn = "0.5x"}`). Results of this form say nothing of the paper's.
+Watch: Its gates add 4 D² parameters per layer; `shape = params` takes them from the feed-forward block. Keys depend on
+learned maps, so the decoding cache stores them in addition to the phases. It trains best at a higher learning rate than
+standard, with the feed-forward block at half of it (`circuit_lr = {ffn = "0.5x"}`). Results of this form do not apply to
+the paper's.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class KuramotoGatedOptions(KuramotoOptions):
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """The preset itself, then what `kuramoto` tries."""
+        """Return the preset itself, then the examples of `kuramoto`."""
         return [cls(), *super().examples()]
 
 
 class KuramotoGated(Kuramoto):
-    """Kuramoto attention with gates of both tokens, coupled to successors."""
+    """Kuramoto attention with gates from both tokens, coupled to successors."""
 
     name: ClassVar[str] = "kuramoto_gated"
     Options: ClassVar[type] = KuramotoGatedOptions

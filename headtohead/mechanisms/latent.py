@@ -1,25 +1,25 @@
-"""Multi-head latent attention (MLA): keys and values of all heads are made from one small latent per token, which is all
-that decoding keeps, beside one rotary key that all heads share.
+"""Multi-head latent attention (MLA): the keys and values of all heads are computed from one small latent per token. Decoding
+caches only this latent and one rotary key shared by all heads.
 
     c = W_D x                   k_h = [W_UK^h c ; R W_KR x]        v_h = W_UV^h c
     q_h = [W_Q^h y ; R W_QR^h y]    y = x, or W_DQ x with a query latent
     o_i = W_O [ sum_j softmax_j(q_h,i . k_h,j / sqrt(d_h + d_R)) v_h,j ]_h
 
-The rotary key R W_KR x stands apart because rotary positions on W_UK c could not be absorbed. DeepSeek-AI,
-"DeepSeek-V2", arXiv 2405.04434.
+The rotary key R W_KR x is separate because rotary positions on W_UK c could not be absorbed. DeepSeek-AI, "DeepSeek-V2",
+arXiv 2405.04434.
 
-Training forms keys and values (explicit). Decoding moves W_UK to the query and W_UV behind the mix (absorbed),
-(W_Q y) . (W_UK c) = (W_UK^T W_Q y) . c, and so reads nothing but the latent and the rotary key of each token.
-`latent_norm` norms the latents as the published models do. Without rotary positions there is no rotary key.
+Training computes keys and values explicitly. Decoding multiplies the query by W_UK^T and the mixed latents by W_UV
+(absorbed), (W_Q y) . (W_UK c) = (W_UK^T W_Q y) . c, and so reads only the latent and the rotary key of each token.
+`latent_norm` normalizes the latents as in the published models. Without rotary positions there is no rotary key.
 
 Arms: latent:latent=128,rope_dim=64 latent:query_latent=256
 
-Claims: DeepSeek-V2 keeps 93.3 % less cache than DeepSeek 67B and generates 5.76 times as fast at its peak; its latent
-attention is reported stronger than multi-head attention at the same size.
+Claims: DeepSeek-V2 has a 93.3 % smaller cache than DeepSeek 67B and a 5.76 times higher maximum generation throughput; its
+latent attention is reported to be stronger than multi-head attention at the same size.
 
-Watch: By default `latent` + `rope_dim` is the model's width, the cache of (Q, K=V), its rival at equal cache; it then
-has more parameters than standard. Absorbed decoding multiplies more, 2H (2 `latent` + `rope_dim`) FLOPs per key in place
-of 4d: less memory is read, not less done. The published comparison is between models that differ in much else.
+Watch: By default `latent` + `rope_dim` equals the model's width, which is the cache of (Q, K=V), its rival at equal cache;
+it then has more parameters than standard. Absorbed decoding needs more FLOPs per key, 2H (2 `latent` + `rope_dim`) instead
+of 4d: it reads less memory but computes more. The published comparison is between models that differ in many other ways.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class LatentOptions(Options):
 
     latent: int = option(
         0,
-        "width of the latent; 0: the model's less the rotary key's, so that the cache is that of (Q, K=V)",
+        "width of the latent; 0: the model's minus the rotary key's, so that the cache equals that of (Q, K=V)",
         low=0,
     )
-    query_latent: int = option(
-        0, "width of a latent that the queries come from; 0: queries come from x", low=0
-    )
+    query_latent: int = option(0, "width of a latent for the queries; 0: queries come from x", low=0)
     rope_dim: int = option(0, "width of the shared rotary key; 0: a head's, at most half the model's", low=0)
-    latent_norm: bool = option(False, "norm the latents, with a learned gain, as the published models do")
+    latent_norm: bool = option(
+        False, "normalize the latents, with a learned gain, as in the published models"
+    )
 
     def validate(self) -> None:
-        """Refuse a rotary key that cannot be turned in pairs."""
+        """Raise if the rotary key cannot be rotated in pairs."""
         if self.rope_dim % 2:
-            raise UserError(f"rope turns pairs of coordinates; rope_dim={self.rope_dim} is odd")
+            raise UserError(f"rope rotates pairs of coordinates, but rope_dim={self.rope_dim} is odd")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """The default, each option at work, and all together."""
+        """Return the default, each option alone, and all together."""
         return [
             cls(),
             cls(latent=6),
@@ -72,7 +72,7 @@ class LatentOptions(Options):
 
 
 class Latent(Projected):
-    """Softmax attention over keys and values made from a cached latent."""
+    """Softmax attention over keys and values computed from a cached latent."""
 
     name: ClassVar[str] = "latent"
     Options: ClassVar[type] = LatentOptions
@@ -83,7 +83,7 @@ class Latent(Projected):
         self.rope_dim = self._rope_dim()
         self.latent = options.latent or width - self.rope_dim
         source = options.query_latent or width
-        # Up-projections have no biases: the latents carry them.
+        # Up-projections have no biases: the latents have them.
         lifted = False if options.query_latent else None
         if options.query_latent:
             self.q_down = self.linear(width, source)
@@ -105,21 +105,21 @@ class Latent(Projected):
         if self.shape.positions != "rope":
             if given:
                 raise UserError(
-                    f"latent: rope_dim={given} needs rotary positions; the model's are {self.shape.positions}"
+                    f"latent: rope_dim={given} needs positions=rope; the model has positions={self.shape.positions}"
                 )
             return 0
         if given >= width and not self.options.latent:
             raise UserError(
-                f"latent: rope_dim={given} leaves no latent in a width of {width}; give latent too"
+                f"latent: rope_dim={given} leaves no latent in a width of {width}; set latent too"
             )
         return given or 2 * (min(self.dim, width // 2) // 2)
 
     def add_stage(self, stage: Stage) -> None:
-        """Refuse: keys are never formed in decoding, so nothing can change them."""
-        raise UserError(f"latent decodes without forming its keys; {stage.name} cannot change them")
+        """Raise: decoding never computes keys, so a stage could not change them."""
+        raise UserError(f"latent decodes without computing keys, so {stage.name} cannot change them")
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values; what comes up from an unnormed latent keeps the scale of one matrix."""
+        """Set initial values; the up-projection of an unnormalized latent keeps the scale of one matrix."""
         super().initialise(draw)
         if self.options.latent_norm:
             return
@@ -128,16 +128,16 @@ class Latent(Projected):
                 up = getattr(self, name)
                 up.weight.copy_(draw(f"{name}.weight", up.weight.shape, up.in_features**-0.5))
 
-    # Queries, latents, and the two ways to attend.
+    # Queries, latents, and the two forms of attention.
 
     @property
     def _query_names(self) -> tuple[str, ...]:
         return ("q", "q_rope") if self.rope_dim else ("q",)
 
     def _read(self, x: Tensor, frame: Frame) -> tuple[list[Tensor], Tensor]:
-        """Return the queries in heads, content and turned part, and what the tokens leave behind.
+        """Return the queries in heads, content and rotated part, and what the cache stores for the tokens.
 
-        That is (batch, 1, time, latent + rope_dim): a token's latent, then its turned key.
+        That is (batch, 1, time, latent + rope_dim): a token's latent, then its rotated key.
         """
         eps, normed, small = self.shape.norm_eps, self.options.latent_norm, self.options.query_latent
         names = [
@@ -159,7 +159,7 @@ class Latent(Projected):
         return queries, kept
 
     def _explicit(self, queries: list[Tensor], kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k (batch, heads, time, dim + rope_dim) and v (batch, heads, time, dim), all formed."""
+        """Return q, k (batch, heads, time, dim + rope_dim) and v (batch, heads, time, dim)."""
         latent, rotary = kept.squeeze(1).split((self.latent, self.rope_dim), -1)
         k, v = (self.split_heads(up, self.heads) for up in joined_linear(latent, [self.k, self.v]))
         if self.rope_dim:
@@ -167,7 +167,7 @@ class Latent(Projected):
         return torch.cat(queries, -1), k, v
 
     def _absorbed(self, queries: list[Tensor], kept: Tensor, frame: Frame) -> Tensor:
-        """Return the mixed values (batch, heads, time, dim) with one key, the kept latents, for all heads."""
+        """Return the mixed values (batch, heads, time, dim) with one key, the cached latents, for all heads."""
         lowered = torch.einsum("bhtd,hdc->bhtc", queries[0], self._per_head(self.k))
         q = torch.cat((lowered, *queries[1:]), -1)
         scale = (self.dim + self.rope_dim) ** -0.5
@@ -178,7 +178,7 @@ class Latent(Projected):
         return up.weight.unflatten(0, (self.heads, -1))
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x: absorbed when it decodes, explicit when it trains or prefills."""
+        """Return the output of this layer for x: absorbed in decoding, explicit in training and prefill."""
         queries, kept = self._read(x, frame)
         if cache is not None:
             kept = cache.append("latent", kept)
@@ -186,7 +186,7 @@ class Latent(Projected):
                 return self.write(self._absorbed(queries, kept, frame), frame)
         return self.write(frame.attend(*self._explicit(queries, kept)), frame)
 
-    # What the layer says of itself.
+    # Cost, cache and parameter groups.
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
@@ -194,16 +194,16 @@ class Latent(Projected):
         return attention_weights(q, k, frame.mask(x.device))
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """The latent and the shared rotary key, side by side: keys read both, values the first part."""
+        """The latent and the shared rotary key, concatenated: keys read both, values the first part."""
         return (Entry("latent", (1, self.latent + self.rope_dim)),)
 
     def key_flops(self, mode: Mode) -> float:
-        """Return score and mix per key, over heads or, absorbed, over latents; projections cost the same either way."""
+        """Return score and mix per key, over heads or, absorbed, over latents; projections cost the same in both."""
         wide = self.latent if mode == "decode" else self.dim
         return 2.0 * self.heads * (2 * wide + self.rope_dim)
 
     def circuit_tags(self) -> dict[str, str]:
-        """The latent serves both jobs; queries and rotary keys one."""
+        """The latent serves both circuits; queries and rotary keys serve one."""
         tags = {
             "down": "both",
             "gain": "both",
@@ -216,7 +216,7 @@ class Latent(Projected):
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return MLA with the widths that were given."""
+        """Return MLA with the widths that are set."""
         extras = [f"latent {options.latent}"] if options.latent else []
         extras += [f"query latent {options.query_latent}"] if options.query_latent else []
         extras += [f"rope {options.rope_dim}"] if options.rope_dim else []

@@ -1,15 +1,15 @@
-"""No attention part at all: a block is its feed-forward part. A control for what the other parts do alone.
+"""No attention: a block is only its feed-forward block. A control for what the other parts achieve alone.
 
     x <- x + ffn(norm(x))
 
-The norm before the attention part is left out too.
+The norm before attention is omitted too.
 
 Arms: even(no_attention)
 
 Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
 
-Watch: The arm has no attention parameters: `shape = params` gives them to the feed-forward part. A hybrid that is no
-better than `even(no_attention)` owes nothing to its substitute.
+Watch: The arm has no attention parameters: `shape = params` moves them to the feed-forward block. A hybrid that is no better
+than `even(no_attention)` gains nothing from its substitute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mech
 
 
 class NoAttention(Mechanism):
-    """Writes nothing: the attention part of the block is left out."""
+    """Returns zeros: the attention part of the block is omitted."""
 
     name: ClassVar[str] = "no_attention"
     writes: ClassVar[bool] = False
@@ -37,5 +37,5 @@ class NoAttention(Mechanism):
         return ()
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return none."""
+        """Return zero."""
         return Flops(0.0, 0.0)

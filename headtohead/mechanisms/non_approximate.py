@@ -1,18 +1,19 @@
-"""One score per key and no query in it: the query only says where the prefix ends.
+"""Softmax with one score per key that does not depend on the query: the query only sets the end of the prefix.
 
     s_j = SiLU(q_j) . k_j / sqrt(d)        a_ij = e^(s_j) / sum_(m <= i) e^(s_m)
 
-Non-approximate of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602. It is a scan over (largest score
-so far, sum of weights, sum of values), finite at any score, and decoding keeps these alone. q_j and k_j would turn
-alike, so rotary positions change nothing and are left out. With a zero query it is `prefix_mean`.
+Non-approximate of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602. It is a scan over (maximum score so
+far, sum of weights, sum of values), finite at any score, and the decoding cache holds only these. q_j and k_j would rotate
+by the same angle, so rotary positions have no effect and are omitted. With a zero query it equals `prefix_mean`.
 
 Arms: even(non_approximate)
 
-Claims: The worst alone, 9,026 word perplexity on WikiText against 38.1, and fine in company, 39.4 with every second
-layer standard (500M, 15B tokens); with normed q and k at 1.7B 67.3 alone against 27.6.
+Claims: Used in every layer it is the worst, with 9,026 word perplexity on WikiText against 38.1; with every second layer
+standard it has 39.4 (500M, 15B tokens). With normalized q and k at 1.7B, 67.3 in every layer against 27.6.
 
-Watch: A hybrid must beat `even(prefix_mean)`, or its scores do nothing. Scores grow without bound when it stands alone
-(`qk_norm=true` holds them); the published rescue by norms came with another size and other data. One run per cell.
+Watch: A hybrid must beat `even(prefix_mean)`; otherwise its scores have no effect. Used in every layer its scores grow
+without bound (`qk_norm=true` limits them); the published fix by norms came with another size and other data. One run per
+cell.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from headtohead.mechanisms.families.deconstructed import Deconstructed, Deconstr
 class NonApproximateOptions(DeconstructedOptions):
     """Options of scores without a query."""
 
-    silu: str = option("q", "what goes through SiLU before the score", choices=("q", "none"))
+    silu: str = option("q", "what SiLU is applied to before the score", choices=("q", "none"))
 
 
 class NonApproximate(Deconstructed):
@@ -46,7 +47,7 @@ class NonApproximate(Deconstructed):
     Options: ClassVar[type] = NonApproximateOptions
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """Return them as they are: the same turn of q_j and k_j leaves their product."""
+        """Return q, k, v unchanged: rotating q_j and k_j by the same angle does not change their product."""
         return q, k, v
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
@@ -70,7 +71,7 @@ class NonApproximate(Deconstructed):
         return torch.softmax(scores.masked_fill(~frame.mask(x.device), float("-inf")), -1)
 
     def _scores(self, q: Tensor, k: Tensor, frame: Frame) -> Tensor:
-        """Return (batch, heads, time), in float32 at least."""
+        """Return (batch, heads, time), in float32 or wider."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         q = F.silu(q.to(dtype)) if self.options.silu == "q" else q.to(dtype)
         scores = (q * per_query_head(k, q).to(dtype)).sum(-1) * self.dim**-0.5
@@ -79,7 +80,7 @@ class NonApproximate(Deconstructed):
         return scores
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """Sums of values and of weights, and the largest score so far; the same however many tokens came before."""
+        """Sums of values and of weights, and the maximum score so far; independent of the number of tokens."""
         return (
             Entry("total", (self.heads, self.dim + 1), "sequence", least=torch.float32),
             Entry("peak", (self.heads,), "sequence", least=torch.float32),

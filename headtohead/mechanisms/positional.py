@@ -1,4 +1,4 @@
-"""Positions in the score itself: T5's relative buckets, ALiBi's slopes, and the 2D term of (X)+.
+"""Positions in the score: T5's relative buckets, ALiBi's slopes, and the 2D term of (X)+.
 
 T5: Raffel et al., arXiv 1910.10683. ALiBi: Press et al., arXiv 2108.12409. The 2D term: Kayyam, Madan Gopal, Lewis,
 arXiv 2606.04032.
@@ -15,24 +15,24 @@ from torch.nn import functional as F
 from headtohead.mechanisms.contract.base import Draw, Frame
 
 T5_BUCKETS = 32
-T5_FAR = 128  # from here on all distances fall into the last bucket
+T5_FAR = 128  # all distances from here on share the last bucket
 
 
 def distances(frame: Frame, device: torch.device) -> Tensor:
-    """Return i - j of every query and key, (time, keys), or (batch, time, keys) where padding shifts positions."""
+    """Return i - j of every query and key, (time, keys), or (batch, time, keys) if padding shifts positions."""
     return frame.positions(device).unsqueeze(-1) - frame.positions(device, keys=True).unsqueeze(-2)
 
 
 def t5_bias(table: Tensor, frame: Frame) -> Tensor:
-    """Return the learned bias (heads, time, keys), with a batch in front where padded, of a table (buckets, heads)."""
+    """Return the learned bias (heads, time, keys), with a leading batch if padded, from a table (buckets, heads)."""
     buckets = t5_buckets(distances(frame, table.device), frame.causal)
     return F.embedding(buckets, table).movedim(-1, -3)
 
 
 def t5_buckets(distance: Tensor, causal: bool) -> Tensor:
-    """Return the bucket of each distance i - j: near ones have their own, far ones share by the logarithm.
+    """Return the bucket of each distance i - j: small distances have their own, large ones share by the logarithm.
 
-    Looking both ways, half of the buckets are for keys ahead.
+    Without a causal mask, half of the buckets are for later keys.
     """
     count = T5_BUCKETS if causal else T5_BUCKETS // 2
     ahead = torch.zeros_like(distance) if causal else (distance < 0) * count
@@ -44,7 +44,7 @@ def t5_buckets(distance: Tensor, causal: bool) -> Tensor:
 
 
 def alibi_bias(heads: int, frame: Frame, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return -2^(-8 h / heads) |i - j| for heads h = 1, 2, ..., (heads, time, keys), a batch in front where padded."""
+    """Return -2^(-8 h / heads) |i - j| for heads h = 1, 2, ..., (heads, time, keys), with a leading batch if padded."""
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device, dtype=dtype) / heads)
     return -slopes[:, None, None] * distances(frame, device).abs().unsqueeze(-3).to(dtype)
 
@@ -52,7 +52,7 @@ def alibi_bias(heads: int, frame: Frame, device: torch.device, dtype: torch.dtyp
 class Term2d(nn.Module):
     """The 2D term of (X)+: scores S become sum_c w_c (S + P_c) + b, P_c sines and cosines of both indices.
 
-    What depends on the query alone cancels in the softmax, so that is S times sum(w), plus a bias by the key's index.
+    Terms of the query alone cancel in the softmax, which leaves S times sum(w) plus a bias by the key's index.
     """
 
     def __init__(self, channels: int) -> None:
@@ -63,10 +63,10 @@ class Term2d(nn.Module):
 
     @torch.no_grad()
     def initialise(self, draw: Draw, identity: bool) -> None:
-        """Start as no term at all, or with Xavier's uniform weights."""
+        """Initialize as a term without effect, or with Xavier uniform weights."""
         self.offset.zero_()
         if identity:
-            # Sum 1 over the query's channels, which cancel, and 0 on the key's.
+            # Sum 1 over the query's channels, which cancel, and 0 over the key's.
             self.weights.zero_()[: self.rows] = 1 / self.rows
         else:
             count = len(self.weights)
@@ -74,7 +74,7 @@ class Term2d(nn.Module):
             self.weights.copy_(torch.erf(normal / math.sqrt(2)) * math.sqrt(6 / (count + 1)))
 
     def forward(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, float]:
-        """Return q, k and the scale of their scores; one more coordinate, 1 in q, carries the bias in k."""
+        """Return q, k and the scale of their scores; an extra coordinate, 1 in q, carries the bias in k."""
         positions = frame.positions(q.device, keys=True)
         channels = key_channels(positions, len(self.weights), self.weights.dtype)
         by_key = ((channels * self.weights[self.rows :]).sum(-1) + self.offset).to(k.dtype)
@@ -85,13 +85,13 @@ class Term2d(nn.Module):
 
 
 def channels_2d(count: int) -> tuple[int, int]:
-    """Return how many of the 2D term's channels tell the query's index, and how many the key's."""
+    """Return how many of the 2D term's channels encode the query's index, and how many the key's."""
     rows = min(count, 2 * math.ceil(count / 4))
     return rows, count - rows
 
 
 def key_channels(positions: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return (..., channels): the 2D term's sines and cosines of the key's index, cut to what `count` leaves."""
+    """Return (..., channels): the 2D term's sines and cosines of the key's index, cut to the channels `count` leaves."""
     rows, columns = channels_2d(count)
     rates = 10_000.0 ** (-torch.arange(0, rows, 2, dtype=torch.float64, device=positions.device) / rows)
     angles = positions.double().unsqueeze(-1) * rates

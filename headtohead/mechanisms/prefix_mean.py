@@ -1,15 +1,15 @@
-"""The mean of all values so far, no queries and no keys: a control for mechanisms with weights.
+"""The mean of all values so far, without queries and keys: a control for mechanisms with weights.
 
     a_ij = 1/i        o_i = W_o (1/i) sum_(j <= i) W_v x_j
 
-`non_approximate` with a zero query is this.
+It equals `non_approximate` with a zero query.
 
 Arms: even(prefix_mean)
 
 Claims: None; the paper on substitutes for attention (arXiv 2510.11602) lacks this control.
 
-Watch: Half of standard's attention parameters: use `shape = params`. A substitute whose hybrid does not beat
-`even(prefix_mean)` has weights that do nothing.
+Watch: Half of standard's attention parameters: use `shape = params`. If the hybrid of a substitute does not beat
+`even(prefix_mean)`, its weights have no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mech
 
 
 class PrefixMean(Mechanism):
-    """Every token takes the mean of the values so far, its own included."""
+    """Every token gets the mean of the values so far, its own included."""
 
     name: ClassVar[str] = "prefix_mean"
 
@@ -33,7 +33,7 @@ class PrefixMean(Mechanism):
         self.o = nn.Linear(shape.width, shape.width, bias=shape.bias == "all")
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width)."""
+        """Return the output of this layer for x (batch, time, width)."""
         v = self.v(x)
         values = v.to(torch.promote_types(v.dtype, torch.float32))
         if frame.padding is None:

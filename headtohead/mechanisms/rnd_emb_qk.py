@@ -1,20 +1,20 @@
-"""Queries and keys from noise drawn once, the companion, which passes the same blocks: softmax of dot products, and a map
-that no input changes.
+"""Queries and keys from fixed random vectors, the companion, which passes through the same blocks: softmax of dot products,
+with an attention map that does not depend on the input.
 
     X starts as eps ~ N(0, sigma^2 I)        q, k = W_q norm(X), W_k norm(X)        v = W_v x
     o_i = W_o sum_j softmax_j(q_i . k_j / sqrt(d)) v_j
 
-RndEmbQK of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602. The noise comes from the run's seed and
-is saved with the weights. `per_layer=true` gives each layer noise of its own and runs no companion.
+RndEmbQK of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602. The noise is drawn from the run's seed and
+saved with the weights. `per_layer=true` gives each layer its own noise and runs no companion.
 
 Arms: rnd_emb_qk:per_layer=true even(rnd_emb_qk)
 
-Claims: Alone 84.8 word perplexity on WikiText against 38.1, last words of LAMBADA 1.3 % right against 22.9; every
-second layer standard, 39.3 and 22.0 % (500M, 15B tokens); at 1.7B the hybrid has 28.0 against 27.6.
+Claims: Used in every layer, 84.8 word perplexity on WikiText against 38.1, and 1.3 % accuracy on the last words of LAMBADA
+against 22.9; with every second layer standard, 39.3 and 22.0 % (500M, 15B tokens); at 1.7B the hybrid has 28.0 against 27.6.
 
-Watch: What it learns is where to look by position alone: race it beside `prefix_mean`. The companion costs a batch one
-sequence more, and inputs longer than it are refused. A bidirectional model runs the whole companion, however short the
-input. `sigma` is not published; ours is the usual start of an embedding. One run per cell.
+Watch: It can only learn to attend by position: race it with `prefix_mean`. The companion adds one sequence to the cost of a
+batch, and longer inputs are rejected. A bidirectional model runs the whole companion, however short the input. `sigma` is
+not published; ours is the usual initial standard deviation of an embedding. One run per cell.
 """
 
 from __future__ import annotations
@@ -37,26 +37,24 @@ class RndEmbQKOptions(AccompaniedOptions):
 
     sigma: float = option(0.02, "standard deviation of the noise", low=0.0)
     per_layer: bool = option(
-        False, "noise of its own for each layer, normed and projected there, in place of one companion"
+        False, "separate noise for each layer, normalized and projected there, instead of one companion"
     )
 
     def validate(self) -> None:
-        """Refuse what would do nothing."""
+        """Raise if options would have no effect."""
         if self.sigma == 0:
-            raise UserError("sigma=0 leaves no noise: every query and key would be the same")
+            raise UserError("sigma=0 would make every query and key equal; use sigma > 0")
         if self.per_layer and self.detach:
-            raise UserError(
-                "detach stops gradients through the blocks a companion passes; per_layer passes none"
-            )
+            raise UserError("detach stops gradients at the companion; per_layer=true has no companion")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """The common ones, and louder noise in each layer."""
+        """Return the shared examples, and larger noise in each layer."""
         return [*super().examples(), cls(sigma=0.5, per_layer=True, kv_heads=2)]
 
 
 class RndEmbQK(Accompanied):
-    """Softmax attention with the queries and keys of random vectors that pass the same blocks."""
+    """Softmax attention with the queries and keys of random vectors that pass through the same blocks."""
 
     name: ClassVar[str] = "rnd_emb_qk"
     Options: ClassVar[type] = RndEmbQKOptions
@@ -68,19 +66,19 @@ class RndEmbQK(Accompanied):
             self.register_buffer("noise", torch.zeros(self.length, shape.width))
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values, and draw this layer's noise where it has its own."""
+        """Set initial values, and draw this layer's noise if it has its own."""
         super().initialise(draw)
         if self.options.per_layer:
             self.noise.copy_(draw("noise", self.noise.shape, self.options.sigma))
 
     def companion_spec(self) -> CompanionSpec | None:
-        """Noise beside the data, unless each layer has its own."""
+        """Noise for the companion, unless each layer has its own."""
         if self.options.per_layer:
             return None
         return CompanionSpec(self.length, "noise", sigma=self.options.sigma)
 
     def companion(self, frame: Frame) -> Companion:
-        """Return the companion at this layer; a layer's own noise stands in its place."""
+        """Return the companion at this layer, or the layer's own noise."""
         if not self.options.per_layer:
             return super().companion(frame)
         assert frame.norm is not None

@@ -1,9 +1,9 @@
-"""Two or three of the projections are one, so that fewer matrices are learned and, where keys are values, one tensor is
-cached in place of two.
+"""Two or three projections share one matrix: fewer matrices are learned and, if keys are values, one tensor is cached
+instead of two.
 
     (Q, K=V)      q = W_q x   v = k = W_k x            (Q=K, V)   q = k = W_k x   v = W_v x
     (Q=K=V)       q = k = v = W_k x                    V = aQ + bK   v = a q + b k, fixed or learned per head
-    depth 2       q = W_r W_q x, multiplied out for decoding
+    depth 2       q = W_r W_q x, one precomputed product in decoding
 
 Kayyam, Madan Gopal, Lewis, "Do Transformers Need Three Projections?", arXiv 2606.04032; the depth-2 query after
 arXiv 2606.21848.
@@ -18,29 +18,28 @@ arXiv 2606.21848.
 | V = aQ + bK, learned | `sharing:value_mix=learnt` | as standard |
 | QVV(3), a depth-2 query | `sharing:tie=kv,query_depth=2` | one tensor |
 
-With rotary positions a shared K=V must choose what is turned. `rope=roundtrip` (the default then) turns keys and values
-together and turns the mix back at the query: it depends on distances alone, and one turned tensor is cached. `score`
-carries keys unturned and turns them again at each step; `rotated` carries turned values and is not shift-invariant;
-`decoupled` turns a part of the key that is no value, half of each head (`rotary_key=split`) or one key more for all
-heads (`shared`); `none` turns nothing. These are different models: train and decode with the same one.
+With rotary positions, a shared K=V must choose what is rotated. `rope=roundtrip` (the default then) rotates keys and values
+together and rotates the output back at the query: it depends only on distances, and one rotated tensor is cached. `score`
+caches unrotated keys and rotates them again at each step; `rotated` also rotates the values and is not shift-invariant;
+`decoupled` rotates a part of the key that is not a value, half of each head (`rotary_key=split`) or one extra key for all
+heads (`shared`); `none` rotates nothing. These are different models: train and decode with the same one.
 
-`pos2d=true` is the paper's (X)+, S' = sum_c w_c (S + P_c) + b with fixed sines and cosines P of both indices. What
-depends on the query alone cancels in the softmax: a learned temperature sum(w) and a learned bias by the key's position
-are left, and so it is computed. `score_bias=t5` (Raffel et al., arXiv 1910.10683) and `alibi` (Press et al., arXiv
-2108.12409) are its relative rivals. `kv_norm` norms the key of a shared K=V in the score alone, at one more cached
-number per key head.
+`pos2d=true` is the paper's (X)+, S' = sum_c w_c (S + P_c) + b with fixed sines and cosines P of both indices. Terms of the
+query alone cancel in the softmax, which leaves a learned temperature sum(w) and a learned bias by the key's position; this
+is what is computed. `score_bias=t5` (Raffel et al., arXiv 1910.10683) and `alibi` (Press et al., arXiv 2108.12409) are its
+relative rivals. `kv_norm` normalizes the key of a shared K=V in the score only, for one more cached number per key head.
 
 Arms: sharing:tie=kv sharing:tie=qk sharing:tie=qkv sharing:tie=kv,kv_heads=2 sharing:value_mix=(1,-1)
 sharing:tie=kv,query_depth=2
 
-Claims: At 300M (Q, K=V) costs +3.1 % perplexity (5.27 against 5.11) and +2.5 % at 1.2B for half the cache, (Q=K, V)
-+4.9 %, (Q=K=V) +25.4 %; with one key head (Q, K=V) +4.9 % for 96.9 % less cache. QVV(3) beats three projections on
-four of five models.
+Claims: At 300M (Q, K=V) costs +3.1 % perplexity (5.27 against 5.11) and +2.5 % at 1.2B for half the cache, (Q=K, V) +4.9 %,
+(Q=K=V) +25.4 %; with one key head (Q, K=V) +4.9 % for 96.9 % less cache. QVV(3) beats three projections on four of five
+models.
 
 Watch: These published losses count padding as text, so the gaps on text are larger; one seed, parameters not matched.
-(Q, K=V) has exactly the parameters, FLOPs and cache of grouped attention with half the key heads:
-`standard:kv_heads=H/2` is its fair rival. Q=K favours the token itself (`mask_self=true` hides it). The paper's models
-have learned positions, and its (X)+ no causal mask.
+(Q, K=V) has exactly the parameters, FLOPs and cache of grouped attention with half the key heads: `standard:kv_heads=H/2` is
+its fair rival. Q=K favors the token itself (`mask_self=true` masks it). The paper's models have learned positions, and its
+(X)+ has no causal mask.
 """
 
 from __future__ import annotations
@@ -77,59 +76,57 @@ class SharingOptions(Options):
 
     tie: str = option(
         "none",
-        "which projections are one: kv is (Q, K=V), qk is (Q=K, V)",
+        "which projections share one matrix: kv is (Q, K=V), qk is (Q=K, V)",
         choices=("none", "kv", "qk", "qkv"),
     )
-    kv_heads: int = option(
-        0, "key/value heads shared by the query heads; 0: as many as the model says", low=0
-    )
+    kv_heads: int = option(0, "key/value heads shared by the query heads; 0: the model's setting", low=0)
     value_mix: str | tuple[float, float] = option(
-        "off", "V = aQ + bK in place of its own projection: (a,b) fixed, or learnt per head", parse=_parse_mix
+        "off", "V = aQ + bK instead of a value projection: (a,b) fixed, or learnt per head", parse=_parse_mix
     )
     value_mix_norm: str = option("none", "unit divides the mix by sqrt(a^2 + b^2)", choices=("none", "unit"))
     query_depth: int = option(
-        1, "2: the query goes through two matrices, multiplied out for decoding", low=1, high=2
+        1, "2: the query has two matrices, whose product is precomputed for decoding", low=1, high=2
     )
     rope: str = option(
         "auto",
-        "what rotary positions turn when K=V: none, the score alone, score and value with the way back "
-        "(roundtrip), the value too (rotated), or a part of the key that is no value (decoupled); "
+        "what rotary positions rotate when K=V: none, the score only, score and value with an inverse rotation of the "
+        "output (roundtrip), the value too (rotated), or a part of the key that is not a value (decoupled); "
         "auto: roundtrip when K=V, else score",
         choices=("auto", "none", "score", "roundtrip", "rotated", "decoupled"),
     )
     rotary_key: str = option(
         "split",
-        "under rope=decoupled, the part that turns: half of each head, or one more key shared by all heads",
+        "with rope=decoupled, the rotated part: half of each head, or one extra key shared by all heads",
         choices=("split", "shared"),
     )
     pos2d: bool = option(False, "(X)+: a learned temperature and a learned bias by the key's position")
     pos2d_m: int = option(10, "channels of pos2d", low=3)
     pos2d_init: str = option(
         "identity",
-        "identity: pos2d starts as no term at all; paper: its weights start uniform (Xavier)",
+        "initial pos2d: identity has no effect; paper is Xavier uniform",
         choices=("identity", "paper"),
     )
     score_bias: str = option(
         "none",
-        "added to the scores: t5 learns a bias by bucket of distance, alibi falls off with distance",
+        "bias added to the scores: t5 learns one per bucket of distance, alibi decreases with distance",
         choices=("none", "t5", "alibi"),
     )
     kv_norm: str = option(
         "off",
-        "norm the key of a shared K=V in the score, its value stays as it is; gain: with a learned gain",
+        "normalize the key of a shared K=V in the score, but not its value; gain: with a learned gain",
         choices=("off", "scale_free", "gain"),
     )
-    mask_self: bool = option(False, "a token does not see itself unless it is the first")
+    mask_self: bool = option(False, "a token does not attend to itself unless it is the first")
 
     def validate(self) -> None:
-        """Refuse forms that are another form in disguise, or nothing at all."""
+        """Raise for forms that equal another form or have no effect."""
         if self.tie in ("qk", "qkv") and self.kv_heads:
             raise UserError(
-                f"tie={self.tie} with kv_heads={self.kv_heads}: queries are keys, so there are as many of both, and grouped "
-                "ones would be identical; leave kv_heads out"
+                f"tie={self.tie} with kv_heads={self.kv_heads}: queries are keys, so both have the same number of heads; "
+                "leave kv_heads out"
             )
         if self.tie in ("qk", "qkv") and self.query_depth == 2:
-            raise UserError(f"query_depth=2 needs a query of its own; tie={self.tie} has none")
+            raise UserError(f"query_depth=2 needs a separate query projection; tie={self.tie} has none")
         if self.value_mix == "off":
             if self.value_mix_norm != "none":
                 raise UserError("value_mix_norm needs value_mix")
@@ -137,7 +134,7 @@ class SharingOptions(Options):
             why = (
                 "v would be 0 where a = -b, else (Q=K=V)"
                 if self.tie == "qk"
-                else "K=V is the mix (0,1) already"
+                else "K=V is already the mix (0,1)"
             )
             raise UserError(f"value_mix needs tie=none: with tie={self.tie} {why}")
         elif self.value_mix == (0.0, 0.0):
@@ -145,26 +142,26 @@ class SharingOptions(Options):
         if self.tie not in ("kv", "qkv"):
             if self.rope in ("roundtrip", "rotated", "decoupled"):
                 raise UserError(
-                    f"rope={self.rope} says how a shared K=V is turned; tie={self.tie} does not share them"
+                    f"rope={self.rope} applies to a shared K=V; tie={self.tie} does not share them"
                 )
             if self.kv_norm != "off":
                 raise UserError(
-                    f"kv_norm norms the key of a shared K=V; tie={self.tie} does not share them "
-                    "(standard:qk_norm=true norms queries and keys)"
+                    f"kv_norm normalizes the key of a shared K=V; tie={self.tie} does not share them "
+                    "(standard:qk_norm=true normalizes queries and keys)"
                 )
         if self.rotary_key == "shared":
             if self.rope != "decoupled":
                 raise UserError(
-                    f"rotary_key=shared needs rope=decoupled; rope={self.rope} has no part that turns"
+                    f"rotary_key=shared needs rope=decoupled; rope={self.rope} has no separate rotated part"
                 )
             if self.tie == "qkv":
-                raise UserError("rotary_key=shared gives queries a part of their own; tie=qkv has no queries")
+                raise UserError("rotary_key=shared needs a separate query projection; tie=qkv has none")
         if not self.pos2d and (self.pos2d_m, self.pos2d_init) != (10, "identity"):
             raise UserError("pos2d_m and pos2d_init need pos2d=true")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """Every value at least once, and the forms the paper races."""
+        """Return every value at least once, and the forms that the paper compares."""
         return [
             cls(),
             cls(kv_heads=2),
@@ -199,11 +196,13 @@ class SharingOptions(Options):
 
 
 class Sharing(Projected):
-    """Softmax attention in which two or three of the projections are one."""
+    """Softmax attention in which two or three projections share one matrix."""
 
     name: ClassVar[str] = "sharing"
     Options: ClassVar[type] = SharingOptions
-    idle: ClassVar[tuple[str, ...]] = ("pos2d.offset",)  # the same for every key, so the softmax drops it
+    idle: ClassVar[tuple[str, ...]] = (
+        "pos2d.offset",
+    )  # the same for every key, so it cancels in the softmax
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, strict=options.mask_self)
@@ -232,7 +231,7 @@ class Sharing(Projected):
             self.q_rope = self.linear(width, self.heads * self.turned)
             self.k_rope = self.linear(width, self.turned)
         if options.kv_norm == "gain":
-            # Turned keys are cached; a gain equal within rotary pairs is the same before and after the turn.
+            # Rotated keys are cached; a gain that is equal within rotary pairs commutes with the rotation.
             paired = self.rope in ("roundtrip", "rotated")
             self.k_gain = nn.Parameter(torch.ones(self.dim // 2 if paired else self.carried))
         if options.pos2d:
@@ -242,23 +241,23 @@ class Sharing(Projected):
         self.o = self.linear(self.heads * self.carried, width, output=True)
 
     def _turned(self) -> int:
-        """Return how many coordinates of a key turn without being a value: half of a head, in pairs."""
+        """Return how many coordinates of a key rotate without being a value: half of a head, in pairs."""
         if self.rope != "decoupled":
             return 0
         if self.dim < 4:
             raise UserError(
-                f"sharing: rope=decoupled turns half of each head; a head of {self.dim} has no half of pairs"
+                f"sharing: rope=decoupled rotates half of each head in pairs; head width {self.dim} is too small"
             )
         return 2 * (self.dim // 4)
 
     def add_stage(self, stage: Stage) -> None:
-        """Refuse a stage where keys have a part that no head owns."""
+        """Raise for a stage if keys have a part that no head owns."""
         if self.shared_key:
-            raise UserError(f"rotary_key=shared leaves no one query per key for {stage.name}")
+            raise UserError(f"{stage.name} needs one query per key; rotary_key=shared does not have that")
         super().add_stage(stage)
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values; the second query matrix keeps the scale of the first, and the mix starts as (Q, K=V)."""
+        """Set initial values; the second query matrix keeps the scale of the first, and the mix starts as (Q, K=V)."""
         super().initialise(draw)
         with torch.no_grad():
             if self.options.query_depth == 2:
@@ -269,7 +268,7 @@ class Sharing(Projected):
             self.pos2d.initialise(draw, self.options.pos2d_init == "identity")
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and the value's own projection; where v comes from q or k, k stands in for it."""
+        """Return q, k and the value projection; if v is computed from q or k, k is returned in its place."""
         if self.options.query_depth == 2 and cache is not None:
             folded = F.linear(x, cache.folded["query"], cache.folded.get("query_bias"))
             outputs = [folded, *joined_linear(x, [layer for layer in self._inputs() if layer is not self.q])]
@@ -291,7 +290,7 @@ class Sharing(Projected):
         return q, k, v
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v; a shared value is the evolved key before it is turned, as is a mixed one."""
+        """Return q, k, v; a shared or mixed value is computed from the evolved key before rotation."""
         if self.options.value_mix != "off":
             v = self._mixed_value(q, k)
         elif self.one_tensor:
@@ -308,24 +307,24 @@ class Sharing(Projected):
         return q, k, v
 
     def _position_decoupled(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k with their last part turned, and the rest of k as v."""
+        """Return q, k with their last part rotated, and the rest of k as v."""
         (q, q_turning), (v, k_turning) = (x.split((self.carried, self.turned), -1) for x in (q, k))
         q = torch.cat((q, frame.rotate(q_turning)), -1)
-        # A shared part stands once for each head: it is turned once.
+        # A shared part is repeated for each head: rotate it once.
         k_turning = frame.rotate(k_turning[:, :1] if self.shared_key else k_turning)
         content = v if self.options.kv_norm == "off" else self._key(v, self._size(v), frame)
         return q, self._beside(content, k_turning), v
 
     def _beside(self, k: Tensor, turning: Tensor) -> Tensor:
-        """Return keys with the part that turns behind them; one part serves all heads."""
+        """Return keys with the rotated part concatenated; all heads share one part."""
         return torch.cat((k, turning.expand(-1, self.kv_heads, -1, -1)), -1)
 
     def _size(self, v: Tensor) -> Tensor:
-        """Return the root mean square (batch, heads, time, 1) of shared keys; turning them leaves it alone."""
+        """Return the root mean square (batch, heads, time, 1) of shared keys, which rotation does not change."""
         return (v.square().mean(-1, keepdim=True) + self.shape.norm_eps).sqrt()
 
     def _key(self, v: Tensor, size: Tensor, frame: Frame) -> Tensor:
-        """Return the normed keys of values as they are kept, and turn them where values are kept unturned."""
+        """Return the normalized keys from cached values, rotated if the cache holds unrotated values."""
         k = v / size
         if self.options.kv_norm == "gain":
             paired = len(self.k_gain) != v.shape[-1]
@@ -333,25 +332,25 @@ class Sharing(Projected):
         return frame.rotate(k, keys=k.shape[-2] != frame.time) if self.rope == "score" else k
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
-        """Return the mixed values; with K=V the cache holds one tensor and both sides read it."""
+        """Return the mixed values; with K=V the cache holds one tensor, read as keys and as values."""
         if cache is not None and self._one_read(q, v, frame):
             return self._decode(q, cache.append("kv", v), frame)
         if cache is not None:
             k, v = self._cached(k, v, frame, cache)
         q, k, scale = self._with_term(q, k, frame)
         mixed = frame.attend(q, k, v, strict=self.strict, scale=scale, bias=self._bias(q, frame))
-        # Turned back at the query's place: sum_j a_ij R_(j-i) k_j, which depends on distances alone.
+        # Rotated back at the query's position: sum_j a_ij R_(j-i) k_j, which depends only on distances.
         return frame.rotate(mixed, inverse=True) if self.rope == "roundtrip" else mixed
 
     def _one_read(self, q: Tensor, v: Tensor, frame: Frame) -> bool:
-        """Return whether the decoding kernel serves: one query on a K=V cache, with nothing added to the scores."""
+        """Return whether the decoding kernel applies: one query on a K=V cache, with unbiased scores."""
         options = self.options
         usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
         fits = self.one_tensor and self.rope != "decoupled" and usual and not self.strict
         return fits and frame.time == 1 and frame.padding is None and decode_serves(q, v)
 
     def _decode(self, q: Tensor, kv: Tensor, frame: Frame) -> Tensor:
-        """Return the mix of one query with its cache, read once; what rotary positions rope_mode is turned on the way."""
+        """Return the output of one query with its cache, read once; the kernel applies the rotation of `rope`."""
         rope_mode = (
             self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
         )
@@ -362,7 +361,7 @@ class Sharing(Projected):
         return decode(q, kv, table, rope_mode, place=frame.place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Keep what the new tokens leave; return all keys and values so far."""
+        """Append the new tokens to the cache; return all keys and values so far."""
         if not self.one_tensor:
             return cache.append("k", k), cache.append("v", v)
         if self.rope == "decoupled":
@@ -379,15 +378,15 @@ class Sharing(Projected):
         v = cache.append("kv", v)
         if self.options.kv_norm != "off":
             return self._key(v, self._sizes(v, cache), frame), v
-        # rope=score scores turned keys and carries unturned ones: the unturned are kept, and turned at each step.
+        # rope=score needs rotated keys and unrotated values: the cache holds unrotated ones, rotated at each step.
         return frame.rotate(v, keys=True) if self.rope == "score" else v, v
 
     def _sizes(self, v: Tensor, cache: Cache) -> Tensor:
-        """Return the sizes of all kept keys; those of the new ones are taken once, and kept."""
+        """Return the sizes of all cached keys; those of new keys are computed once and cached."""
         return cache.append("size", self._size(v[..., cache.length :, :]))
 
     def _with_term(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor, float | None]:
-        """Return q, k and the scale of their scores, None for the usual one."""
+        """Return q, k and the scale of their scores, None for the default."""
         return self.pos2d(q, k, frame) if self.options.pos2d else (q, k, None)
 
     def _bias(self, q: Tensor, frame: Frame) -> Tensor | None:
@@ -407,7 +406,7 @@ class Sharing(Projected):
         return attention_weights(q, k, mask, scale, self._bias(q, frame))
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """One tensor when K=V, else keys and values; the keys' sizes and a shared turned part beside it."""
+        """One tensor when K=V, else keys and values; also the keys' sizes and a shared rotated part."""
         if not self.one_tensor:
             return super().cache_spec()
         entries = [Entry("kv", (self.kv_heads, self.dim))]
@@ -417,7 +416,7 @@ class Sharing(Projected):
 
     @property
     def graph_safe(self) -> bool:
-        """Where nothing is added to the scores, and keys are not normed behind the cache."""
+        """True if no bias is added to the scores, and keys are not normalized after the cache."""
         options = self.options
         usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
         return type(self) is Sharing and usual and self.graph_safe_stages()
@@ -429,7 +428,7 @@ class Sharing(Projected):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Cache:
-        """Return an empty cache, with the two query matrices multiplied out."""
+        """Return an empty cache, with the product of the two query matrices precomputed."""
         cache = super().new_cache(batch, capacity, dtype, device)
         if self.options.query_depth == 2:
             cache.folded["query"] = self.r.weight @ self.q.weight
@@ -438,17 +437,17 @@ class Sharing(Projected):
         return cache
 
     def projection_flops(self, mode: Mode) -> float:
-        """Return the FLOPs per token of the projections; decoding uses the folded query."""
+        """Return the FLOPs per token of the projections; decoding uses the precomputed query matrix."""
         folded = 2.0 * self.r.weight.numel() if self.options.query_depth == 2 and mode != "train" else 0.0
         return super().projection_flops(mode) - folded
 
     def key_flops(self, mode: Mode) -> float:
-        """Return score and mix per key: a decoupled part is scored and not mixed, pos2d scores one more."""
+        """Return score and mix per key: a decoupled part is scored but not mixed, pos2d scores one more coordinate."""
         scored = self.carried + self.turned + (1 if self.options.pos2d else 0)
         return 2.0 * self.heads * (scored + self.carried)
 
     def circuit_tags(self) -> dict[str, str]:
-        """A projection that serves both jobs is `both`."""
+        """A projection that serves both circuits is `both`."""
         tags = super().circuit_tags() | dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
         if self.one_tensor:
             tags["k"] = "both"
@@ -457,7 +456,7 @@ class Sharing(Projected):
         return tags
 
     def circuits(self) -> list[Circuit]:
-        """The learnt mix and the terms of the score are the layer's own, undecayed; the terms follow the scores."""
+        """The learned mix and the score terms are own groups without weight decay; the terms follow qk."""
         terms = [
             name for name in ("pos2d.weights", "pos2d.offset", "t5") if hasattr(self, name.split(".")[0])
         ]

@@ -1,19 +1,19 @@
-"""Softmax attention: each token compares its query with the keys of all tokens so far, and takes the mean of their
-values by these weights. Multi-head, grouped-query and multi-query, optionally windowed or with normed q and k.
+"""Softmax attention: each token compares its query with the keys of all tokens so far and returns the weighted mean of their
+values. Multi-head, grouped-query and multi-query, optionally windowed or with normalized q and k.
 
     q, k, v = W_q x, W_k x, W_v x in heads        o_i = W_o [ sum_(j <= i) softmax_j(q_i . k_j / sqrt(d)) v_j ]_heads
 
-Vaswani et al., arXiv 1706.03762; `kv_heads=1` is multi-query (Shazeer, arXiv 1911.02150), between 1 and the heads
-grouped-query attention (Ainslie et al., arXiv 2305.13245). Rotary positions turn q and k where the model has them.
+Vaswani et al., arXiv 1706.03762; `kv_heads=1` is multi-query (Shazeer, arXiv 1911.02150), a value between 1 and the number
+of heads grouped-query attention (Ainslie et al., arXiv 2305.13245). Rotary positions rotate q and k if the model has them.
 
 Arms: standard:kv_heads=2 standard:kv_heads=1
 
-Claims: It is what the others are measured against. Of its grouped forms arXiv 2606.04032 reports, at 300M: a quarter
-of the key heads +0.8 % perplexity for 75 % less cache, one key head +1.6 % for 93.8 % less (one seed).
+Claims: It is the baseline. For its grouped forms at 300M, arXiv 2606.04032 reports: a quarter of the key heads, +0.8 %
+perplexity for 75 % less cache; one key head, +1.6 % for 93.8 % less (one seed).
 
-Watch: An untuned baseline proves nothing: at one million parameters its learning rate moves it by more than most
-mechanisms do (docs/log.md). `kv_heads` saves parameters as well as cache; `shape = params` gives them back.
-`window` cuts what is seen, and the cache still keeps every token.
+Watch: An untuned baseline proves nothing: at one million parameters the learning rate changes its loss by more than most
+mechanisms do (docs/log.md). `kv_heads` saves parameters as well as cache; `shape = params` compensates for them. `window`
+limits the visible keys, but the cache still stores every token.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from headtohead.mechanisms.contract.projected import Projected, joined_linear
 class StandardOptions(Options):
     """Options of standard attention."""
 
-    kv_heads: int = option(
-        0, "key/value heads shared by the query heads; 0: as many as the model says", low=0
+    kv_heads: int = option(0, "key/value heads shared by the query heads; 0: the model's setting", low=0)
+    window: int = option(0, "number of keys a query attends to, itself included; 0: all", low=0)
+    qk_norm: bool = option(
+        False, "normalize queries and keys per head, with a learned gain, before positions"
     )
-    window: int = option(0, "how many keys back a query sees, itself included; 0: all", low=0)
-    qk_norm: bool = option(False, "norm queries and keys per head, with a learned gain, before positions")
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """Each option at work, and all together."""
+        """Return each option alone, and all together."""
         return [
             cls(),
             cls(kv_heads=2),
@@ -81,7 +81,7 @@ class Standard(Projected):
         )
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
-        """Return q and k after the stages, normed where asked."""
+        """Return q and k after the stages, normalized if `qk_norm`."""
         q, k = super().evolve(q, k, frame)
         if self.options.qk_norm:
             eps = self.shape.norm_eps
@@ -90,16 +90,16 @@ class Standard(Projected):
 
     @property
     def graph_safe(self) -> bool:
-        """With every option."""
+        """True with every option."""
         return type(self) is Standard and self.graph_safe_stages()
 
     def circuit_tags(self) -> dict[str, str]:
-        """The gains set the scores: qk."""
+        """The gains scale the scores: qk."""
         return super().circuit_tags() | {"q_gain": "qk", "k_gain": "qk"}
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return `standard`, or the usual name of its grouped forms."""
+        """Return `standard`, or the usual name of a grouped form."""
         if options.kv_heads and not options.window and not options.qk_norm:
             return "MQA" if options.kv_heads == 1 else f"GQA-{options.kv_heads}"
         return super().label(options)

@@ -1,4 +1,4 @@
-"""Queries and keys from the token embeddings: the map depends on the input, and not on what the layers below made of it.
+"""Queries and keys from the token embeddings: the attention map depends on the input, but not on the layers below.
 
     q, k = W_q norm(e), W_k norm(e) with e = Emb(tokens)        v = W_v x
     o_i = W_o sum_j softmax_j(q_i . k_j / sqrt(d)) v_j
@@ -7,11 +7,11 @@ StaticEmbQK of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.116
 
 Arms: even(static_emb_qk)
 
-Claims: Alone 79.9 word perplexity on WikiText against 38.1; every second layer standard, 38.7: queries and keys of
-the current layer are not essential (500M, 15B tokens).
+Claims: Used in every layer, 79.9 word perplexity on WikiText against 38.1; with every second layer standard, 38.7: queries
+and keys of the current layer are not essential (500M, 15B tokens).
 
-Watch: In layer 1 it is exactly `standard`. Parameters, FLOPs and cache are standard's. Whether the embeddings are normed
-is not published; `norm=raw` leaves them at their small start. One run per cell.
+Watch: In layer 1 it equals `standard`. Parameters, FLOPs and cache are standard's. The paper does not state whether the
+embeddings are normalized; `norm=raw` leaves them at their small initial scale. One run per cell.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class StaticEmbQKOptions(DeconstructedOptions):
 
     norm: str = option(
         "layer",
-        "what the embeddings go through first: this layer's norm, so that a first layer is standard, or nothing (raw)",
+        "normalization of the embeddings: this layer's norm, so that a first layer is standard, or none (raw)",
         choices=("layer", "raw"),
     )
 
 
 class StaticEmbQK(Deconstructed):
-    """Softmax attention whose queries and keys come from the embeddings that entered layer 0."""
+    """Softmax attention whose queries and keys come from the embeddings at the input of layer 0."""
 
     name: ClassVar[str] = "static_emb_qk"
     Options: ClassVar[type] = StaticEmbQKOptions
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width)."""
+        """Return the output of this layer for x (batch, time, width)."""
         q, k = self._queries_keys(frame)
         v = self.split_heads(self.v(x), self.kv_heads)
         return self.write(self.mix(q, k, v, frame, cache), frame)

@@ -1,5 +1,5 @@
-"""No mixing of tokens: three width x width maps, in place of those of q, k and v, make a gated layer on each token alone.
-What attention's parameters are worth without other tokens to look at.
+"""No token mixing: three width x width maps replace those of q, k and v and form a gated layer on each token. It measures
+the value of attention's parameters without attention.
 
     o_i = W_o W_down (SiLU(W_gate x_i) * W_up x_i)
 
@@ -7,12 +7,12 @@ MLP of Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602.
 
 Arms: even(token_mlp)
 
-Claims: Alone it fails, 993.5 word perplexity on WikiText against 38.1, the same at every context (500M, 15B tokens);
-every second layer standard, 45.8.
+Claims: Used in every layer it fails, with 993.5 word perplexity on WikiText against 38.1, the same at every context (500M,
+15B tokens); with every second layer standard it has 45.8.
 
-Watch: Alone the loss cannot fall below the bigrams of the text, whatever the context. It has standard's parameters and
-none of its quadratic FLOPs: compare at equal FLOPs as well. A hybrid that does well may only show that half the
-attention layers suffice; `even(no_attention)` tells.
+Watch: Used in every layer, its loss cannot fall below that of a bigram model of the text, at any context. It has standard's
+parameters but none of its quadratic FLOPs: compare at equal FLOPs as well. A hybrid that does well may only show that half
+the attention layers suffice; `even(no_attention)` tests that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Fr
 
 
 class TokenMLP(Mechanism):
-    """A gated layer on each token alone, with standard attention's parameter count."""
+    """A gated layer on each token, with standard attention's parameter count."""
 
     name: ClassVar[str] = "token_mlp"
 
@@ -39,13 +39,13 @@ class TokenMLP(Mechanism):
         self.o = nn.Linear(width, width, bias=shape.bias == "all")
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width)."""
+        """Return the output of this layer for x (batch, time, width)."""
         biases = None if self.gate.bias is None else (self.gate.bias, self.up.bias, self.down.bias)
         output: Tensor = self.o(swiglu(x, self.gate.weight, self.up.weight, self.down.weight, biases))
         return output
 
     def cache_spec(self) -> tuple[Entry, ...]:
-        """Nothing: no token looks at another."""
+        """Nothing: no token attends to another."""
         return ()
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
@@ -54,7 +54,7 @@ class TokenMLP(Mechanism):
         return Flops(linear, linear)
 
     def circuits(self) -> list[Circuit]:
-        """The gated maps are its own and move with ov, which they feed."""
+        """The gated maps are an own group that follows ov, whose input they compute."""
         return [
             Circuit("ov", circuit.parameters, circuit.decay)
             if circuit.tag == "ov"

@@ -1,4 +1,4 @@
-"""Where a run was done: versions, device, commit."""
+"""The environment of a run: versions, device, commit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headtohead.model.sizes import Size
 
 
 def choose_device(given: str) -> torch.device:
-    """Return the device asked for; `auto` takes a GPU where there is one."""
+    """Return the requested device; `auto` selects a GPU if available, else the CPU."""
     if given == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = given.partition(":")
     if kind not in ("cpu", "cuda"):
         raise unknown("device", given, ("auto", "cpu", "cuda"))
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda is asked for, and this machine has none that torch can use")
+        raise UserError("device 'cuda' requested, but torch finds no GPU; use cpu or auto")
     if number and (not number.isdigit() or (kind == "cuda" and int(number) >= torch.cuda.device_count())):
         raise UserError(f"device {given}: this machine has {torch.cuda.device_count()} GPUs")
     return torch.device(given)
@@ -35,7 +35,7 @@ def choose_device(given: str) -> torch.device:
 
 @cache
 def commit() -> str:
-    """Return the commit of this package: H2H_COMMIT, or git's, marked when files differ from it; else `unknown`."""
+    """Return the commit of this package: H2H_COMMIT, or git's with a mark if files differ from it, or `unknown`."""
     if given := os.environ.get("H2H_COMMIT"):
         return given
     root = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def commit() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return what stands beside a measured number: date, commit, versions, machine."""
+    """Return the provenance of a measured number: date, commit, versions."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -67,7 +67,7 @@ def provenance() -> dict[str, str]:
 
 
 def environment(device: torch.device, size: Size, precision: str) -> dict[str, Any]:
-    """Return the facts of this machine that a reader of the result may want."""
+    """Return the provenance plus device, threads and kernels of this machine."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     probe = torch.zeros(1, size.heads, size.context, size.width // size.heads, dtype=dtype, device=device)
     return provenance() | {
@@ -80,14 +80,14 @@ def environment(device: torch.device, size: Size, precision: str) -> dict[str, A
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device in words."""
+    """Return the name of a device for display."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({platform.machine()}, {platform.system()})"
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what changed between two stretches of one run that can move its last digits."""
+    """Return the changes between two parts of one run that can change the last digits of its result."""
     return [
         f"{key} {before.get(key)} -> {now.get(key)}"
         for key in ("torch", "device", "threads")

@@ -1,7 +1,7 @@
-"""The number of this package's arithmetic: bumped whenever a golden loss moves, so that old runs are not mixed in.
+"""Version number of the numerics: incremented when a golden loss changes, so that old runs are not mixed with new ones.
 
 1  until 2026-11-15
-2  start values do not depend on a solved width (`mechanisms/contract/base.py: seeded_draw`); bidirectional models run the whole
+2  initial values do not depend on a solved width (`mechanisms/contract/base.py: seeded_draw`); bidirectional models run the whole
    companion; SO(n) steps are computed in float32 under autocast
 """
 
@@ -14,5 +14,5 @@ NUMERICS = 2
 
 
 def numerics_of(record: Mapping[str, Any]) -> str:
-    """Return the number that a run's record says it was computed with."""
+    """Return the NUMERICS value that a run's record was computed with."""
     return str(record["identity"].get("numerics", "unknown"))

@@ -1,1 +1,1 @@
-"""The one trainer: optimiser groups, schedules, checkpoints."""
+"""Training: trainer, populations, optimizer groups, schedules, checkpoints."""

@@ -1,4 +1,4 @@
-"""What a trainer is fed: windows of a corpus or batches of a task; a step is a function of (seed, number), no state to lose."""
+"""Training batches: windows of a corpus or examples of a task; a step is a pure function of (seed, step number)."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ from headtohead.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Part:
-    """What goes through the model at once, and its share of the step's objective."""
+    """One micro-batch and its share of the step's objective."""
 
     tokens: Tensor
     """(batch, time)"""
     targets: Tensor
-    """As the model takes them."""
+    """In the form the model takes."""
     padding: Tensor | None
-    """(batch, time), true at real tokens; None where all are."""
+    """(batch, time), True at real tokens; None if all are real."""
     share: float
 
 
 @dataclass(frozen=True)
 class PopulationPart:
-    """What goes through the models of several seeds at once."""
+    """One micro-batch of every row of a population."""
 
     tokens: Tensor
     """(seeds, batch, time)"""
     targets: Tensor
     padding: Tensor | None
     share: Tensor | float
-    """Of each seed's objective (seeds,), or the same for all."""
+    """Share of each row's objective (seeds,), or one share for all rows."""
 
 
 def population_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[PopulationPart]:
-    """Yield a step of several seeds, filled up to one shape with what counts nowhere.
+    """Yield the parts of one step of several seeds, padded to one shape without affecting the objective.
 
-    A sequence that is too short goes on with padding; a batch of too few examples with copies of its first one, of which
-    nothing is asked; a step of too few parts with a copy of its first one that has no share in it.
+    Short sequences are padded. Batches with too few examples repeat their first one with ignored targets. Steps with too
+    few parts repeat their first one with share 0.
     """
-    for place in range(max(len(parts) for parts in seeds)):
-        chosen = [parts[place] if place < len(parts) else parts[0] for parts in seeds]
+    for index in range(max(len(parts) for parts in seeds)):
+        chosen = [parts[index] if index < len(parts) else parts[0] for parts in seeds]
         rows, time = (max(part.tokens.shape[dim] for part in chosen) for dim in (0, 1))
         whole = all(part.padding is None and part.tokens.shape[1] == time for part in chosen)
         shares = [
-            part.share if place < len(parts) else 0.0 for part, parts in zip(chosen, seeds, strict=True)
+            part.share if index < len(parts) else 0.0 for part, parts in zip(chosen, seeds, strict=True)
         ]
         yield PopulationPart(
-            torch.stack([_filled(part.tokens, rows, time, 0) for part in chosen]),
-            torch.stack([_asked(part, rows, time) for part in chosen]),
-            None if whole else torch.stack([_filled(_real(part), rows, time, False) for part in chosen]),
+            torch.stack([_padded(part.tokens, rows, time, 0) for part in chosen]),
+            torch.stack([_padded_targets(part, rows, time) for part in chosen]),
+            None if whole else torch.stack([_padded(_real(part), rows, time, False) for part in chosen]),
             torch.tensor(shares),
         )
 
 
-def _filled(x: Tensor, rows: int, time: int, value: int | bool) -> Tensor:
-    """Return (rows, time): longer sequences, and copies of the first."""
+def _padded(x: Tensor, rows: int, time: int, value: int | bool) -> Tensor:
+    """Return x as (rows, time): sequences padded with `value`, missing rows filled with copies of the first."""
     x = F.pad(x, (0, time - x.shape[1]), value=value)
     return torch.cat((x, x[:1].expand(rows - len(x), -1))) if len(x) < rows else x
 
 
-def _asked(part: Part, rows: int, time: int) -> Tensor:
-    targets = _filled(part.targets, rows, time, IGNORED)
+def _padded_targets(part: Part, rows: int, time: int) -> Tensor:
+    targets = _padded(part.targets, rows, time, IGNORED)
     targets[len(part.targets) :] = IGNORED
     return targets
 
@@ -86,24 +86,24 @@ class BatchSource(Protocol):
 
     steps: int
     sequences: int
-    """In one step, at most."""
+    """The most sequences in one step."""
     guess: float
-    """Nats of a uniform guess at one target."""
+    """Nats per target of a uniform guess."""
 
     def parts(self, step: int, micro: int) -> Iterator[Part]:
         """Yield a step in parts of at most `micro` sequences."""
         ...
 
     def tokens(self, steps: int) -> int:
-        """Return the real tokens of so many steps, padding not counted."""
+        """Return the number of real tokens in `steps` steps, without padding."""
         ...
 
     def epochs(self, steps: int) -> float:
-        """Return how often the train split is seen in so many steps."""
+        """Return how often the train split is seen in `steps` steps."""
         ...
 
     def unique_tokens(self, steps: int) -> int:
-        """Return how many different tokens of the train split are seen."""
+        """Return how many distinct tokens of the train split are seen in `steps` steps."""
         ...
 
 
@@ -125,31 +125,31 @@ class WindowBatches:
             yield Part(tokens, targets, None, size / self.sequences)
 
     def tokens(self, steps: int) -> int:
-        """Return the tokens of so many steps."""
+        """Return the number of tokens in `steps` steps."""
         return steps * self.batch
 
     def epochs(self, steps: int) -> float:
-        """Return how often the train split is seen in so many steps."""
+        """Return how often the train split is seen in `steps` steps."""
         return self.windows.epochs(self.tokens(steps))
 
     def unique_tokens(self, steps: int) -> int:
-        """Return how many different tokens of the train split are seen."""
+        """Return how many distinct tokens of the train split are seen in `steps` steps."""
         return min(self.tokens(steps), self.windows.count * self.windows.context)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a task's train split is divided into steps: `batch` tokens on average, whole examples in each."""
+    """How a task's train split is divided into steps: `batch` tokens on average, in whole examples."""
 
     examples: int
-    """In one step; the last of an epoch may hold fewer."""
+    """Examples per step; the last step of an epoch may have fewer."""
     per_epoch: int
-    """Steps that see every example once."""
+    """Steps per epoch."""
     tokens: int
-    """Real tokens of an epoch."""
+    """Real tokens per epoch."""
 
     def steps(self, settings: TrainSettings) -> int:
-        """Return the steps that `tokens` real tokens make, rounded down."""
+        """Return the number of steps in `settings.tokens` real tokens, rounded down."""
         steps = settings.tokens * self.per_epoch // self.tokens
         if steps < 1:
             raise UserError(
@@ -158,7 +158,7 @@ class Division:
         return steps
 
     def trained(self, steps: int) -> int:
-        """Return the real tokens of so many steps, on average over the orders of examples."""
+        """Return the number of real tokens in `steps` steps, averaged over the orders of examples."""
         return steps * self.tokens // self.per_epoch
 
 
@@ -170,12 +170,12 @@ def divide(lengths: Sequence[int], batch: int) -> Division:
 
 
 def example_length(example: Example, written: bool = True) -> int:
-    """Return the tokens of an example, with what is to be written out or without it."""
+    """Return the number of tokens of an example, with or without the answer that is to be generated."""
     return len(example.tokens) if written else example.prompt or len(example.tokens)
 
 
 class TaskBatches:
-    """Batches of a task, in whole examples; with `pointing` the targets are places of an answer, which is not shown."""
+    """Batches of a task, in whole examples; with `pointing` the targets are positions of an answer that is not shown."""
 
     def __init__(
         self,
@@ -195,25 +195,25 @@ class TaskBatches:
 
     def parts(self, step: int, micro: int) -> Iterator[Part]:
         """Yield a step in parts of at most `micro` examples, each with its share of the step's targets."""
-        places = self.batches.places(step)
+        indices = self.batches.places(step)
         found = [
-            collated(self.examples, places[start : start + micro], written=not self.pointing)
-            for start in range(0, len(places), micro)
+            collated(self.examples, indices[start : start + micro], written=not self.pointing)
+            for start in range(0, len(indices), micro)
         ]
         targets = [batch.spans if self.pointing else batch.targets for batch in found]
-        asked = [int((rows != IGNORED).sum()) for rows in targets]
-        for batch, rows, count in zip(found, targets, asked, strict=True):
-            yield Part(batch.tokens, rows, batch.padding, count / sum(asked))
+        counts = [int((rows != IGNORED).sum()) for rows in targets]
+        for batch, rows, count in zip(found, targets, counts, strict=True):
+            yield Part(batch.tokens, rows, batch.padding, count / sum(counts))
 
     def tokens(self, steps: int) -> int:
-        """Return the real tokens of so many steps, to the unit."""
+        """Return the exact number of real tokens in `steps` steps."""
         whole = steps // self.division.per_epoch * self.division.tokens
-        return whole + sum(self.lengths[place] for place in self.batches.before(steps))
+        return whole + sum(self.lengths[index] for index in self.batches.before(steps))
 
     def epochs(self, steps: int) -> float:
-        """Return how often the train split is seen in so many steps."""
+        """Return how often the train split is seen in `steps` steps."""
         return steps / self.division.per_epoch
 
     def unique_tokens(self, steps: int) -> int:
-        """Return how many different tokens of the train split are seen."""
+        """Return how many distinct tokens of the train split are seen in `steps` steps."""
         return min(self.tokens(steps), self.division.tokens)

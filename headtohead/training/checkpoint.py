@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, no pickle; whole or not there; a damaged one is named and the one before used."""
+"""Checkpoints: safetensors and JSON, no pickle; written atomically; a damaged one is reported and the previous one used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened."""
+    """Everything needed to resume exactly."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -33,9 +33,9 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEPT) -> Path:
-    """Write a checkpoint under a temporary name, make it durable, rename it; then drop all but the newest `kept`.
+    """Write a checkpoint under a temporary name, fsync and rename it; then delete all but the newest `kept`.
 
-    None drops nothing.
+    None keeps all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = checkpoint_path(folder, checkpoint.step)
@@ -71,9 +71,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEP
 def latest_checkpoint(
     folder: Path, misfit: Callable[[Checkpoint], str] = lambda checkpoint: "", before: int | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint, of a step below `before` where given, or None, and a line about each passed over.
+    """Return the newest valid checkpoint (of a step below `before`, if given) or None, and a warning for each one skipped.
 
-    `misfit` says what keeps a whole checkpoint from being this run's, or nothing.
+    `misfit` returns why a checkpoint does not belong to this run, or an empty string.
     """
     warnings: list[str] = []
     paths = checkpoint_paths(folder)
@@ -83,16 +83,16 @@ def latest_checkpoint(
         try:
             checkpoint = read_checkpoint(path)
         except UnreadableFile as error:
-            warnings.append(f"{error}; using the one before")
+            warnings.append(f"{error}; using the previous one")
             continue
-        if not (words := misfit(checkpoint)):
+        if not (reason := misfit(checkpoint)):
             return checkpoint, warnings
-        warnings.append(f"checkpoint {path} is not of this run: {words}; using the one before")
+        warnings.append(f"checkpoint {path} does not belong to this run: {reason}; using the previous one")
     return None, warnings
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint in `path`, refusing it by name when anything does not match its checksum."""
+    """Return the checkpoint in `path`; raise DamagedFile, naming the file, when a checksum does not match."""
     try:
         facts = read_document(path / "state.json")
         checksum = facts.pop("checksum")
@@ -112,7 +112,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a safetensors file holds, from its header alone; no tensor is read."""
+    """Return the tensor shapes of a safetensors file; reads only the header."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -121,7 +121,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; the format holds data alone, so nothing in it is executed."""
+    """Return the tensors of a safetensors file; the format holds only data, so nothing in it is executed."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
@@ -134,12 +134,12 @@ def _name(step: int) -> str:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step stands in `folder`."""
+    """Return the path of a step's checkpoint in `folder`."""
     return folder / _name(step)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return where the checkpoints in `folder` stand, oldest first."""
+    """Return the paths of the checkpoints in `folder`, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))

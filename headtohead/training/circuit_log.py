@@ -1,4 +1,4 @@
-"""A log of what each circuit does in each layer: the learning rate it has had, its gradient, the norm of its product."""
+"""Log each circuit in each layer: summed learning rate, gradient norm, norm of the product W_QK or W_OV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIGITS = 6
 
 
 class CircuitLog:
-    """Looks at a model in training and changes nothing of it; between two logged steps it costs nothing."""
+    """Observes a model in training without changing it; costs nothing between logged steps."""
 
     def __init__(
         self, model: Decoder, optimizer: torch.optim.Optimizer, settings: TrainSettings, steps: int
@@ -34,18 +34,18 @@ class CircuitLog:
         for circuit in model.circuits():
             for name in circuit.parameters:
                 block = _BLOCK.match(name)
-                place = (circuit.tag, int(block[1]) if block else 0)
-                self._members.setdefault(place, []).append(parameters[name])
+                key = (circuit.tag, int(block[1]) if block else 0)
+                self._members.setdefault(key, []).append(parameters[name])
         self._rules = {
-            place: [(rules[id(member)], member.numel()) for member in members]
-            for place, members in self._members.items()
+            key: [(rules[id(member)], member.numel()) for member in members]
+            for key, members in self._members.items()
         }
         self._sums: dict[Rule | None, float] = dict.fromkeys(rules.values(), 0.0)
         self._summed = 0
         self._gradients: Tensor | None = None
 
     def record_gradients(self) -> None:
-        """Take the gradient norms of this step, before any clipping; they stay on the device."""
+        """Store the gradient norms of this step, before clipping; they stay on the device."""
         nothing = torch.zeros((), device=self.model.readout.device)
         rows = []
         for members in self._members.values():
@@ -54,19 +54,19 @@ class CircuitLog:
         self._gradients = torch.stack([row.float() for row in rows])
 
     def row(self, step: int) -> dict[str, Any]:
-        """Return what is logged once `step` steps are done: by circuit, a list over layers of each number.
+        """Return the log row after `step` steps: for each circuit, one list over layers per quantity.
 
         lr_sum is the sum of the learning rates so far, grad_norm the norm at this step before clipping, and product the
-        Frobenius norm of W_QK or W_OV, all heads together, where the mechanism has both factors or the product itself.
+        Frobenius norm of W_QK or W_OV over all heads, if the mechanism has both factors or the product itself.
         """
         self._add_rates(step)
         norms = [None] * len(self._members) if self._gradients is None else self._gradients.tolist()
         found: dict[str, Any] = {}
-        for (place, weights), norm in zip(self._rules.items(), norms, strict=True):
-            circuit = found.setdefault(place[0], {"layers": [], "lr_sum": [], "grad_norm": []})
+        for ((tag, layer), weights), norm in zip(self._rules.items(), norms, strict=True):
+            circuit = found.setdefault(tag, {"layers": [], "lr_sum": [], "grad_norm": []})
             total = sum(count for _, count in weights)
             rate = sum(self._sums[rule] * count for rule, count in weights) / max(1, total)
-            circuit["layers"].append(place[1] + 1)
+            circuit["layers"].append(layer + 1)
             circuit["lr_sum"].append(_short(rate))
             circuit["grad_norm"].append(_short(norm))
         for tag in ("qk", "ov"):
@@ -77,7 +77,7 @@ class CircuitLog:
         return {"circuits": found}
 
     def _add_rates(self, step: int) -> None:
-        """Add the rates up to a step by their formula: a resumed run has the same sums."""
+        """Sum the rates up to a step from their formula, so that a resumed run has the same sums."""
         for past in range(self._summed, step):
             rate = learning_rate(self.settings, past, self.steps)
             for rule in self._sums:
@@ -91,17 +91,17 @@ def _short(value: float | None) -> float | None:
 
 @torch.no_grad()
 def product_norm(mechanism: Mechanism, circuit: str) -> Tensor | None:
-    """Return the root of the summed squares over heads of W_Q' W_K or of W_O W_V, or None where it has no such factors."""
+    """Return sqrt(sum over heads of ||W_Q' W_K||^2), or of W_O W_V; None if the mechanism has no such factors."""
     whole = getattr(mechanism, circuit, None)
     if isinstance(whole, nn.Linear):
         return whole.weight.float().norm()
-    # Two value halves of a differential pair make one product; they are not told apart here.
+    # The two value halves of a differential pair form one product, which this function does not separate.
     if not isinstance(mechanism, Projected) or hasattr(mechanism, "pairs"):
         return None
     first, second = (getattr(mechanism, name, None) for name in circuit)
     if not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
         return None
-    # (heads x dim, width) both: for ov the output's factor is turned.
+    # Both are (heads x dim, width); for ov the output factor is transposed.
     one = first.weight.float() if circuit == "qk" else first.weight.float().T
     two = second.weight.float()
     heads = mechanism.heads
@@ -111,7 +111,7 @@ def product_norm(mechanism: Mechanism, circuit: str) -> Tensor | None:
     kept = two.shape[0] // dim
     if heads % kept:
         return None
-    # ||A'B||^2 = <AA', BB'>: squares of dim x dim in place of products of width x width.
+    # ||A'B||^2 = <AA', BB'>: dim x dim Gram matrices instead of width x width products.
     left, right = (_squares(part.unflatten(0, (-1, dim))) for part in (one, two))
     return (left * right.repeat_interleave(heads // kept, 0)).sum().clamp_min(0).sqrt()
 

@@ -1,4 +1,4 @@
-"""Learning rates by circuit: rules that multiply the rate of some parameters, constant or over the run."""
+"""Learning rates by circuit: rules that multiply the rate of some parameters, constant or scheduled over the run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BLOCK = re.compile(r"blocks\.([0-9]+)\.")
 
 @dataclass(frozen=True)
 class Rule:
-    """The ratio of some parameters' learning rate to the run's, at every step."""
+    """The ratio of some parameters' learning rate to the run's learning rate, at every step."""
 
     tag: str = ""
-    """a circuit; its own parameters that follow it move with it."""
+    """a circuit; includes the parameters of tag `own` that follow it."""
     parameters: str = ""
-    """in place of a circuit: a pattern of parameter names, such as *.mechanism.q.*"""
+    """instead of a circuit: a glob pattern of parameter names, such as *.mechanism.q.*"""
     layers: tuple[float, float] | None = None
-    """first and last layer counted from 1, or two shares of the depth written with a point; all when None."""
+    """first and last layer (integers, from 1), or two fractions of the depth (floats); all when None."""
     kind: Literal["constant", "ramp", "hold_return"] = "constant"
     """constant; ramp: linear from start to end; hold_return: factor, then linearly back to 1."""
     factor: float = 1.0
@@ -42,38 +42,38 @@ class Rule:
     start: float = 1.0
     """the ratio at the first step, under ramp."""
     end: float = 1.0
-    """the ratio that a ramp comes to, and keeps."""
+    """the final ratio of a ramp."""
     until: float = 1.0
-    """share of the run after which a ramp has come to its end."""
+    """fraction of the run after which a ramp has reached its end."""
     hold: float = 0.0
-    """share of the run for which hold_return holds."""
+    """fraction of the run for which hold_return holds its factor."""
     back: float = 0.0
-    """share of the run over which it then returns."""
+    """fraction of the run over which it then returns to 1."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         if bool(self.tag) == bool(self.parameters):
-            raise UserError("a rule of circuit_lr names a tag or a pattern of parameters, one of the two")
+            raise UserError("a circuit_lr rule needs either a tag or a parameters pattern, not both")
         if self.tag and self.tag not in CIRCUITS:
             raise unknown("circuit in circuit_lr", self.tag, CIRCUITS)
         for name in ("factor", "start", "end"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{self._place}: {name}={getattr(self, name):g} is negative or no number")
+                raise UserError(f"{self._label}: {name}={getattr(self, name):g} is not a finite number >= 0")
         for name in ("until", "hold", "back"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{self._place}: {name}={getattr(self, name):g} is no share of the run")
+                raise UserError(f"{self._label}: {name}={getattr(self, name):g} is not a fraction of the run")
         if self.until == 0 or self.until > 1:
             raise UserError(
-                f"{self._place}: the ramp ends at {self.until:g} of the run; above 0 and up to 1 is allowed"
+                f"{self._label}: the ramp ends at {self.until:g} of the run; above 0 and up to 1 is allowed"
             )
         if self.hold + self.back > 1 + 1e-12:
             raise UserError(
-                f"{self._place}: hold={self.hold:g} and back={self.back:g} go beyond the run's end; "
-                "together they are at most 1"
+                f"{self._label}: hold={self.hold:g} and back={self.back:g} go beyond the run's end; "
+                "their sum may be at most 1"
             )
 
     @property
-    def _place(self) -> str:
+    def _label(self) -> str:
         return f"circuit_lr of {self.tag or self.parameters}"
 
     def ratio(self, step: int, steps: int) -> float:
@@ -95,27 +95,29 @@ class Rule:
         return self.start == self.end == 1 if self.kind == "ramp" else self.factor == 1
 
     def span(self, depth: int) -> range:
-        """Return the layers meant, counted from 0; a range outside a model of that depth is refused."""
+        """Return the selected layers, counted from 0; raise if the range is outside a model of that depth."""
         if self.layers is None:
             return range(depth)
         low, high = self.layers
         if all(type(value) is int for value in self.layers):
             if not 1 <= low <= high <= depth:
                 raise UserError(
-                    f"{self._place}: layers {low} to {high} are outside the model, whose layers are 1 to {depth}"
+                    f"{self._label}: layers {low} to {high} are outside the model, whose layers are 1 to {depth}"
                 )
             return range(int(low) - 1, int(high))
         if not 0 <= low < high <= 1:
             raise UserError(
-                f"{self._place}: layers {low:g} to {high:g} are no shares of the depth; 0.0 to 1.0 are"
+                f"{self._label}: layers {low:g} to {high:g} are not fractions of the depth between 0.0 and 1.0"
             )
         chosen = range(math.floor(low * depth + 1e-9), math.floor(high * depth + 1e-9))
         if not chosen:
-            raise UserError(f"{self._place}: layers {low:g} to {high:g} of the depth {depth} hold no layer")
+            raise UserError(
+                f"{self._label}: layers {low:g} to {high:g} of the depth {depth} contain no layer"
+            )
         return chosen
 
     def words(self) -> str:
-        """Return the rule as people read it."""
+        """Return a readable description of the rule."""
         if self.kind == "constant":
             what = f"x{self.factor:g}"
         elif self.kind == "ramp":
@@ -131,7 +133,7 @@ class Rule:
         return f"{self.tag or self.parameters} {what}{where}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the rule says, JSON-ready; values of other kinds are left out."""
+        """Return the rule as JSON-ready values; values that its kind does not use are left out."""
         names = [name for name in ("tag", "parameters", "layers") if getattr(self, name)]
         record = {name: getattr(self, name) for name in (*names, "kind", *_VALUES[self.kind])}
         return record | ({"layers": list(self.layers)} if self.layers is not None else {})
@@ -139,12 +141,12 @@ class Rule:
 
 DECAY_WORDS = {
     "equal": "weight decay divided by the ratio: lr x decay is equal in all circuits",
-    "coupled": "weight decay not divided: lr x decay moves with the ratio",
+    "coupled": "weight decay not divided: lr x decay scales with the ratio",
 }
 
 
 def parse_rules(given: Any) -> tuple[Rule, ...]:
-    """Return the rules of a list of tables, or of a table from circuits to short forms: 30x, or 1x..40x for a ramp."""
+    """Return the rules given as a list of tables, or as a table of short forms by circuit: 30x, or 1x..40x for a ramp."""
     if isinstance(given, Mapping):
         return tuple(_short(str(tag), text) for tag, text in given.items())
     if not isinstance(given, list | tuple):
@@ -169,7 +171,7 @@ def _short(tag: str, text: Any) -> Rule:
 
 def _rule(given: Any) -> Rule:
     if not isinstance(given, Mapping):
-        raise UserError(f"a rule of circuit_lr is a table such as {{tag = 'qk', factor = 30}}; got {given!r}")
+        raise UserError(f"a circuit_lr rule is a table such as {{tag = 'qk', factor = 30}}; got {given!r}")
     kind = given.get("kind", "constant")
     if kind not in _VALUES:
         raise unknown("kind of rule in circuit_lr", str(kind), _VALUES)
@@ -180,13 +182,13 @@ def _rule(given: Any) -> Rule:
             raise unknown(f"value of a {kind} rule in circuit_lr", str(name), allowed)
         if name in ("tag", "parameters", "kind"):
             if not isinstance(value, str):
-                raise UserError(f"circuit_lr: {name} takes a word, got {value!r}")
+                raise UserError(f"circuit_lr: {name} takes a string, got {value!r}")
         elif name == "layers":
             if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(is_number, value)):
                 raise UserError(
                     f"circuit_lr: layers takes two numbers, such as [4, 6] or [0.5, 1.0]; got {value!r}"
                 )
-            # Layers 1 to 3 are not the shares 1.0 to 3.0; one number of each kind is taken for two shares.
+            # Integers are layers, floats are fractions of the depth; a mixed pair is read as fractions.
             whole = all(type(number) is int for number in value)
             value = tuple(number if whole else float(number) for number in value)
         elif not is_number(value):
@@ -202,64 +204,64 @@ def _rule(given: Any) -> Rule:
 
 
 def rules_of_rates(text: str) -> tuple[Rule, ...]:
-    """Return the rules of a run recorded as `rates`, such as qk=3,ffn=0.5: all constant."""
+    """Return the constant rules of a run stored as `rates`, such as qk=3,ffn=0.5."""
     parts = (part.partition("=") for part in text.split(",")) if text else ()
     return tuple(Rule(tag.strip(), factor=float(value)) for tag, _, value in parts)
 
 
 def rates_of_rules(rules: Sequence[Rule]) -> str | None:
-    """Return what `rules_of_rates` reads, or None where a rule says more than that can hold."""
+    """Return the text that `rules_of_rates` parses, or None if a rule is not a constant for a whole circuit."""
     plain = [f"{rule.tag}={rule.factor:g}" for rule in rules if rule == Rule(rule.tag, factor=rule.factor)]
     return ",".join(plain) if len(plain) == len(rules) and rules else None
 
 
 def assign(rules: Sequence[Rule], circuits: Sequence[Circuit], depth: int) -> dict[str, Rule]:
-    """Return the rule of every parameter whose rate it changes; rules that overlap or find nothing are refused.
+    """Return the rule of every parameter whose rate changes; raise if rules overlap or match no parameter.
 
-    A group of tag `own` obeys a rule that names `own`, else the one of the circuit it follows. A ratio of 1 is as no rule:
-    parameters grouped apart would be summed in another order.
+    A group of tag `own` obeys a rule for `own`, otherwise the rule of the circuit it follows. A ratio of 1 counts as no
+    rule: a separate parameter group would change the order of summation.
     """
     found: dict[str, Rule] = {}
     used: set[int] = set()
     spans = [rule.span(depth) for rule in rules]
     for circuit in circuits:
         for name in circuit.parameters:
-            places = [
-                place
-                for place, (rule, span) in enumerate(zip(rules, spans, strict=True))
-                if _names(rule, circuit, name) and _stands_in(rule, span, name)
+            matches = [
+                index
+                for index, (rule, span) in enumerate(zip(rules, spans, strict=True))
+                if _matches(rule, circuit, name) and _in_span(rule, span, name)
             ]
-            if circuit.tag == "own" and any(rules[place].tag == "own" for place in places):
-                places = [place for place in places if rules[place].tag != circuit.follows]
-            if len(places) > 1:
-                one, other = (rules[place].words() for place in places[:2])
+            if circuit.tag == "own" and any(rules[index].tag == "own" for index in matches):
+                matches = [index for index in matches if rules[index].tag != circuit.follows]
+            if len(matches) > 1:
+                one, other = (rules[index].words() for index in matches[:2])
                 raise UserError(f"two rules of circuit_lr act on {name}: '{one}' and '{other}'")
-            if places:
-                used.add(places[0])
-                if not rules[places[0]].idle:
-                    found[name] = rules[places[0]]
-    for place, rule in enumerate(rules):
-        if place not in used:
+            if matches:
+                used.add(matches[0])
+                if not rules[matches[0]].idle:
+                    found[name] = rules[matches[0]]
+    for index, rule in enumerate(rules):
+        if index not in used:
             have = ", ".join(dict.fromkeys(circuit.tag for circuit in circuits))
             raise UserError(
-                f"the rule '{rule.words()}' acts on no parameter of this model (its circuits: {have})"
+                f"the rule '{rule.words()}' matches no parameter of this model (its circuits: {have})"
             )
     return found
 
 
-def _names(rule: Rule, circuit: Circuit, name: str) -> bool:
+def _matches(rule: Rule, circuit: Circuit, name: str) -> bool:
     if rule.parameters:
         return fnmatchcase(name, rule.parameters)
     return rule.tag == circuit.tag or (circuit.tag == "own" and rule.tag == circuit.follows)
 
 
-def _stands_in(rule: Rule, span: range, name: str) -> bool:
+def _in_span(rule: Rule, span: range, name: str) -> bool:
     block = _BLOCK.match(name)
     return rule.layers is None or (block is not None and int(block[1]) in span)
 
 
 def with_words(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings with the rules, if any, as people read them, and the rule of the decay beside them."""
+    """Return stored settings with the rules, if any, and their decay setting as readable text."""
     shown = {
         key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")
     }
@@ -270,7 +272,7 @@ def with_words(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_rules(record: Mapping[str, Any]) -> tuple[tuple[Rule, ...], str]:
-    """Return the rules that a run's record holds, and its rule of the decay; `rates` were never divided out of it."""
+    """Return the stored rules of a run and its `circuit_decay`; runs with `rates` are always coupled."""
     if record.get("rates"):
         return rules_of_rates(record["rates"]), "coupled"
     return parse_rules(record.get("circuit_lr", ())), record.get("circuit_decay", "equal")

@@ -1,7 +1,7 @@
-"""A step's forward and backward as one compiled graph.
+"""Compile the forward and backward pass of a training step as one graph.
 
-The function is written down as the operations it comes to, `torch.vmap` and autograd resolved, so that the compiler has
-both ways of the whole model in hand: norms, casts, sums and the loss become passes that read and write each state once.
+`make_fx` traces the function with `torch.vmap` and autograd resolved, so that the compiler sees forward and backward of
+the whole model and fuses norms, casts, sums and the loss into kernels that read and write each activation once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from headtohead.common.errors import first_line
 from headtohead.kernels.path import traced
 
 Function = Callable[..., tuple[Tensor, ...]]
-"""Of tensors alone: all that may change from call to call is given to it."""
+"""Takes only tensors; everything that may change between calls is an argument."""
 Backend = Callable[[GraphModule, list[Tensor]], Function]
-# A product's tile on a GPU, and the fewest terms of a sum that are worth a tile of their own.
+# Tile size of a matrix product on a GPU, and the fewest terms per part when a sum is split.
 _TILE, _TERMS = 128, 512
 _ATEN = torch.ops.aten
 
 
 class CompiledStep:
-    """Calls a function as a compiled graph, built at the first call; where that cannot be, as it stands, and that is said."""
+    """Runs a function as a compiled graph, built on the first call; on failure warns and runs it uncompiled."""
 
     def __init__(
         self,
@@ -56,13 +56,15 @@ class CompiledStep:
         return self.function(*given)
 
     def reset(self) -> None:
-        """Build the graph anew at the next call: the function has changed."""
+        """Rebuild the graph on the next call, because the function has changed."""
         self._graph = None
 
     def _built(self, given: tuple[Tensor, ...]) -> Function:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
-        self.function(*given)  # tables that are made once, such as those of positions, stay outside
+        self.function(
+            *given
+        )  # fills cached tables, such as positions, so that the graph does not contain them
         with traced(), torch.enable_grad():
             graph = make_fx(self.function)(*given)
         if given[0].is_cuda:
@@ -71,24 +73,24 @@ class CompiledStep:
 
 
 def inductor(graph: GraphModule, given: list[Tensor]) -> Function:
-    """Return a graph of plain operations compiled for tensors of these shapes; graphs seen before are in its cache."""
+    """Return a graph of ATen operations compiled for tensors of these shapes; uses the Inductor cache."""
     import torch._inductor
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Not by torch.compile, which would read the graph as Python first, and stops at attention kernels that return numbers.
-    # Only in a context that could hold changing shapes does the compiler look into its cache.
+    # torch.compile would retrace the graph as Python and fail at attention kernels that return numbers.
+    # Inductor consults its cache only in a tracing context with a ShapeEnv.
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))):
         compiled: Function = torch._inductor.compile(graph, list[Any](given))
     return compiled
 
 
 def divide(graph: GraphModule, processors: int) -> int:
-    """Divide products whose few results are long sums, as gradients of small weights are; return how many there were.
+    """Split products with few outputs and long sums (split-K), such as gradients of small weights; return their number.
 
-    Five seeds' gradients of 128 x 128 weights are five tiles for 132 processors, each a sum over all tokens: parts of
-    the sum are products of their own, added in float32.
+    The gradients of 128 x 128 weights for five seeds are five tiles on 132 processors, each a sum over all tokens. Each
+    part of the sum becomes a product of its own; the parts are added in float32.
     """
     found = 0
     for node in list(graph.graph.nodes):
@@ -122,7 +124,7 @@ def divide(graph: GraphModule, processors: int) -> int:
 
 
 def parts_of(tiles: int, terms: int, processors: int) -> int:
-    """Return into how many parts sums of so many terms are divided, so that their tiles keep all processors busy."""
+    """Return the number of parts into which sums of `terms` terms are split so that all processors are busy."""
     parts = 1
     while tiles * parts < processors and terms % (2 * parts) == 0 and terms // (2 * parts) >= _TERMS:
         parts *= 2

@@ -1,4 +1,4 @@
-"""Whole training steps as one CUDA graph: a small model's kernels take less time than launching them one by one."""
+"""Run whole training steps as one CUDA graph: launching a small model's kernels takes longer than running them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from headtohead.common.errors import first_line
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From tokens and targets on the device to nats and gradient norm there; forward, backward, clipping, optimiser."""
+"""Maps tokens and targets to nats and gradient norm, all on the device; forward, backward, clipping, optimizer."""
 VERIFIED_MECHANISMS = frozenset(
     {"standard", "coupled", "sharing", "kuramoto", "differential", "approximate", "latent"}
 )
-"""Mechanisms whose recorded steps were compared with steps one by one on a GPU; gated_linear's were found to differ."""
-# Steps that run as they are: allocators, tables and the optimiser's state settle in them.
-_FIRST = 3
+"""Mechanisms whose graph replays were compared with eager steps on a GPU; those of gated_linear were found to differ."""
+# Eager steps before the capture, in which allocators, tables and the optimizer's state are initialized.
+_WARMUP = 3
 
 
 class CudaGraphStep:
-    """Does the first steps one by one, records the next and from then on replays it; every call is one real step.
+    """Runs three warm-up steps, captures the fourth as a CUDA graph, then replays it; every call is one training step.
 
-    A step that cannot be recorded, such as one that asks the device for a number, goes on as it is, and that is said.
+    If the capture fails, for example because the step synchronizes with the device, warns and keeps running eager steps.
     """
 
     def __init__(self, step: Step, device: torch.device, warn: Callable[[str], None]) -> None:
         self.step, self.device, self.warn = step, device, warn
-        self._left = _FIRST
+        self._left = _WARMUP
         self._able = True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
@@ -36,16 +36,16 @@ class CudaGraphStep:
     def __call__(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step."""
         if self._graph is None and self._able and not self._left:
-            self._record(tokens, targets)
+            self._capture(tokens, targets)
         if self._graph is None:
-            return self._one_by_one(tokens, targets)
-        for place, given in zip(self._inputs, (tokens, targets), strict=True):
-            place.copy_(given)
+            return self._eager(tokens, targets)
+        for static, given in zip(self._inputs, (tokens, targets), strict=True):
+            static.copy_(given)
         self._graph.replay()
         nats, norm = (output.clone() for output in self._outputs)
         return nats, norm
 
-    def _one_by_one(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _eager(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if not self._able:
             return self.step(tokens, targets)
         self._left -= 1
@@ -61,8 +61,8 @@ class CudaGraphStep:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def _record(self, tokens: Tensor, targets: Tensor) -> None:
-        """Record a step; nothing is computed while it is recorded."""
+    def _capture(self, tokens: Tensor, targets: Tensor) -> None:
+        """Capture a step; nothing is computed during the capture."""
         inputs = tokens.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
@@ -71,6 +71,6 @@ class CudaGraphStep:
                 outputs = self.step(*inputs)
         except Exception as error:
             self._able = False
-            self.warn(f"steps are not recorded as a CUDA graph: {first_line(error)}")
+            self.warn(f"steps cannot be captured as a CUDA graph: {first_line(error)}")
             return
         self._graph, self._inputs, self._outputs = graph, inputs, outputs

@@ -1,4 +1,4 @@
-"""AdamW with one group per circuit."""
+"""AdamW with one parameter group per circuit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headtohead.training.settings import TrainSettings
 
 
 def make_optimizer(model: Decoder, settings: TrainSettings, graph_safe: bool = False) -> torch.optim.AdamW:
-    """Return AdamW over every parameter, grouped by circuit and rule; vectors and what asks for it are not decayed.
+    """Return AdamW over every parameter, grouped by circuit and rule; circuits with `decay=False` are not decayed.
 
-    One that is `recordable` can stand in a CUDA graph: its rates are numbers on the device.
+    With `graph_safe`, learning rates are device tensors, so that a CUDA graph can capture the step.
     """
     parameters = dict(model.named_parameters())
     circuits = model.circuits()
@@ -41,10 +41,10 @@ def make_optimizer(model: Decoder, settings: TrainSettings, graph_safe: bool = F
 
 
 class GraphSafeAdamW(torch.optim.AdamW):
-    """AdamW whose decay may move on the way: a CUDA graph has the library's own as a fixed number."""
+    """AdamW whose weight decay may change during training; a CUDA graph would bake in AdamW's own as a constant."""
 
     def step(self, closure: Any = None) -> Any:
-        """Shrink the weights of groups that have `shrink`, a number on the device, then do the library's step."""
+        """Multiply the weights of groups that have `shrink` (a device scalar) by it, then run AdamW's step."""
         with torch.no_grad():
             for group in self.param_groups:
                 if "shrink" in group:
@@ -53,7 +53,7 @@ class GraphSafeAdamW(torch.optim.AdamW):
 
 
 def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool) -> torch.optim.AdamW:
-    """Return the library's fused AdamW over groups of parameters."""
+    """Return PyTorch's fused AdamW over parameter groups."""
     if graph_safe:
         for row in rows:
             row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
@@ -63,18 +63,18 @@ def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool)
     optimizer = (GraphSafeAdamW if graph_safe else torch.optim.AdamW)(
         rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True, capturable=graph_safe
     )
-    # The first steps of a graph run outside it, and no one needs to hear of that.
+    # The warm-up steps run outside the graph; suppress PyTorch's warning about that.
     optimizer._warned_capturable_if_run_uncaptured = True
     return optimizer
 
 
 def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
-    """Return whether a rule moves its group's decay on the way."""
+    """Return whether a rule changes its group's weight decay during training."""
     return rule is not None and rule.kind != "constant" and settings.circuit_decay == "equal"
 
 
 def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
-    """Set every group's learning rate for step 0..steps-1, and its decay where a rule moves the rate."""
+    """Set every group's learning rate for `step` in 0..steps-1, and its decay if a rule changes the rate."""
     rate = learning_rate(settings, step, steps)
     for group in optimizer.param_groups:
         rule: Rule | None = group["rule"]
@@ -83,7 +83,7 @@ def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, 
             group["lr"].fill_(rate * ratio)
         else:
             group["lr"] = rate * ratio
-        # A step shrinks weights by lr x decay. At ratio 0 nothing moves, and there is nothing to make equal.
+        # A step shrinks weights by lr x decay. At ratio 0 the weights are frozen and there is nothing to equalize.
         if "shrink" in group:
             group["shrink"].fill_(1 - rate * settings.weight_decay if ratio else 1.0)
         elif rule is not None and group["decays"] and settings.circuit_decay == "equal" and ratio:
@@ -91,7 +91,7 @@ def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, 
 
 
 def optimizer_tensors(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """Return the optimiser's state by parameter name, for a checkpoint."""
+    """Return the optimizer's state by parameter name, for a checkpoint."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -100,7 +100,7 @@ def optimizer_tensors(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str,
 
 
 def restore_optimizer(model: Decoder, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """Put back the state that `optimiser_tensors` gave."""
+    """Restore the state returned by `optimizer_tensors`."""
     for name, parameter in model.named_parameters():
         state = {
             key: tensors[f"{name}/{key}"].to(parameter.device)

@@ -1,8 +1,8 @@
-"""Several seeds of one arm in one pass: what separate runs would do, with fewer and larger kernels.
+"""Train the rows of a population in one pass: same results as separate runs, with fewer and larger kernels.
 
-Weights are stacked in a leading dimension, `torch.vmap` takes the model over it, and attention sees the seeds as a larger
-batch. Every seed keeps its own `Trainer`: windows, logging, checkpoints and end are its own, and nothing of one seed
-enters the arithmetic of another, so that one that diverges harms none.
+Weights are stacked in a leading dimension, `torch.vmap` maps the model over it, and attention sees the rows as a larger
+batch. Every row keeps its own `Trainer` with its own windows, log, checkpoints and outcome. The arithmetic of the rows
+is independent, so a row that diverges does not affect the others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from headtohead.training.optimizer import adamw, set_rates
 from headtohead.training.trainer import Outcome, Trainer, moved
 
 VERIFIED_MECHANISMS = frozenset({"standard", "coupled", "sharing", "kuramoto"})
-"""Mechanisms whose stacked seeds were compared with separate runs on a GPU: others are stacked where that is asked for."""
-# Parameters begin at whole cache lines of a group's tensor, as kernels want them.
+"""Mechanisms whose populations were verified against separate runs on a GPU; others form populations only on request."""
+# Align each parameter in its group's tensor to 32 numbers (a cache line), as kernels expect.
 _LINE = 32
 _STATE = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a parameter stands in the tensor of its group."""
+class _Slot:
+    """The slice of a parameter in the flat tensor of its group."""
 
     name: str
     start: int
@@ -51,12 +51,12 @@ class _Place:
         return -(-self.stop // _LINE) * _LINE
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return its part (..., *shape) of (..., numbers)."""
+        """Return the parameter (..., *shape) as a view of flat (..., numbers)."""
         return flat[..., self.start : self.stop].view(*flat.shape[:-1], *self.shape)
 
 
 class PopulationTrainer:
-    """Trains the models of several trainers, alike in all but their seeds, in one pass."""
+    """Trains the models of several trainers that differ only in their seeds in one pass."""
 
     def __init__(
         self,
@@ -68,49 +68,49 @@ class PopulationTrainer:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         first = members[0]
-        if words := blocking_layers(first.model.size):
-            raise UserError(words)
+        if reason := blocking_layers(first.model.size):
+            raise UserError(reason)
         self.members, self.first, self.save_every, self.stop = list(members), first, save_every, stop
         self.settings, self.device = first.settings, first.device
-        self.places, self.flats, rows = self._layout()
-        # A task's batches are of many lengths: each would be compiled, or recorded, anew.
-        alike = isinstance(first.batches, WindowBatches)
-        record = record and alike and self.device.type == "cuda"
+        self.slots, self.flats, rows = self._layout()
+        # A task's batches vary in length, and each length would be compiled or captured again.
+        fixed = isinstance(first.batches, WindowBatches)
+        record = record and fixed and self.device.type == "cuda"
         self.optimizer = adamw(rows, self.settings, record)
         self.buffers: dict[str, Tensor] = {}
         self._gradients_kept: list[Tensor] = []
-        moving = {place.name for places in self.places for place in places}
+        trained = {slot.name for slots in self.slots for slot in slots}
         self._idle = {
             name: torch.stack([member.model.get_parameter(name).detach() for member in members])
             for name, _ in first.model.named_parameters()
-            if name not in moving
+            if name not in trained
         }
-        self._traced = CompiledStep(self._on_windows, first.hooks.warn) if compile and alike else None
-        self._recorded = CudaGraphStep(self._whole_step, self.device, first.hooks.warn) if record else None
+        self._compiled = CompiledStep(self._on_windows, first.hooks.warn) if compile and fixed else None
+        self._graphed = CudaGraphStep(self._whole_step, self.device, first.hooks.warn) if record else None
 
-    def run(self, ended: Callable[[int, Outcome], None] = lambda place, outcome: None) -> list[Outcome]:
-        """Train all to the end, or until asked to stop; `ended` is told at once of a seed that diverged."""
+    def run(self, ended: Callable[[int, Outcome], None] = lambda index, outcome: None) -> list[Outcome]:
+        """Train all rows to the end, or until stopped; `ended` is called as soon as a row diverges."""
         self.resume()
         outcomes: dict[int, Outcome] = {}
         for member in self.members:
             member.begin()
-        if self._traced is not None:
+        if self._compiled is not None:
             self.first.hooks.compiling()
         saved = time.monotonic()
         while self.first.step < self.first.steps and len(outcomes) < len(self.members):
-            for place, member in enumerate(self.members):
-                if place not in outcomes:
+            for index, member in enumerate(self.members):
+                if index not in outcomes:
                     member.evaluate()
             nats, norms = self.one_step()
             if self.first.circuits and self.first.logs_next:
                 self._record_gradients(norms)
-            for place, member in enumerate(self.members):
-                # One that diverged is still computed, and what comes of it is left where it is.
-                if place in outcomes:
+            for index, member in enumerate(self.members):
+                # A diverged row is still computed; its results are ignored.
+                if index in outcomes:
                     member.step += 1
-                elif (found := member.after_step(nats[place], norms[place])) is not None:
-                    outcomes[place] = found
-                    ended(place, found)
+                elif (found := member.after_step(nats[index], norms[index])) is not None:
+                    outcomes[index] = found
+                    ended(index, found)
             if self.first.step == self.first.steps:
                 break
             stopped = self.stop()
@@ -123,12 +123,12 @@ class PopulationTrainer:
 
     def _outcomes(self, status: str, known: dict[int, Outcome]) -> list[Outcome]:
         return [
-            known[place] if place in known else member.outcome(status)
-            for place, member in enumerate(self.members)
+            known[index] if index in known else member.outcome(status)
+            for index, member in enumerate(self.members)
         ]
 
     def resume(self) -> None:
-        """Go on from the newest step of which every seed has a checkpoint, or start."""
+        """Resume from the newest step of which every row has a checkpoint, or start from step 0."""
         found = [member.checkpoint() for member in self.members]
         while len(steps := {0 if checkpoint is None else checkpoint.step for checkpoint in found}) > 1:
             newest = min(steps) + 1
@@ -143,7 +143,7 @@ class PopulationTrainer:
         self._gather()
 
     def one_step(self) -> tuple[Tensor, Tensor]:
-        """Do one step; return the mean nats and gradient norm of each seed (seeds,), still on the device."""
+        """Do one step; return the mean nats and gradient norm of each row (seeds,), still on the device."""
         if not self.buffers:
             self._stack_buffers()
         step = self.first.step
@@ -154,10 +154,10 @@ class PopulationTrainer:
         batches = [part for member in self.members for part in member.batches.parts(step, count)]
         tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
         targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
-        return (self._recorded or self._whole_step)(tokens, targets)
+        return (self._graphed or self._whole_step)(tokens, targets)
 
     def _parts(self, step: int) -> Iterator[PopulationPart]:
-        """Yield a step of a task on the device: batches are of many lengths, and each seed has its own."""
+        """Yield the parts of one task step on the device; each row has its own batches, of varying length."""
         for part in population_parts(
             [list(member.batches.parts(step, self.first.micro)) for member in self.members]
         ):
@@ -165,12 +165,12 @@ class PopulationTrainer:
             yield PopulationPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
 
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Do one step on tokens and targets (seeds, sequences, context) that stand on the device."""
-        descent = self._traced or self._on_windows
+        """Do one step on tokens and targets (seeds, sequences, context) that are already on the device."""
+        descent = self._compiled or self._on_windows
         return self._update(lambda given: descent(tokens, targets, *given))
 
     def _update(self, descent: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
-        """Do one step down what `descent` finds, with half as much at once where memory runs out."""
+        """Apply the gradients that `descent` returns; halve the micro-batch when memory runs out."""
         while True:
             try:
                 flats = [flat.detach() for flat in self.flats]
@@ -178,8 +178,8 @@ class PopulationTrainer:
                 break
             except torch.OutOfMemoryError:
                 self.first.halve()
-                if self._traced is not None:
-                    self._traced.reset()
+                if self._compiled is not None:
+                    self._compiled.reset()
         for flat, grad in zip(self.flats, grads, strict=True):
             flat.grad = grad
         if self.first.circuits:
@@ -189,7 +189,7 @@ class PopulationTrainer:
         return nats, norms
 
     def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Return the descent on windows (seeds, sequences, context), in as many parts as memory asks for."""
+        """Return `_descent` on windows (seeds, sequences, context), in micro-batches."""
         micro = self.first.micro
         pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
         whole = tokens.shape[1]
@@ -199,19 +199,19 @@ class PopulationTrainer:
     def _descent(self, parts: Iterable[PopulationPart], given: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
 
-        Given are the groups' tensors, the parameters that no gradient reaches, and the buffers.
+        `given` lists the groups' tensors, then the parameters without a gradient, then the buffers.
         """
-        flats, rest = given[: len(self.places)], given[len(self.places) :]
+        flats, rest = given[: len(self.slots)], given[len(self.slots) :]
         leaves = {
-            place.name: place.of(flat.detach()).requires_grad_()
-            for places, flat in zip(self.places, flats, strict=True)
-            for place in places
+            slot.name: slot.of(flat.detach()).requires_grad_()
+            for slots, flat in zip(self.slots, flats, strict=True)
+            for slot in slots
         }
         idle = dict(zip(self._idle, rest, strict=False))
         buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
         with torch.enable_grad():
             nats, grads = self._gradients(leaves, idle, buffers, parts)
-        joined = [self._joined([grads[place.name] for place in places], places) for places in self.places]
+        joined = [self._joined([grads[slot.name] for slot in slots], slots) for slots in self.slots]
         return nats, self._clip(joined), *joined
 
     def _gradients(
@@ -256,7 +256,7 @@ class PopulationTrainer:
             return objective, nats
 
         narrow = self.settings.precision == "bf16"
-        # The cache of casts knows nothing of what vmap wraps.
+        # The autocast cache does not recognize tensors that vmap wraps.
         with (
             stacking(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
@@ -265,7 +265,7 @@ class PopulationTrainer:
         return found
 
     def _clip(self, grads: list[Tensor]) -> Tensor:
-        """Return each seed's gradient norm, after scaling its gradients down to the clip where it is above."""
+        """Clip each row's gradients in place; return the gradient norms before clipping (seeds,)."""
         parts = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
         norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         if self.settings.clip:
@@ -275,25 +275,25 @@ class PopulationTrainer:
         return norms
 
     def _shares(self, norms: Tensor) -> Tensor:
-        """Return what clipping leaves of each seed's gradients."""
+        """Return the factor by which clipping scales each row's gradients (seeds,)."""
         clip = self.settings.clip
         return (clip / (norms + 1e-6)).clamp_max(1.0) if clip else torch.ones_like(norms)
 
     def _record_gradients(self, norms: Tensor) -> None:
-        """Show each member's log of circuits its own gradients of the step just done, as they were before clipping."""
+        """Pass each row's gradients of the last step, before clipping, to its circuit log."""
         shares = self._shares(norms)
         for row, member in enumerate(self.members):
-            for places, grads in zip(self.places, self._gradients_kept, strict=True):
-                for place in places:
-                    member.model.get_parameter(place.name).grad = place.of(grads[row]) / shares[row]
+            for slots, grads in zip(self.slots, self._gradients_kept, strict=True):
+                for slot in slots:
+                    member.model.get_parameter(slot.name).grad = slot.of(grads[row]) / shares[row]
             assert member.circuits is not None
             member.circuits.record_gradients()
             member.model.zero_grad(set_to_none=True)
 
-    def _layout(self) -> tuple[list[list[_Place]], list[Tensor], list[dict[str, Any]]]:
-        """Return one tensor (seeds, numbers) per rule and decay, where parameters stand in it, and the optimiser's groups.
+    def _layout(self) -> tuple[list[list[_Slot]], list[Tensor], list[dict[str, Any]]]:
+        """Return one tensor (seeds, numbers) per rule and decay, the slots of its parameters, and the optimizer's groups.
 
-        The models' own parameters become views of it: each of them scores and is saved as if it were alone.
+        The models' parameters become views of these tensors, so each model can be scored and saved on its own.
         """
         names = {parameter: name for name, parameter in self.first.model.named_parameters()}
         unused = self._unused()
@@ -302,30 +302,29 @@ class PopulationTrainer:
             members = [names[parameter] for parameter in group["params"] if names[parameter] not in unused]
             facts = {key: group[key] for key in ("rule", "decays", "weight_decay")}
             groups.setdefault((group["rule"], group["decays"]), (facts, []))[1].extend(members)
-        all_places, flats, rows = [], [], []
+        all_slots, flats, rows = [], [], []
         for facts, members in groups.values():
             if not members:
                 continue
-            places: list[_Place] = []
+            slots: list[_Slot] = []
             for name in members:
                 shape = self.first.model.get_parameter(name).shape
-                places.append(_Place(name, places[-1].next if places else 0, shape))
+                slots.append(_Slot(name, slots[-1].next if slots else 0, shape))
             models = [member.model for member in self.members]
             parts = [
-                torch.stack([model.get_parameter(place.name).detach() for model in models])
-                for place in places
+                torch.stack([model.get_parameter(slot.name).detach() for model in models]) for slot in slots
             ]
-            flat = self._joined(parts, places).requires_grad_()
+            flat = self._joined(parts, slots).requires_grad_()
             for row, model in zip(flat.detach(), models, strict=True):
-                for place in places:
-                    model.get_parameter(place.name).data = place.of(row)
-            all_places.append(places)
+                for slot in slots:
+                    model.get_parameter(slot.name).data = slot.of(row)
+            all_slots.append(slots)
             flats.append(flat)
             rows.append({"params": [flat], **facts})
-        return all_places, flats, rows
+        return all_slots, flats, rows
 
     def _unused(self) -> set[str]:
-        """Return the parameters that no gradient reaches: an optimiser leaves them as they are."""
+        """Return the names of the parameters that receive no gradient; the optimizer would not update them."""
         self._stack_buffers()
         models = [member.model.train() for member in self.members]
         weights = {
@@ -345,67 +344,67 @@ class PopulationTrainer:
             for name, _ in models[0].named_buffers()
         }
 
-    def _joined(self, parts: list[Tensor], places: list[_Place]) -> Tensor:
-        """Return (seeds, numbers) from parts (seeds, *shape), filled up with zeros to whole cache lines."""
+    def _joined(self, parts: list[Tensor], slots: list[_Slot]) -> Tensor:
+        """Return (seeds, numbers) from parts (seeds, *shape), padded with zeros to whole cache lines."""
         row: list[Tensor] = []
-        for part, place in zip(parts, places, strict=True):
+        for part, slot in zip(parts, slots, strict=True):
             row.append(part.flatten(1))
-            if place.next > place.stop:
-                row.append(part.new_zeros(len(part), place.next - place.stop))
+            if slot.next > slot.stop:
+                row.append(part.new_zeros(len(part), slot.next - slot.stop))
         return torch.cat(row, 1)
 
     def save(self, ended: Collection[int]) -> None:
-        """Write a checkpoint of every seed but those that have ended, just as a run of its own would."""
+        """Write a checkpoint of every row that has not ended, as a separate run would."""
         self._spread()
-        for place, member in enumerate(self.members):
-            if place not in ended:
+        for index, member in enumerate(self.members):
+            if index not in ended:
                 member.micro = self.first.micro
                 member.save()
 
     def _spread(self) -> None:
-        """Show each member its own part of the optimiser's state."""
-        for flat, places in zip(self.flats, self.places, strict=True):
+        """Copy each row of the optimizer state into its member's optimizer."""
+        for flat, slots in zip(self.flats, self.slots, strict=True):
             state = self.optimizer.state.get(flat, {})
             for row, member in enumerate(self.members):
-                for place in places if state else ():
-                    parameter = member.model.get_parameter(place.name)
-                    own = {key: place.of(state[key][row]) for key in _STATE}
+                for slot in slots if state else ():
+                    parameter = member.model.get_parameter(slot.name)
+                    own = {key: slot.of(state[key][row]) for key in _STATE}
                     member.optimizer.state[parameter] = {"step": state["step"].clone(), **own}
 
     def _gather(self) -> None:
-        """Take over what the members' checkpoints held: weights stand in place already, the optimiser's state is joined."""
+        """Join the optimizer states of the members' checkpoints; weights are views and need no copy."""
         self._stack_buffers()
-        for flat, places in zip(self.flats, self.places, strict=True):
+        for flat, slots in zip(self.flats, self.slots, strict=True):
             states = [
                 [
-                    dict(member.optimizer.state.get(member.model.get_parameter(place.name), {}))
-                    for place in places
+                    dict(member.optimizer.state.get(member.model.get_parameter(slot.name), {}))
+                    for slot in slots
                 ]
                 for member in self.members
             ]
             if not all(state for row in states for state in row):
-                continue  # they start
+                continue  # no step has been done
             self.optimizer.state[flat] = {"step": states[0][0]["step"].clone()} | {
                 key: self._joined(
-                    [torch.stack([row[index][key] for row in states]) for index in range(len(places))], places
+                    [torch.stack([row[index][key] for row in states]) for index in range(len(slots))], slots
                 )
                 for key in _STATE
             }
 
 
 def blocking_layers(size: Size) -> str:
-    """Say why seeds of this size cannot be stacked, or nothing."""
+    """Return why models of this size cannot form a population, or an empty string."""
     if size.settings.dropout:
-        return "seeds are not stacked under dropout: what is dropped could not be that of separate runs"
+        return "dropout is not supported in a population: its masks would differ from those of separate runs"
     return ""
 
 
 def population_blocker(model: Decoder) -> str:
-    """Say why a model cannot be trained by `torch.vmap`, or nothing: it is tried on a few tokens."""
-    if words := blocking_layers(model.size):
-        return words
+    """Return why a model cannot be trained under `torch.vmap`, or an empty string; tries it on a few tokens."""
+    if reason := blocking_layers(model.size):
+        return reason
     if isinstance(model, Pointer):
-        return "models that point at an answer are not stacked"
+        return "models that point at an answer are not supported in a population"
     shortest = min(8, model.size.context)
     tokens = torch.zeros(2, 1, shortest, dtype=torch.long, device=model.readout.device)
     weights = {name: torch.stack((part, part)).detach() for name, part in model.state_dict().items()}
@@ -423,7 +422,9 @@ def population_blocker(model: Decoder) -> str:
         with stacking():
             vmap(one)(leaves, tokens).sum().backward()
     except Exception as error:
-        return f"torch.vmap cannot stack it: {first_line(error)}"
+        return f"torch.vmap fails on this model: {first_line(error)}"
     if terms and isinstance(model, Reader):
-        return f"its own loss term '{next(iter(terms))}' would see what fills up a task's batches"
+        return (
+            f"the mechanism's loss term '{next(iter(terms))}' would include the padding of a task's batches"
+        )
     return ""

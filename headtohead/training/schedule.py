@@ -1,4 +1,4 @@
-"""Learning rate against step."""
+"""The learning rate at every step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headtohead.training.settings import TrainSettings
 
 
 def learning_rate(settings: TrainSettings, step: int, steps: int) -> float:
-    """Return the rate of step 0..steps-1."""
+    """Return the learning rate at `step`, 0..steps-1."""
     rise = max(1, round(settings.warmup * steps)) if settings.warmup else 0
     if step < rise:
         return settings.lr * (step + 1) / rise

@@ -1,4 +1,4 @@
-"""How a run is trained; equal for all arms unless an arm overrides it, and part of the run's hash."""
+"""Training settings: equal for all arms unless an arm overrides them, and part of the run's hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headtohead.training.circuit_rates import Rule, parse_rules, rates_of_rules,
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything the trainer needs besides model and data."""
+    """Everything the trainer needs except model and data."""
 
     tokens: int = 2_000_000
     """tokens each run is trained on, rounded down to whole steps."""
@@ -28,29 +28,29 @@ class TrainSettings:
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """cosine; wsd: warm-up, stable, then a linear decay; constant after warm-up."""
     warmup: float = 0.02
-    """share of the steps over which the rate rises."""
+    """fraction of the steps over which the learning rate rises."""
     floor: float = 0.1
-    """share of the peak at which the schedule ends."""
+    """final learning rate as a fraction of the peak."""
     decay_share: float = 0.2
-    """share of the steps that decay, under wsd."""
+    """fraction of the steps that decay, under wsd."""
     weight_decay: float = 0.1
-    """AdamW's decay, on matrices."""
+    """AdamW's weight decay, applied to matrices."""
     beta1: float = 0.9
-    """AdamW's first momentum."""
+    """AdamW's beta1."""
     beta2: float = 0.95
-    """AdamW's second momentum."""
+    """AdamW's beta2."""
     clip: float = 1.0
-    """largest gradient norm; 0 clips nothing."""
+    """maximum gradient norm; 0 disables clipping."""
     smoothing: float = 0.0
     """label smoothing of the training objective."""
     precision: Literal["float32", "bf16"] = "float32"
     """arithmetic; under bf16 the master weights stay float32."""
     evaluations: int = 0
-    """how often the valid split is scored on the way; the end is always scored."""
+    """number of evaluations on the valid split during training; the end is always scored."""
     circuit_lr: tuple[Rule, ...] = ()
     """rules that multiply the learning rate of circuits, such as [{tag = "qk", factor = 30}] or {qk = "30x"}."""
     circuit_decay: Literal["equal", "coupled"] = "equal"
-    """equal: a circuit's decay is divided by its ratio, so that lr x decay is equal in all; coupled: it is not."""
+    """equal: divide a circuit's decay by its ratio, so that lr x decay is equal for all circuits; coupled: do not."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -70,14 +70,16 @@ class TrainSettings:
                 raise UserError(f"{name}={getattr(self, name):g} is not between 0 and {top:g}")
         for name in ("lr", "weight_decay", "clip", "evaluations"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name}={getattr(self, name):g} is negative or no number")
+                raise UserError(f"{name}={getattr(self, name):g} is not a finite number of at least 0")
         if self.schedule == "wsd" and self.warmup + self.decay_share > 1:
-            raise UserError("warmup and decay_share together are more than the whole run")
+            raise UserError(
+                f"warmup={self.warmup:g} and decay_share={self.decay_share:g} add up to more than 1"
+            )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything that can change a result; what came later and is not used is left out.
+        """Return the settings as plain values; circuit settings are left out when unused.
 
-        Coupled constant ratios are recorded as `rates`: runs of before keep their names.
+        Coupled constant ratios are stored as `rates`, so that existing run ids do not change.
         """
         own = ("circuit_lr", "circuit_decay")
         record = {
@@ -95,7 +97,7 @@ class TrainSettings:
         }
 
     def steps(self, context: int) -> int:
-        """Return the number of steps at that context."""
+        """Return the number of steps for a context length."""
         if self.batch % context:
             raise UserError(f"batch={self.batch} tokens per step is not a multiple of the context {context}")
         steps = self.tokens // self.batch
@@ -114,11 +116,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "350m": {"tokens": 1_750_000_000, "batch": 262_144, "lr": 4e-4},
     "454m": {"tokens": 2_300_000_000, "batch": 262_144, "lr": 4e-4},
 }
-"""What a size is trained with on a corpus where nothing is given: enough to pass the bigram line (results/calibration)."""
+"""Default settings of each size on a corpus: enough to beat the bigram reference (results/calibration)."""
 
 
 def defaults_of(size: Size) -> dict[str, Any]:
-    """Return the defaults of a size; its batch is rounded up to whole windows."""
+    """Return the default settings of a size, with the batch rounded up to whole windows."""
     found = dict(DEFAULTS.get(size.name, {}))
     if "batch" in found:
         found["batch"] = -(-found["batch"] // size.context) * size.context
@@ -145,14 +147,14 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
         elif name == "circuit_lr":
             values[name] = value
         elif not isinstance(value, str):
-            raise UserError(f"{name} takes a word, got {value!r}")
+            raise UserError(f"{name} takes a string, got {value!r}")
         else:
             values[name] = value
     return TrainSettings(**values)
 
 
 def recorded_settings(record: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `as_dict` gave, also of runs from before there were rules."""
+    """Return the settings stored by `as_dict`, including runs that store `rates`."""
     rules, decay = recorded_rules(record)
     rest = {
         key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")

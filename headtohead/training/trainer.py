@@ -1,4 +1,4 @@
-"""The one trainer: steps, logging, checkpoints, exact resume; no state outside the object."""
+"""The trainer: steps, logging, checkpoints, exact resume; no state outside the object."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from headtohead.training.optimizer import (
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
-# A loss this many times that of a uniform guess is not coming back.
+# A loss above this many times that of a uniform guess counts as diverged.
 _LOST = 2.0
 LOGGED_POINTS = 200
 
 
 @dataclass
 class Outcome:
-    """How a stretch of training ended."""
+    """How a call to `Trainer.run` ended."""
 
     status: str
     """done, stopped or diverged."""
@@ -54,38 +54,38 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the trainer tells the outside, and asks of it."""
+    """Callbacks of the trainer."""
 
     log: Callable[[dict[str, Any]], None] = lambda row: None
     progress: Callable[[int, float, float], None] = lambda step, nats, rate: None
     """Called with steps done, mean nats and tokens per second."""
     stop: Callable[[], bool] = lambda: False
-    """Asked after every step; true saves a checkpoint and ends the stretch."""
+    """Called after every step; True saves a checkpoint and stops training."""
     evaluate: Callable[[], dict[str, Any]] | None = None
-    """Returns scores by split, when evaluations on the way are wanted; what it raises leaves the trainer fit to be saved."""
+    """Returns scores by split for evaluations during training; the trainer can still be saved if it raises."""
     rewind: Callable[[int], None] = lambda step: None
-    """Called before resuming: rows logged after this step, and its evaluation, are of work that will be repeated."""
-    warn: Callable[[str], None] = lambda words: None
+    """Called before resuming: rows logged after this step, and its evaluation, will be repeated."""
+    warn: Callable[[str], None] = lambda message: None
     compiling: Callable[[], None] = lambda: None
     """Called before the first step of a compiled model, which may take a minute."""
 
 
 @dataclass(frozen=True)
 class Branching:
-    """What joins a trunk and its branches."""
+    """The checkpoints that a trunk shares with its branches."""
 
     start: Path | None = None
-    """The checkpoint that a branch starts from."""
+    """The checkpoint from which a branch starts."""
     trunk: str = ""
     """The name of the run that wrote it."""
     marks: frozenset[int] = frozenset()
     """The steps at which a trunk keeps a checkpoint for a branch."""
     folder: Path | None = None
-    """Where it keeps them."""
+    """The directory in which it keeps them."""
 
 
 class Trainer:
-    """Trains one model on one order of windows, or on what another feed gives."""
+    """Trains one model on one order of windows, or on another source of batches."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class Trainer:
         self.device = model.readout.device
         self.folder, self.save_every, self.name = folder, save_every, name
         self.branching, self.sharing = branching, sharing
-        asked = log_circuits or bool(settings.circuit_lr)
-        # Gradients of single circuits are looked at between steps, which a graph would not show.
-        record = record and self.device.type == "cuda" and not asked
+        log_circuits = log_circuits or bool(settings.circuit_lr)
+        # The circuit log reads gradients inside the step, which a replayed graph does not allow.
+        record = record and self.device.type == "cuda" and not log_circuits
         self.optimizer = make_optimizer(model, settings, record)
-        self._recorded = CudaGraphStep(self._step_on, self.device, hooks.warn) if record else None
+        self._graphed = CudaGraphStep(self._step_on, self.device, hooks.warn) if record else None
         self.log_every = max(1, self.steps // LOGGED_POINTS)
-        self.circuits = CircuitLog(model, self.optimizer, settings, self.steps) if asked else None
+        self.circuits = CircuitLog(model, self.optimizer, settings, self.steps) if log_circuits else None
         self.step = 0
         self.seconds = self.own_seconds = 0.0
         self.train_nats = float("nan")
@@ -132,7 +132,7 @@ class Trainer:
             model.compile_hidden()
 
     def run(self) -> Outcome:
-        """Train to the end, or until asked to stop or diverged; go on from a checkpoint where there is one."""
+        """Train until the end, a stop request or divergence; resume from a checkpoint if there is one."""
         self.resume(self.checkpoint())
         self.begin()
         saved = time.monotonic()
@@ -149,7 +149,7 @@ class Trainer:
         return self.outcome("done")
 
     def begin(self) -> None:
-        """Start the clock of a stretch."""
+        """Start the clock."""
         self.model.train()
         self._began = time.monotonic() - self.seconds
         self._shown = self.step, time.monotonic()
@@ -157,12 +157,12 @@ class Trainer:
             self.hooks.compiling()
 
     def after_step(self, nats: Tensor, norm: Tensor) -> Outcome | None:
-        """Count a step with these nats and gradient norm: log and keep what is due; say so if it was lost."""
+        """Count a step with these nats and gradient norm; log and keep what is due; return an outcome if it diverged."""
         self._pending.append((nats, norm))
         self.step += 1
         now = time.monotonic()
         seconds = now - self._began
-        # Stacked seeds share the time of a pass, and may go on with fewer than they began with.
+        # Rows of a population share the time of a pass; their number may shrink on resume.
         self.own_seconds += (seconds - self.seconds) / self.sharing
         self.seconds = seconds
         if self.step % self.log_every == 0 or self.step == self.steps:
@@ -179,16 +179,16 @@ class Trainer:
         return None
 
     def evaluate(self) -> None:
-        """Score the valid split where that is due, before the next step: a checkpoint of this one does not hold it."""
+        """Score the valid split if due, before the next step; a checkpoint of this step does not contain the score."""
         if self._evaluation_due() and self.hooks.evaluate:
             self.hooks.log({"step": self.step} | self.hooks.evaluate())
 
     def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
-        """Return how the stretch ended."""
+        """Return the outcome with this status."""
         return Outcome(status, self.step, self.train_nats, diverged_at)
 
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
-        """Do one step and return the seconds it took, the device's work included."""
+        """Do one step and return the seconds it took, including the device's work."""
         self.model.train()
         self._wait()
         began = clock()
@@ -207,7 +207,7 @@ class Trainer:
             self._save(self.folder, KEPT)
 
     def _keep(self) -> None:
-        """Write the checkpoint that a branch starts from, unless an earlier stretch did: the branch may be reading it."""
+        """Write the checkpoint of a branch unless it already exists, because the branch may be reading it."""
         folder = self.branching.folder
         if folder is not None and not checkpoint_path(folder, self.step).is_dir():
             self._save(folder, None)
@@ -219,8 +219,8 @@ class Trainer:
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        for place, rows in enumerate(zip(*self._pending, strict=True)):
-            tensors[f"pending/{place}"] = torch.stack(rows)
+        for index, rows in enumerate(zip(*self._pending, strict=True)):
+            tensors[f"pending/{index}"] = torch.stack(rows)
         facts = {
             "run": self.name,
             "seconds": self.seconds,
@@ -230,18 +230,18 @@ class Trainer:
         save_checkpoint(folder, Checkpoint(self.step, tensors, facts | {"micro": self.micro}), kept)
 
     def checkpoint(self, before: int | None = None) -> Checkpoint | None:
-        """Return where to go on from, of a step below `before` where given: this run's newest, or what its trunk kept."""
+        """Return the checkpoint to resume from (of a step below `before`, if given): this run's newest, or its trunk's."""
         found = latest_checkpoint(self.folder, self._misfit, before) if self.folder else (None, [])
         checkpoint, warnings = found
         if checkpoint is None and self.branching.start is not None:
             checkpoint, trouble = self._inherited(self.branching.start)
-            warnings += [f"{trouble}; the trunk's steps are done again here"] if trouble else []
-        for words in warnings:
-            self.hooks.warn(words)
+            warnings += [f"{trouble}; the trunk's steps are repeated in this run"] if trouble else []
+        for message in warnings:
+            self.hooks.warn(message)
         return checkpoint
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
-        """Go on from a checkpoint, or start."""
+        """Load a checkpoint, or start from step 0 if None."""
         self.hooks.rewind(checkpoint.step if checkpoint else 0)
         if checkpoint is None:
             return
@@ -254,7 +254,7 @@ class Trainer:
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in groups["random"]:
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
-        pending = [groups.get("pending", {}).get(str(place)) for place in range(2)]
+        pending = [groups.get("pending", {}).get(str(index)) for index in range(2)]
         if pending[0] is not None and pending[1] is not None:
             self._pending = list(zip(pending[0].to(self.device), pending[1].to(self.device), strict=True))
         self.step = checkpoint.step
@@ -265,18 +265,20 @@ class Trainer:
         self.train_nats = float("nan") if nats is None else float(nats)
 
     def _inherited(self, path: Path) -> tuple[Checkpoint | None, str]:
-        """Return the checkpoint that the trunk kept, or what is wrong with it."""
+        """Return the trunk's checkpoint, or None and what is wrong with it."""
         if not path.is_dir():
             return None, f"the trunk's checkpoint {path} is missing"
         try:
             checkpoint = read_checkpoint(path)
         except UnreadableFile as error:
             return None, str(error)
-        words = self._misfit(checkpoint, self.branching.trunk)
-        return (None, f"checkpoint {path} is not of the trunk: {words}") if words else (checkpoint, "")
+        reason = self._misfit(checkpoint, self.branching.trunk)
+        if reason:
+            return None, f"checkpoint {path} does not belong to the trunk: {reason}"
+        return checkpoint, ""
 
     def _misfit(self, checkpoint: Checkpoint, writer: str | None = None) -> str:
-        """Say what keeps a checkpoint from being one of this run, or nothing; names and shapes decide."""
+        """Return why a checkpoint does not belong to this run, judged by names and shapes, or an empty string."""
         state = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
         if checkpoint.step > self.steps:
@@ -301,14 +303,14 @@ class Trainer:
     def _one_step(self) -> tuple[Tensor, Tensor]:
         """Do one step; return its mean nats and gradient norm, still on the device."""
         set_rates(self.optimizer, self.settings, self.step, self.steps)
-        if self._recorded is None:
+        if self._graphed is None:
             return self._whole_step(lambda: self.batches.parts(self.step, self.micro))
         (whole,) = self.batches.parts(self.step, self.sequences)
-        return self._recorded(moved(whole.tokens, self.device), moved(whole.targets, self.device))
+        return self._graphed(moved(whole.tokens, self.device), moved(whole.targets, self.device))
 
     def _step_on(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Do one step on a batch that stands on the device: what is recorded as a graph."""
-        # A recording that failed leaves gradients of nothing behind.
+        """Do one step on a batch that is already on the device; a CUDA graph captures this function."""
+        # A failed capture leaves uncomputed gradients behind.
         self.optimizer.zero_grad(set_to_none=True)
 
         def parts() -> Iterator[Part]:
@@ -318,7 +320,7 @@ class Trainer:
         return self._whole_step(parts)
 
     def _whole_step(self, parts: Callable[[], Iterator[Part]]) -> tuple[Tensor, Tensor]:
-        """Do one step on a batch in parts; on a GPU the host waits for nothing."""
+        """Do one step in micro-batches; on a GPU the host does not wait."""
         while True:
             try:
                 nats = self._backward(parts())
@@ -335,11 +337,11 @@ class Trainer:
 
     @property
     def logs_next(self) -> bool:
-        """Whether the step that is being done will be logged."""
+        """Whether the current step will be logged."""
         return (self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps
 
     def halve(self) -> None:
-        """Put half as many sequences through the model at once, after it ran out of memory."""
+        """Halve the micro-batch after running out of memory."""
         if self.micro == 1:
             raise
         self.micro = (self.micro + 1) // 2
@@ -349,12 +351,12 @@ class Trainer:
         torch.cuda.empty_cache()
 
     def _clip(self) -> Tensor:
-        """Return the gradient norm, after scaling the gradients down to the clip where it is above."""
+        """Clip the gradients in place; return the gradient norm before clipping."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         norm = nn.utils.get_total_norm(
             [parameter.grad for parameter in parameters if parameter.grad is not None]
         )
-        # A factor of 1 changes nothing; on CPU it costs nothing to see that.
+        # A factor of 1 changes nothing; on CPU, checking for it needs no synchronization.
         if self.settings.clip and not (self.device.type == "cpu" and norm.item() <= self.settings.clip):
             nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norm)
         return norm
@@ -384,7 +386,7 @@ class Trainer:
         return (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
 
     def _log(self) -> int | None:
-        """Write one row for the interval; return the step at which it was lost, if it was."""
+        """Log one row for the interval; return the step at which training diverged, if it did."""
         nats = torch.stack([row[0] for row in self._pending]).double().cpu()
         norms = torch.stack([row[1] for row in self._pending]).double().cpu()
         self._pending = []
@@ -408,7 +410,7 @@ class Trainer:
 
 
 def moved(tokens: Tensor, device: torch.device) -> Tensor:
-    """Return tokens on the device; from pinned memory the copy waits for nothing that is under way there."""
+    """Return tokens on the device; the copy from pinned memory does not wait for kernels in flight."""
     if device.type == "cuda" and not tokens.is_cuda:
         tokens = tokens.contiguous().pin_memory()
     return tokens.to(device, non_blocking=True)

@@ -5,16 +5,16 @@ import pytest
 from headtohead.bench.compile_cache import compile_threads, warm
 
 
-def test_every_order_has_a_process_and_failures_end_nothing() -> None:
-    words: list[str] = []
-    warm("json.tool", [{"size": "nano"}] * 3, lambda said, share: words.append(said))
-    assert words[-1] == "compiling side by side, 3 of 3 done"
-    warm("no.such.module", [{}], lambda said, share: words.append(said))
-    assert words[-1] == "compiling side by side, 1 of 1 done"
+def test_every_order_runs_in_a_process_and_failures_are_ignored() -> None:
+    shown: list[str] = []
+    warm("json.tool", [{"size": "nano"}] * 3, lambda message, share: shown.append(message))
+    assert shown[-1] == "compiling in parallel, 3 of 3 done"
+    warm("no.such.module", [{}], lambda message, share: shown.append(message))
+    assert shown[-1] == "compiling in parallel, 1 of 1 done"
 
 
-def test_nothing_to_compile_is_no_work() -> None:
-    warm("no.such.module", [], lambda said, share: pytest.fail("no process was needed"))
+def test_without_orders_no_process_starts() -> None:
+    warm("no.such.module", [], lambda message, share: pytest.fail("no process was needed"))
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ QUICK = {
 needs_transformers = pytest.mark.skipif(bool(missing("transformers")), reason="transformers is not installed")
 
 
-def test_arms_stand_beside_each_other_with_their_caches() -> None:
+def test_rows_hold_rates_and_caches_of_each_arm() -> None:
     document = headtohead.bench_generate(peers=(), **QUICK)  # type: ignore[arg-type]
     shared, usual = document["rows"]
     assert (shared["contender"], usual["contender"]) == ("sharing:tie=kv", "standard")
@@ -50,7 +50,7 @@ def test_arms_stand_beside_each_other_with_their_caches() -> None:
 
 @needs_transformers
 @pytest.mark.parametrize("peer", ["transformers", "transformers-static"])
-def test_a_peer_of_the_same_shape_writes_as_much(peer: str) -> None:
+def test_a_peer_of_the_same_shape_has_the_same_bytes(peer: str) -> None:
     document = headtohead.bench_generate(("standard",), peers=(peer,), **QUICK)  # type: ignore[arg-type]
     ours, theirs = document["rows"]
     assert theirs["error"] is None
@@ -60,7 +60,7 @@ def test_a_peer_of_the_same_shape_writes_as_much(peer: str) -> None:
 
 
 @needs_transformers
-def test_a_peer_hands_over_what_it_writes() -> None:
+def test_a_peer_passes_on_the_tokens_it_generates() -> None:
     prompt = torch.randint(0, 256, (2, 9))
     usual: list[torch.Tensor] = []
     static: list[torch.Tensor] = []
@@ -70,7 +70,7 @@ def test_a_peer_hands_over_what_it_writes() -> None:
     assert torch.equal(torch.stack(usual), torch.stack(static))
 
 
-def test_a_step_that_is_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(SIZES["nano"], parse_layout("standard").layers(2), seed=0).eval()
     text = torch.randint(0, 256, (2, 16))
     assert disagreement(decoder, text) < 1e-5
@@ -79,9 +79,7 @@ def test_a_step_that_is_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert disagreement(decoder, text, record=False) < 1e-5
 
 
-def test_a_contender_that_fails_is_a_row_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_contender_is_a_row_and_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("H2H_COMMIT", "abc")
     out = tmp_path / "rows.json"
 

@@ -20,16 +20,16 @@ BASE = Slice("standard", "60m", 512, 64, 2, 512, "bf16", "cpu", True, 3)
 
 
 def row(arm: str, context: int, seconds: float) -> dict[str, Any]:
-    """Return a row on the context axis as a run would leave it."""
+    """Return a measured row on the context axis."""
     one = Slice(arm, "60m", context, 32_768 // context, 2, 512, "bf16", "cpu", True, 3)
     facts = growth.facts_of(one, BASE) | growth.declared(one)
     return facts | {"seconds": seconds, "peak_bytes": 10**9}
 
 
-def test_rows_hold_what_was_measured_beside_what_is_declared(tmp_path: Path) -> None:
+def test_rows_hold_measured_and_declared_values(tmp_path: Path) -> None:
     document = headtohead.bench_growth(("standard", "no_attention"), out=tmp_path / "rows.json", **QUICK)
     rows = document["rows"]
-    # Two contexts, and besides the middle two batches (one is no whole quarter), two depths and two widths.
+    # Two contexts; off the base one more batch (a quarter is not whole), two depths and two widths.
     assert len(rows) == 2 * (2 + 1 + 2 + 2)
     assert json.loads((tmp_path / "rows.json").read_text())["rows"] == rows
     assert all(found["seconds"] > 0 for found in rows)
@@ -58,9 +58,7 @@ def test_tokens_per_step_are_equal_along_the_context_axis() -> None:
     assert {one.shape.heads for one in every} == {4, 8, 16}
 
 
-def test_rows_that_stand_there_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_rows_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("H2H_COMMIT", "abc")
     out, given = tmp_path / "rows.json", QUICK | {"axes": ("context",)}
     first = headtohead.bench_growth(("standard",), out=out, **given)
@@ -68,7 +66,7 @@ def test_rows_that_stand_there_are_not_measured_again(
     assert headtohead.bench_growth(("standard",), out=out, **given)["rows"] == first["rows"]
 
 
-def test_time_that_is_over_ends_with_the_rows_there_are_and_the_same_call_goes_on(
+def test_a_time_limit_keeps_the_measured_rows_and_the_same_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = QUICK | {"axes": ("context",), "out": tmp_path / "rows.json"}
@@ -111,7 +109,7 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path) -> None:
     document = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
     assert [found.get("error") for found in document["rows"]] == ["RuntimeError: not today"] * 2 + [None] * 2
     assert "16 failed: RuntimeError: not today" in document["growth"][0]["words"]
-    # What failed is tried again, and what was measured is not.
+    # Failed rows are retried; measured ones are not.
     dates = [found["date"] for found in document["rows"]]
     again = headtohead.bench_growth((arm, "no_attention"), axes=("context",), out=out, **QUICK)
     assert [one["date"] == date for one, date in zip(again["rows"], dates, strict=True)][2:] == [True, True]
@@ -133,12 +131,12 @@ def test_a_shape_that_a_layout_cannot_fill_is_left_out_with_the_reason() -> None
     ("exponent", "memory", "words"),
     [
         (0.0, 1.0, "as declared"),
-        (1.0, 1.0, "grows faster than declared: look for a defect"),
-        (-0.5, 1.0, "grows less than declared: launches or bytes still lead"),
-        (0.0, 4.0, "as declared; memory per token grows: something with two sides of tokens is kept"),
+        (1.0, 1.0, "grows faster than declared: possible defect"),
+        (-0.5, 1.0, "grows less than declared: launch or memory bound"),
+        (0.0, 4.0, "as declared; memory per token grows: a (time, time) tensor is stored"),
     ],
 )
-def test_slopes_are_put_into_words(exponent: float, memory: float, words: str) -> None:
+def test_slopes_are_described(exponent: float, memory: float, words: str) -> None:
     rows = [row("no_attention", context, (context / 512) ** exponent) for context in (512, 2048)]
     rows[1]["peak_bytes"] *= memory
     (found,) = growth.growth(rows)
@@ -149,7 +147,7 @@ def test_slopes_are_put_into_words(exponent: float, memory: float, words: str) -
     assert found["words"] == words
 
 
-def test_attention_declares_what_its_keys_cost() -> None:
+def test_attention_declares_the_flops_of_its_keys() -> None:
     low, high = (row("standard", context, 1.0)["flops"] for context in (8192, 32_768))
     per_layer = 2 * (4 * 512**2 + 3 * 512 * 2048)
     counted = [2 * (per_layer + 2 * 512 * (keys + 1)) + 2 * 256 * 512 for keys in (8192, 32_768)]
@@ -175,17 +173,17 @@ def test_one_compiled_block_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -
     assert len(graphs) == 2
 
 
-def test_a_crew_measures_in_other_processes_and_survives_the_end_of_one() -> None:
+def test_a_worker_pool_survives_the_end_of_a_process() -> None:
     pool = WorkerPool(1, deadline=math.inf)
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")
     )
     try:
-        pool.warm([one, other], lambda words, share: None)
+        pool.warm([one, other], lambda message, share: None)
         assert pool.measure(one)["seconds"] > 0
         pool.workers[0].process.kill()
-        assert pool.measure(other) == {"error": "its process ended (signal 9)"}
-        assert pool.measure(one) == {"error": "its process ended before (signal 9)"}
+        assert pool.measure(other) == {"error": "worker process ended (signal 9)"}
+        assert pool.measure(one) == {"error": "worker process ended earlier (signal 9)"}
         pool.deadline = 0.0
         with pytest.raises(TimeLimitReached):
             pool._receive(lambda: None)
@@ -227,11 +225,11 @@ def test_mistakes_are_named(given: dict[str, Any], words: str) -> None:
         headtohead.bench_growth(**{"arms": ("standard",), **QUICK, **given})
 
 
-def test_a_row_that_was_skipped_is_weighed_again(tmp_path: Path) -> None:
-    asked: dict[str, Any] = QUICK | {"axes": ("context",), "out": tmp_path / "rows.json"}
-    first = headtohead.bench_growth(("standard",), longest=1e-9, **asked)["rows"]
+def test_a_skipped_row_is_considered_again(tmp_path: Path) -> None:
+    settings: dict[str, Any] = QUICK | {"axes": ("context",), "out": tmp_path / "rows.json"}
+    first = headtohead.bench_growth(("standard",), longest=1e-9, **settings)["rows"]
     assert ["skipped" in found for found in first] == [False, True]
-    again = headtohead.bench_growth(("standard",), longest=60.0, **asked)["rows"]
+    again = headtohead.bench_growth(("standard",), longest=60.0, **settings)["rows"]
     assert again[0] == first[0]
     assert again[1]["seconds"] > 0
     assert "skipped" not in again[1]

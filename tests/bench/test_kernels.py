@@ -1,4 +1,4 @@
-"""Benchmarks of kernels: what they report follows from what they time, and errors are seen."""
+"""Kernel benchmarks: derived values are consistent with the timings, and errors are detected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_floor_counts_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert row["floor_seconds"] == pytest.approx(2 * 2 * 64 * 16 * 4 / 1e6)
 
 
-def test_the_coupling_counts_what_the_mechanism_declares() -> None:
+def test_the_coupling_has_the_flops_that_the_mechanism_declares() -> None:
     from headtohead.mechanisms.contract.base import Shape
     from headtohead.mechanisms.coupled import CoupledOptions, HeadForce
 
@@ -58,7 +58,7 @@ def test_the_coupling_counts_what_the_mechanism_declares() -> None:
         assert case.flops == 3 * force.flops() * 64 * 8 * 512
 
 
-def test_what_is_measured_is_every_kernel_in_every_precision_at_an_odd_shape_and_stacked() -> None:
+def test_every_kernel_is_measured_in_every_precision_at_an_odd_shape_and_under_vmap() -> None:
     gpu = torch.device("cuda")
     work = [(case.name.split(",")[0], dtype, kind) for case, dtype, kind in speed._work(gpu)]
     kernels = {"rotation", "gate", "norm", "loss rows", "loss with its products", "coupled euler"}
@@ -73,7 +73,7 @@ def test_what_is_measured_is_every_kernel_in_every_precision_at_an_odd_shape_and
     }
 
 
-def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["error"] == pytest.approx(1e-3, rel=0.01)
 
 
-def test_a_kernel_that_fails_is_a_row_and_the_rest_goes_on(
+def test_a_failed_kernel_is_a_row_and_the_rest_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def broken(*given: Tensor) -> tuple[Tensor, ...]:
@@ -114,10 +114,10 @@ def test_a_kernel_that_fails_is_a_row_and_the_rest_goes_on(
     assert [row.get("failed") for row in rows] == ["RuntimeError: no such layout", None]
     assert json.loads(file.read_text())["rows"] == rows
     monkeypatch.setattr(speed, "_row", broken)
-    assert speed.measure_kernels(CPU, file)["rows"] == rows, "rows that stand there are not measured again"
+    assert speed.measure_kernels(CPU, file)["rows"] == rows, "stored rows are not measured again"
 
 
-def test_after_a_lost_device_another_call_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_call_continues_after_a_lost_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def lost(*given: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -147,7 +147,7 @@ def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
-def test_the_triton_kernels_are_their_twins_in_the_interpreter() -> None:
+def test_triton_kernels_equal_their_plain_reference_in_the_interpreter() -> None:
     assert speed.path_name(CPU) == "triton"
     for case in fused.odd_cases(gpu=False):
         found = [speed._errors(case, "float32", CPU)]

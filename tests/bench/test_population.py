@@ -15,7 +15,7 @@ QUICK: dict[str, Any] = {"size": "nano", "batch": 256, "rounds": 1, "precision":
 
 
 @pytest.mark.slow
-def test_a_row_holds_stacked_single_and_separate_with_their_ratios() -> None:
+def test_a_row_holds_population_single_and_separate_rates_with_their_ratios() -> None:
     (row,) = headtohead.bench_stack((2,), **QUICK)["rows"]
     assert row["seeds"] == 2
     assert row["recorded"] is False
@@ -40,7 +40,7 @@ def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_population_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stack.Case("nano", "standard", 256, "float32", "cpu")
     assert stack.disagreement(case) < 1e-3
     usual = stack.PopulationTrainer._clip
@@ -50,33 +50,33 @@ def test_stacked_seeds_that_go_astray_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert stack.disagreement(case) > 1e-3
 
 
-def test_what_is_no_number_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_raises_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     case = stack.Case("nano", "standard", 256, "float32", "cpu")
     monkeypatch.setattr(
         stack.PopulationTrainer, "_clip", lambda self, grads: grads[0].new_full((3,), float("nan"))
     )
-    with pytest.raises(RuntimeError, match="step 1 comes to"):
+    with pytest.raises(RuntimeError, match="step 1 gives"):
         stack.disagreement(case)
 
 
 @pytest.mark.parametrize("faster", [False, True])
-def test_separate_processes_are_compiled_where_a_single_run_is_faster_so(
+def test_separate_processes_are_compiled_if_a_single_run_is_faster_compiled(
     faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        stack, "separate_rate", lambda case, count, duration, compile: asked.append(compile) or 1.0
+        stack, "separate_rate", lambda case, count, duration, compile: requested.append(compile) or 1.0
     )
     contest = stack._Contest(stack.Case("nano", "standard", 256, "float32", "cpu"), 2, [False, True], 1)
     rates = {"single, compiled": 1e6 + faster, "single, as it stands": 1e6 + (not faster)}
     stacked = {f"stacked, {form}": {"error": "none"} for form in ("compiled", "as it stands")}
     contest.results = {name: {"tokens_per_second": rate} for name, rate in rates.items()} | stacked
-    found = contest._facts(True, lambda words, share: None)
-    assert asked == [faster]
+    found = contest._facts(True, lambda message, share: None)
+    assert requested == [faster]
     assert (found["single_tokens_per_second"], found["over_separate"]) == (1e6 + 1, None)
 
 
-def test_a_contender_that_fails_leaves_its_reason_and_the_others_go_on(
+def test_a_failed_contender_records_its_error_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*given: Any) -> Any:
@@ -92,7 +92,7 @@ def test_a_contender_that_fails_leaves_its_reason_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_a_profile_says_where_a_stacked_step_spends_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_holds_the_kernel_times_of_a_population_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "BURST", 1)
     (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]
     found = row["profile"]["stacked, as it stands"]

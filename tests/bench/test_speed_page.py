@@ -1,4 +1,4 @@
-"""docs/speed.md says what the rows in results/speed say, and a picture is drawn or left out by its rows."""
+"""docs/speed.md agrees with the rows in results/speed, and a picture is drawn only if it has rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
+def test_the_page_agrees_with_the_rows(tmp_path: Path) -> None:
     agreed = draw("--check")
     assert agreed.returncode == 0, f"{agreed.stderr}\nrun: python benchmarks/draw_speed.py"
     page = (ROOT / "docs" / "speed.md").read_text()
@@ -38,7 +38,7 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_picture_without_rows_is_left_out_by_name(tmp_path: Path) -> None:
+def test_a_picture_without_rows_is_left_out(tmp_path: Path) -> None:
     docs, results = tmp_path / "docs", tmp_path / "results"
     (docs / "images").mkdir(parents=True)
     results.mkdir()

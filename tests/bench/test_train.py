@@ -19,7 +19,7 @@ from headtohead.study.plan.budgets import match_params
 QUICK = {"batch": 256, "rounds": 1, "precision": "float32", "device": "cpu"}
 
 
-def test_arms_stand_beside_each_other_in_one_row() -> None:
+def test_arms_share_one_row() -> None:
     document = headtohead.bench_train(("nano",), arms=("standard", "no_attention"), peers=(), **QUICK)  # type: ignore[arg-type]
     (row,) = document["rows"]
     assert set(row["results"]) == {"standard", "no_attention"}
@@ -113,7 +113,7 @@ class Broken(headtohead.Mechanism):
 """
 
 
-def test_an_arm_that_fails_is_recorded_and_the_others_go_on(
+def test_a_failed_arm_is_recorded_and_the_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
@@ -131,10 +131,10 @@ def test_an_arm_that_fails_is_recorded_and_the_others_go_on(
     assert row["gradient_error"] is None
 
 
-def test_contenders_are_compiled_side_by_side_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    receive: list[object] = []
+def test_contenders_are_compiled_in_parallel_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
     monkeypatch.setattr(
-        bench_train, "warm_up", lambda module, orders, progress: receive.append((module, orders))
+        bench_train, "warm_up", lambda module, orders, progress: calls.append((module, orders))
     )
     monkeypatch.setattr(headtohead.model.decoder.Decoder, "compile_hidden", lambda self: None)
     headtohead.bench_train(
@@ -145,7 +145,7 @@ def test_contenders_are_compiled_side_by_side_first(monkeypatch: pytest.MonkeyPa
         warm=True,
         **QUICK,  # type: ignore[arg-type]
     )
-    ((module, orders),) = receive  # type: ignore[misc]
+    ((module, orders),) = calls  # type: ignore[misc]
     assert module == "headtohead.bench.train"
     assert [order["name"] for order in orders] == ["standard", "coupled"]  # type: ignore[has-type]
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(orders[1])))  # type: ignore[has-type]
@@ -170,7 +170,7 @@ def test_mistakes_are_named(given: dict[str, object], words: str) -> None:
         headtohead.bench_train(**{**QUICK, "peers": (), **given})  # type: ignore[arg-type]
 
 
-def test_opposite_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_opposite_flags_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bench", "train", "nano", "--compile", "--no-compile"])
     assert end.value.code == 2

@@ -49,9 +49,9 @@ GROWTH = "bench growth --arms standard --size nano --device cpu --quiet"
         (f"{GROWTH} --context 0 32", "context=0 must be above 0"),
         (f"{GROWTH} --for 0s", "seconds=0 must be above 0"),
         (f"{GROWTH} --workers -3 --compile", "workers=-3 must be 0"),
-        (f"{GROWTH} --axes", "axes: at least one is needed of context, batch"),
-        ("bench stack 2 --size nano --arms", "arms: at least one is needed"),
-        ("bench stack 2 1000000 --size nano", "seeds=1000000 do not fit in one pass"),
+        (f"{GROWTH} --axes", "axes must name at least one of context, batch"),
+        ("bench stack 2 --size nano --arms", "arms must name at least one arm"),
+        ("bench stack 2 1000000 --size nano", "seeds=1000000 is too large"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_given(
@@ -118,7 +118,7 @@ def test_rows_of_an_older_form_are_kept_and_counted(
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "2 of " in shown
-    assert "rows have another form" in shown
+    assert "rows have an older format" in shown
     assert OLD[name] in json.loads(file.read_text())["rows"]
 
 

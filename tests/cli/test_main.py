@@ -206,7 +206,7 @@ def test_check_says_the_level_and_what_is_missing(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "raceable (1 setting" in out
     assert "declares no cache" in out
-    assert "mend these to be decodable" in out
+    assert "fix these to be decodable" in out
     leaky = tmp_path / "leaky.py"
     leaky.write_text(
         Path("examples/prefix_mean.py").read_text().replace("cumsum(1)", "mean(1, keepdim=True)")
@@ -222,7 +222,7 @@ def test_data_list_and_prepare(story: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "stdlib" in out
     assert "no data directory is given" in out
-    for word in ("hatexplain", "agreement-pairs", "recall", "tasks scored without training"):
+    for word in ("hatexplain", "agreement-pairs", "recall", "zero-shot tasks"):
         assert word in out
     run("data", "prepare", "grammar:train=100,phrases=2")
     out = capsys.readouterr().out
@@ -276,7 +276,7 @@ MISTAKES = [
     (["race", "--arms", "standard", "--lr.qk", "fast"], "takes a ratio such as 30x"),
     (
         ["race", "--arms", "standard", "--lr.both", "2x"],
-        "arm 'standard': the rule 'both x2' acts on no parameter",
+        "arm 'standard': the rule 'both x2' matches no parameter",
     ),
     (["race", "--arms", "standard", "--for", "soon"], "expected a duration"),
     (["race", "--arms", "standard", "--device", "tpu"], "unknown device 'tpu'"),
@@ -290,16 +290,16 @@ MISTAKES = [
     (["check"], "needs a name"),
     (["check", "standart"], "did you mean 'standard'"),
     (["cost", "standard", "--size", "1t"], "unknown size '1t'"),
-    (["cost", "standard", "--batch", "0"], "batch=0 is too small"),
+    (["cost", "standard", "--batch", "0"], "batch=0 must be at least 1"),
     (["generate", "nowhere", "--prompt", "x"], "no run at 'nowhere'"),
     (["evaluate", "nowhere", "--corpus", "stdlib"], "no run at"),
     (["evaluate", "nowhere"], "give either --corpus or --task"),
     (["evaluate", "nowhere", "--corpus", "stdlib", "--task", "copa"], "give either --corpus or --task"),
     (["evaluate", "nowhere", "--task", "copper"], "did you mean 'copa'"),
     (["evaluate", "nowhere", "--task", "copa"], "task 'copa' is not at hand"),
-    (["evaluate", "nowhere", "--task", "copa", "--split", "valid"], "--split valid is of a corpus"),
+    (["evaluate", "nowhere", "--task", "copa", "--split", "valid"], "--split valid applies to a corpus"),
     (["evaluate", "nowhere", "--task", "copa", "--limit", "0"], "--limit 0 is too small"),
-    (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is scored whole"),
+    (["evaluate", "nowhere", "--corpus", "stdlib", "--limit", "5"], "a corpus is always scored whole"),
     (["report", "nowhere"], "no study in nowhere"),
     (["watch", "nowhere"], "no study in nowhere"),
     (["watch", "nowhere", "--port", "70000"], "port 70000 is out of range"),

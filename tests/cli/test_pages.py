@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headtohead.cli.main import main
-from headtohead.cli.pages import mechanism_pages
+from headtohead.cli.shared.pages import mechanism_pages
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.describe import describe

@@ -140,7 +140,7 @@ def test_a_pointer_is_right_where_it_points_at_the_whole_answer(tmp_path: Path) 
 
 def test_a_mechanism_without_a_map_shows_its_prediction_alone(tmp_path: Path) -> None:
     page = h2h.look(decoder("no_attention"), "a cat", tokenizer=Bytes(), out=tmp_path / "a.html", quiet=True)
-    assert "no_attention gives no attention map: only the prediction is shown." in page.read_text()
+    assert "no_attention has no attention map; only the prediction is shown." in page.read_text()
     (found,) = data(page)
     assert [layer["heads"] for layer in found["layers"]] == [0, 0]
     assert len(found["guesses"]) == 5
@@ -154,7 +154,7 @@ def test_a_text_longer_than_the_context_is_cut_from_the_left_and_said(tmp_path: 
         out=tmp_path / "a.html",
         quiet=True,
     )
-    assert "13 tokens, and the context is 8: the first 5 were cut off." in page.read_text()
+    assert "13 tokens, but the context is 8: the first 5 were cut off." in page.read_text()
     assert "".join(data(page)[0]["tokens"]) == "56789abc"
 
 
@@ -181,7 +181,7 @@ def test_a_run_is_looked_at_and_what_cannot_be_is_refused_in_one_line(
         ({"runs": run, "text": ""}, "trained on a corpus; give a text"),
         ({"runs": run, "text": "a", "task": "toy"}, "a text or a task"),
         ({"runs": [run] * 3, "text": "a"}, "3 were given"),
-        ({"runs": run, "task": "toy"}, "its tokens are others"),
+        ({"runs": run, "task": "toy"}, "give a task with the model's vocabulary"),
         ({"runs": run, "task": "toyy"}, "did you mean 'toy'"),
         ({"runs": grammarian("standard"), "task": GRAMMAR, "example": 99}, "no example 99 in test"),
         ({"runs": grammarian("standard"), "text": "a"}, "needs tokenizer="),

@@ -1,4 +1,4 @@
-"""When models are compiled, and that another seed of an arm finds its graph."""
+"""When models are compiled, and that seeds of one arm share a compiled graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_models_are_compiled_on_a_gpu_from_5m_on(
     assert compiles(None, SIZES[name], CUDA) is False
 
 
-def test_what_was_asked_for_is_done() -> None:
+def test_an_explicit_setting_overrides_the_default() -> None:
     assert compiles(True, SIZES["nano"], CPU) is True
     assert compiles(False, SIZES["60m"], CUDA) is False
 

@@ -1,4 +1,4 @@
-"""What a trainer is fed: shares, padding, real tokens counted, steps that are a function of their number."""
+"""Training batches: shares, padding, counts of real tokens, steps as a pure function of their number."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ def classifier(task: Task) -> Classifier:
     return Classifier(size, parse_layout("standard").layers(2), 2, seed=3).double()
 
 
-def test_a_padded_step_has_the_loss_and_gradients_of_its_examples_alone(grammar: Task) -> None:
-    fed, model = batches(grammar), classifier(grammar)
-    (part,) = fed.parts(0, 1000)
+def test_a_padded_step_has_the_loss_and_gradients_of_its_unpadded_examples(grammar: Task) -> None:
+    source, model = batches(grammar), classifier(grammar)
+    (part,) = source.parts(0, 1000)
     assert part.padding is not None
     assert not part.padding.all()
     objective, nats, _ = model(part.tokens, part.targets, 0.1, part.padding)
     objective.backward()
     together = {name: row.grad.clone() for name, row in model.named_parameters() if row.grad is not None}
     model.zero_grad()
-    places, total = fed.batches.places(0), 0.0
-    for place in places:
-        alone = collated(grammar.splits["train"], [place])
+    indices, total = source.batches.places(0), 0.0
+    for index in indices:
+        alone = collated(grammar.splits["train"], [index])
         assert alone.padding is None
         objective, one, _ = model(alone.tokens, alone.targets, 0.1)
-        (objective / len(places)).backward()
-        total += float(one) / len(places)
+        (objective / len(indices)).backward()
+        total += float(one) / len(indices)
     assert float(nats) == pytest.approx(total, rel=1e-10)
     for name, row in model.named_parameters():
         if row.grad is not None:
             assert torch.allclose(row.grad, together[name], rtol=1e-8, atol=1e-12), name
 
 
-def test_parts_of_a_step_weigh_by_their_targets() -> None:
+def test_parts_of_a_step_are_weighted_by_their_targets() -> None:
     task = prepare_task("recall:train=40,pairs=4,queries=3", context=32)
-    fed = batches(task, batch=120)
-    whole = list(fed.parts(2, 100))
-    parts = list(fed.parts(2, 3))
+    source = batches(task, batch=120)
+    whole = list(source.parts(2, 100))
+    parts = list(source.parts(2, 3))
     assert len(whole) == 1
     assert len(parts) > 1
     assert sum(part.share for part in parts) == pytest.approx(1.0)
@@ -69,28 +69,28 @@ def test_parts_of_a_step_weigh_by_their_targets() -> None:
     assert float(split) == pytest.approx(float(once), rel=1e-12)
 
 
-def test_tokens_count_what_is_real(grammar: Task) -> None:
-    fed = batches(grammar)
+def test_only_real_tokens_are_counted(grammar: Task) -> None:
+    source = batches(grammar)
     counted = 0
-    for step in range(fed.steps):
-        assert fed.tokens(step) == counted
-        for part in fed.parts(step, 1000):
+    for step in range(source.steps):
+        assert source.tokens(step) == counted
+        for part in source.parts(step, 1000):
             counted += part.tokens.numel() if part.padding is None else int(part.padding.sum())
-    assert fed.tokens(fed.steps) == counted
+    assert source.tokens(source.steps) == counted
     assert counted == pytest.approx(4000, rel=0.1)
     every = sum(len(example.tokens) for example in grammar.splits["train"])
-    assert fed.tokens(fed.division.per_epoch) == every
-    assert fed.unique_tokens(10 * fed.division.per_epoch) == every
+    assert source.tokens(source.division.per_epoch) == every
+    assert source.unique_tokens(10 * source.division.per_epoch) == every
 
 
-def test_a_length_that_fills_no_step_is_refused(grammar: Task) -> None:
+def test_fewer_tokens_than_one_step_are_rejected(grammar: Task) -> None:
     with pytest.raises(UserError, match="do not fill one step"):
         batches(grammar, tokens=100, batch=200)
     division = divide([10, 20, 30], 1)
     assert (division.examples, division.per_epoch) == (1, 3)
 
 
-def test_a_loss_beyond_a_guess_among_the_classes_is_lost(grammar: Task) -> None:
+def test_a_loss_far_above_a_uniform_guess_counts_as_diverged(grammar: Task) -> None:
     model = classifier(grammar)
     rows: list[dict[str, object]] = []
     trainer = Trainer(

@@ -25,7 +25,7 @@ def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(step, {"w": torch.full((3,), float(step)), "n/x": torch.arange(4)}, {"seconds": 1.5})
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, checkpoint(7))
     found, warnings = latest_checkpoint(tmp_path)
     assert found is not None
@@ -39,16 +39,16 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000002", "step-0000000003"]
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[offset] ^= 1
     path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     "damage", ["flipped", "truncated", "missing", "state-flipped", "state-empty", "state-wrong"]
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path: Path, damage: str) -> None:
     save_checkpoint(tmp_path, checkpoint(1))
     last = save_checkpoint(tmp_path, checkpoint(2))
     tensors, state = last / "tensors.safetensors", last / "state.json"
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     assert str(last) in warnings[0]
 
 
-def test_with_nothing_whole_there_is_no_checkpoint(tmp_path: Path) -> None:
+def test_without_a_valid_checkpoint_none_is_returned(tmp_path: Path) -> None:
     last = save_checkpoint(tmp_path, checkpoint(2))
     (last / "state.json").unlink()
     assert latest_checkpoint(tmp_path)[0] is None
@@ -104,7 +104,7 @@ def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+def test_a_header_that_claims_too_much_is_rejected(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(UserError, match="damaged file"):
@@ -114,7 +114,7 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     save_checkpoint(folder, checkpoint(7))
     return folder
@@ -122,8 +122,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(data=st.data(), name=st.sampled_from(["state.json", "tensors.safetensors"]))
 @fuzz(200)
-def test_any_bytes_are_the_checkpoint_or_a_clear_error(place: Path, data: st.DataObject, name: str) -> None:
-    path = place / "step-0000000007" / name
+def test_any_bytes_give_the_checkpoint_or_a_clear_error(saved: Path, data: st.DataObject, name: str) -> None:
+    path = saved / "step-0000000007" / name
     good = path.read_bytes()
     path.write_bytes(data.draw(damaged(good)))
     try:
@@ -138,9 +138,9 @@ def test_any_bytes_are_the_checkpoint_or_a_clear_error(place: Path, data: st.Dat
 
 @given(data=st.data())
 @fuzz(200)
-def test_any_header_is_tensors_or_a_clear_error(place: Path, data: st.DataObject) -> None:
-    good = (place / "step-0000000007" / "tensors.safetensors").read_bytes()
-    path = place / "x.safetensors"
+def test_any_header_gives_tensors_or_a_clear_error(saved: Path, data: st.DataObject) -> None:
+    good = (saved / "step-0000000007" / "tensors.safetensors").read_bytes()
+    path = saved / "x.safetensors"
     length = int.from_bytes(good[:8], "little")
     header = json.dumps(data.draw(mutated(json.loads(good[8 : 8 + length])))).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + length :])
@@ -151,7 +151,7 @@ def test_any_header_is_tensors_or_a_clear_error(place: Path, data: st.DataObject
             assert "damaged file" in str(error)
 
 
-def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_step_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, checkpoint(7)).rename(tmp_path / "step-0000000009")
     found, warnings = latest_checkpoint(tmp_path)
     assert found is None

@@ -55,7 +55,7 @@ def trained(story: Path, layout: str = "standard", log: bool = True, stop_at: in
 
 
 @pytest.mark.parametrize("arm", ["standard", "standard:kv_heads=2", "standard:kv_heads=1", "coupled"])
-def test_norms_of_products_are_those_of_the_matrices_multiplied_out(arm: str) -> None:
+def test_product_norms_equal_those_of_the_explicit_products(arm: str) -> None:
     mechanism = Decoder(SIZE, parse_layout(arm).layers(2), seed=3).layers[0].mechanism
     q, k, v, o = (getattr(mechanism, name).weight.detach() for name in "qkvo")
     wide = 4 // (len(k) // 4)
@@ -68,7 +68,7 @@ def test_norms_of_products_are_those_of_the_matrices_multiplied_out(arm: str) ->
     assert float(product_norm(mechanism, "ov")) == pytest.approx(math.sqrt(total_ov), rel=1e-5)  # type: ignore[arg-type]
 
 
-def test_the_four_forms_of_one_function_have_one_norm() -> None:
+def test_the_four_forms_of_one_function_have_the_same_norm() -> None:
     size = SIZE.with_settings(positions="learned")
     found = []
     for form in ("FAFO", "FACO", "CAFO", "CACO"):
@@ -79,12 +79,12 @@ def test_the_four_forms_of_one_function_have_one_norm() -> None:
 
 
 @pytest.mark.parametrize("arm", ["no_attention", "kuramoto", "differential", "latent"])
-def test_a_mechanism_without_such_factors_has_no_product(arm: str) -> None:
+def test_a_mechanism_without_factors_has_no_product(arm: str) -> None:
     mechanism = Decoder(SIZE, parse_layout(arm).layers(2), seed=3).layers[0].mechanism
     assert product_norm(mechanism, "qk") is None
 
 
-def test_rates_and_gradients_are_those_of_the_run(story: Path) -> None:
+def test_logged_rates_and_gradients_match_the_run(story: Path) -> None:
     _, rows = trained(story, circuit_lr=RULES)
     given = settings(circuit_lr=RULES)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -102,7 +102,7 @@ def test_rates_and_gradients_are_those_of_the_run(story: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["sharing:tie=kv", "kuramoto"])
-def test_the_log_changes_no_number(story: Path, layout: str) -> None:
+def test_logging_does_not_change_training(story: Path, layout: str) -> None:
     plain, rows = trained(story, layout, log=False)
     logged, more = trained(story, layout, log=True)
     assert all("circuits" not in row for row in rows)
@@ -120,8 +120,8 @@ def test_a_resumed_run_logs_the_same_rows(story: Path, tmp_path: Path) -> None:
     assert [row["circuits"] for row in [*first, *second]] == [row["circuits"] for row in whole]
 
 
-def test_a_row_costs_little_beside_a_step(story: Path) -> None:
-    """A step of nano takes some 50 ms of CPU; a row, at worst every step's, stays far below a fiftieth of many."""
+def test_a_row_costs_little_compared_with_a_step(story: Path) -> None:
+    """A step of nano takes about 50 ms of CPU; a row must take less than a tenth of that."""
     model = Decoder(Size("n", 64, 2, 4, 176, 256, 128), parse_layout("standard").layers(2), seed=1)
     log = CircuitLog(model, make_optimizer(model, settings()), settings(), 6)
     tokens = torch.zeros(32, 128, dtype=torch.long)
@@ -138,7 +138,7 @@ def test_a_row_costs_little_beside_a_step(story: Path) -> None:
 
 
 @pytest.mark.page
-def test_a_study_that_asks_for_it_has_the_same_runs(story: Path, tmp_path: Path) -> None:
+def test_a_study_with_log_circuits_has_the_same_runs(story: Path, tmp_path: Path) -> None:
     given = {"tokens": 1024, "batch": 256, "seeds": 2, "corpus": f"file:{story}"}
     arms = ["standard", {"arm": "standard", "name": "fast", "circuit_lr": {"qk": "3x"}}]
     plain = Study(arms, name="s", **given).run(tmp_path / "plain", workers=1, quiet=True)
@@ -159,6 +159,6 @@ def test_a_study_that_asks_for_it_has_the_same_runs(story: Path, tmp_path: Path)
     assert "norm of W_QK, root of the mean square over layers" in page
 
 
-def test_what_is_no_yes_or_no_is_refused() -> None:
+def test_log_circuits_must_be_a_boolean() -> None:
     with pytest.raises(UserError, match="log_circuits takes true or false, got 3"):
         build_study({"arms": ["standard"], "log_circuits": 3})

@@ -66,7 +66,7 @@ def test_a_ratio_of_one_changes_no_bit(layout: str) -> None:
     assert all(torch.equal(plain[name], ruled[name]) for name in plain)
 
 
-def test_a_rule_moves_what_it_names_alone() -> None:
+def test_a_rule_changes_only_the_parameters_it_names() -> None:
     frozen, trainer = trained(circuit_lr=[{"tag": "qk", "layers": [3, 4], "factor": 0}])
     start = decoder().state_dict()
     still = {name for name in start if torch.equal(start[name], frozen[name])}
@@ -90,7 +90,7 @@ def test_decay_times_rate_is_equal_unless_coupled() -> None:
     assert all(group["weight_decay"] == 0 for group in vectors)
 
 
-def test_own_moves_with_what_it_follows_unless_named() -> None:
+def test_own_obeys_the_rule_of_the_circuit_it_follows_unless_named() -> None:
     circuits = decoder("standard+coupled").circuits()
     own = next(circuit for circuit in circuits if circuit.tag == "own" and circuit.follows == "qk")
     tied = next(circuit for circuit in decoder("sharing:tie=kv").circuits() if circuit.tag == "both")
@@ -99,13 +99,13 @@ def test_own_moves_with_what_it_follows_unless_named() -> None:
     assert assign([qk, named], circuits, 4)[own.parameters[0]] is named
     assert tied.parameters[0] not in assign([qk], decoder("sharing:tie=kv").circuits(), 4)
     top = dataclasses.replace(named, layers=(4, 4))
-    assert assign([qk, top], circuits, 4)[own.parameters[0]] is qk, "own is named in the last layer alone"
+    assert assign([qk, top], circuits, 4)[own.parameters[0]] is qk, "own is named only in the last layer"
 
 
-def test_layers_are_numbers_or_shares_of_the_depth() -> None:
+def test_layers_are_numbers_or_fractions_of_the_depth() -> None:
     assert list(Rule("qk", layers=(2, 3)).span(4)) == [1, 2]
     halves = [list(Rule("qk", layers=share).span(5)) for share in ((0.0, 0.5), (0.5, 1.0))]
-    assert halves == [[0, 1], [2, 3, 4]], "every layer once; the upper half begins at depth // 2"
+    assert halves == [[0, 1], [2, 3, 4]], "every layer once; the upper half starts at depth // 2"
     assert parse_rules([{"tag": "qk", "layers": [0.5, 1], "factor": 2}])[0].layers == (0.5, 1.0)
     found = assign(
         parse_rules([{"parameters": "*.q.weight", "layers": [1, 1], "factor": 2}]), decoder().circuits(), 4
@@ -114,19 +114,19 @@ def test_layers_are_numbers_or_shares_of_the_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "message"),
     [
         ({"qq": "2x"}, "unknown circuit in circuit_lr 'qq'; did you mean 'qk'"),
         ({"qk": "fast"}, "takes a ratio such as 30x"),
         ({"qk": "1.2.3x"}, "takes a ratio such as 30x"),
         ({"qk": 3}, "takes a ratio such as 30x"),
         ("qk=3", "takes a list of rules"),
-        (["qk"], "a rule of circuit_lr is a table"),
+        (["qk"], "a circuit_lr rule is a table"),
         ([{"tag": "qk"}], "factor is missing"),
-        ([{"factor": 2}], "names a tag or a pattern"),
-        ([{"tag": "qk", "parameters": "*", "factor": 2}], "one of the two"),
-        ([{"tag": "qk", "factor": -1}], "factor=-1 is negative"),
-        ([{"tag": "qk", "factor": float("nan")}], "no number"),
+        ([{"factor": 2}], "needs either a tag or a parameters pattern"),
+        ([{"tag": "qk", "parameters": "*", "factor": 2}], "not both"),
+        ([{"tag": "qk", "factor": -1}], "factor=-1 is not a finite number >= 0"),
+        ([{"tag": "qk", "factor": float("nan")}], "factor=nan is not a finite number"),
         ([{"tag": "qk", "factor": "3"}], "factor takes a number"),
         ([{"tag": "qk", "kind": "jump", "factor": 2}], "unknown kind of rule"),
         ([{"tag": "qk", "kind": "ramp", "factor": 2}], "unknown value of a ramp rule in circuit_lr 'factor'"),
@@ -135,13 +135,13 @@ def test_layers_are_numbers_or_shares_of_the_depth() -> None:
         ([{"tag": "qk", "factor": 2, "layers": [1]}], "layers takes two numbers"),
     ],
 )
-def test_bad_rules_are_refused(rules: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_bad_rules_are_rejected(rules: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         train_settings({"circuit_lr": rules})
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "message"),
     [
         (
             [{"tag": "qk", "factor": 2}, {"tag": "qk", "layers": [1, 2], "factor": 2}],
@@ -153,15 +153,15 @@ def test_bad_rules_are_refused(rules: Any, words: str) -> None:
             "layers 3 to 5 are outside the model, whose layers are 1 to 4",
         ),
         ([{"tag": "qk", "layers": [0, 2], "factor": 2}], "outside the model"),
-        ([{"tag": "qk", "layers": [0.5, 1.5], "factor": 2}], "no shares of the depth"),
-        ([{"tag": "qk", "layers": [0.1, 0.2], "factor": 2}], "hold no layer"),
-        ([{"tag": "both", "factor": 2}], "acts on no parameter of this model"),
-        ([{"tag": "embedding", "layers": [1, 2], "factor": 2}], "acts on no parameter"),
-        ([{"parameters": "*.query.*", "factor": 2}], "acts on no parameter"),
+        ([{"tag": "qk", "layers": [0.5, 1.5], "factor": 2}], "not fractions of the depth"),
+        ([{"tag": "qk", "layers": [0.1, 0.2], "factor": 2}], "contain no layer"),
+        ([{"tag": "both", "factor": 2}], "matches no parameter of this model"),
+        ([{"tag": "embedding", "layers": [1, 2], "factor": 2}], "matches no parameter"),
+        ([{"parameters": "*.query.*", "factor": 2}], "matches no parameter"),
     ],
 )
-def test_rules_that_do_not_fit_a_model_are_refused(rules: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_rules_that_do_not_fit_a_model_are_rejected(rules: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make_optimizer(decoder(), TrainSettings(circuit_lr=rules))
 
 
@@ -171,9 +171,9 @@ def test_disjoint_layers_do_not_overlap() -> None:
     assert [found[f"blocks.{i}.mechanism.q.weight"].factor for i in range(4)] == [2, 2, 3, 3]
 
 
-def test_a_record_holds_the_rules_and_gives_them_back() -> None:
+def test_stored_rules_round_trip() -> None:
     assert not {"rates", "circuit_lr", "circuit_decay"} & TrainSettings().as_dict().keys(), (
-        "old names are kept"
+        "existing run ids do not change"
     )
     for settings in (
         TrainSettings(circuit_lr=parse_rules([SLOW_TOP])),
@@ -189,7 +189,7 @@ def test_a_record_holds_the_rules_and_gives_them_back() -> None:
     )
 
 
-def test_stored_runs_with_rates_are_read_and_keep_their_names(tmp_path: Path) -> None:
+def test_stored_runs_with_rates_are_read_and_keep_their_ids(tmp_path: Path) -> None:
     store = Store(tmp_path)
     import_runs(store, Path(__file__).parents[2] / "results/kuramoto-1m/runs.tar.gz")
     found = []

@@ -1,4 +1,4 @@
-"""Compiled steps: what the function gives, in one graph, and the function itself where there can be none."""
+"""Compiled steps: same results as the function, and a fallback to the function when compiling fails."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.training.test_population import SEEDS, SETTINGS, TINY, curves, traine
 
 
 def compiled(*members: Any, backend: Any = aot_eager) -> PopulationTrainer:
-    stack = PopulationTrainer(members, compile=True)
-    assert stack._traced is not None
-    stack._traced.backend = backend
-    return stack
+    population = PopulationTrainer(members, compile=True)
+    assert population._compiled is not None
+    population._compiled.backend = backend
+    return population
 
 
 @pytest.mark.parametrize(
@@ -34,68 +34,68 @@ def compiled(*members: Any, backend: Any = aot_eager) -> PopulationTrainer:
         pytest.param("fixed_seq_qk", {}, marks=pytest.mark.slow),
     ],
 )
-def test_a_compiled_stack_takes_the_same_steps(arm: str, given: dict[str, Any]) -> None:
+def test_a_compiled_population_takes_the_same_steps(arm: str, given: dict[str, Any]) -> None:
     if "kuramoto_gated" in arm:
         given = given | {"size": TINY.with_settings(tied=False)}
-    said: list[str] = []
+    messages: list[str] = []
     given = given | {"dtype": torch.float64}
     whole = PopulationTrainer([trainer(seed, arm, **given) for seed in SEEDS])
-    stack = compiled(*(trainer(seed, arm, **given) for seed in SEEDS))
-    assert stack._traced is not None
-    stack._traced.warn = said.append
-    torch.testing.assert_close(curves(stack), curves(whole), rtol=1e-9, atol=1e-10)
-    assert said == []
-    assert stack._traced.able
+    population = compiled(*(trainer(seed, arm, **given) for seed in SEEDS))
+    assert population._compiled is not None
+    population._compiled.warn = messages.append
+    torch.testing.assert_close(curves(population), curves(whole), rtol=1e-9, atol=1e-10)
+    assert messages == []
+    assert population._compiled.able
 
 
 @pytest.mark.slow
 def test_they_are_the_same_under_bf16() -> None:
     settings = dataclasses.replace(SETTINGS, precision="bf16", smoothing=0.1)
     whole = PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
-    stack = compiled(*(trainer(seed, settings=settings) for seed in SEEDS))
-    torch.testing.assert_close(curves(stack), curves(whole), rtol=0.02, atol=0.01)
+    population = compiled(*(trainer(seed, settings=settings) for seed in SEEDS))
+    torch.testing.assert_close(curves(population), curves(whole), rtol=0.02, atol=0.01)
 
 
 @pytest.mark.slow
-def test_that_it_compiles_is_said_once() -> None:
-    said: list[str] = []
-    hooks = Hooks(compiling=lambda: said.append("compiling"))
+def test_compiling_is_announced_once() -> None:
+    messages: list[str] = []
+    hooks = Hooks(compiling=lambda: messages.append("compiling"))
     compiled(*(trainer(seed, hooks=hooks) for seed in SEEDS)).run()
-    assert said == ["compiling"]
+    assert messages == ["compiling"]
 
 
-def test_a_function_that_looks_at_its_numbers_goes_on_as_it_stands() -> None:
-    said: list[str] = []
+def test_a_function_that_reads_its_values_runs_uncompiled() -> None:
+    messages: list[str] = []
 
-    def looks(x: Tensor) -> tuple[Tensor, ...]:
+    def reads(x: Tensor) -> tuple[Tensor, ...]:
         return (x + x.sum().item(),)
 
-    traced = CompiledStep(looks, said.append, backend=aot_eager)
+    step = CompiledStep(reads, messages.append, backend=aot_eager)
     for number in (1.0, 2.0, 3.0):
-        assert traced(torch.full((2,), number))[0].tolist() == [3 * number] * 2
-    assert len(said) == 1
-    assert said[0].startswith("the step is not compiled: ")
+        assert step(torch.full((2,), number))[0].tolist() == [3 * number] * 2
+    assert len(messages) == 1
+    assert messages[0].startswith("the step is not compiled: ")
 
 
-def test_what_the_compiler_refuses_goes_on_as_it_stands() -> None:
-    said: list[str] = []
+def test_a_function_runs_uncompiled_when_the_compiler_fails() -> None:
+    messages: list[str] = []
 
-    def refuses(graph: Any, inputs: Any) -> Any:
+    def fails(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler here")
 
-    traced = CompiledStep(lambda x: (x * 2,), said.append, backend=refuses)
-    assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
-    assert traced(torch.ones(2))[0].tolist() == [2.0, 2.0]
-    assert len(said) == 1
-    assert "no compiler here" in said[0]
+    step = CompiledStep(lambda x: (x * 2,), messages.append, backend=fails)
+    assert step(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert step(torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert len(messages) == 1
+    assert "no compiler here" in messages[0]
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
+def test_running_out_of_memory_halves_the_micro_batch_and_recompiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stack, whole = compiled(*map(trainer, SEEDS)), PopulationTrainer(list(map(trainer, SEEDS)))
-    assert stack._traced is not None
+    population, whole = compiled(*map(trainer, SEEDS)), PopulationTrainer(list(map(trainer, SEEDS)))
+    assert population._compiled is not None
     usual, failed = CompiledStep._built, [0]
 
     def built(self: CompiledStep, given: tuple[Tensor, ...]) -> Any:
@@ -106,12 +106,12 @@ def test_running_out_of_memory_halves_the_micro_batch_and_compiles_anew(
 
     monkeypatch.setattr(CompiledStep, "_built", built)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    found = torch.stack(stack.one_step())
-    assert (stack.first.micro, whole.first.micro) == (2, 4)
+    found = torch.stack(population.one_step())
+    assert (population.first.micro, whole.first.micro) == (2, 4)
     torch.testing.assert_close(found, torch.stack(whole.one_step()), rtol=1e-4, atol=1e-5)
 
 
-def test_long_sums_of_few_results_are_divided() -> None:
+def test_products_with_long_sums_and_few_outputs_are_split() -> None:
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(3, 2048, wide, generator=draw, dtype=torch.float64) for wide in (40, 24))
 
@@ -133,15 +133,15 @@ def test_long_sums_of_few_results_are_divided() -> None:
 @pytest.mark.parametrize(
     ("tiles", "terms", "parts"), [(5, 8192, 16), (15, 8192, 16), (48, 8192, 4), (200, 8192, 1), (5, 600, 1)]
 )
-def test_a_sum_is_divided_until_all_processors_are_busy(tiles: int, terms: int, parts: int) -> None:
+def test_a_sum_is_split_until_all_processors_are_busy(tiles: int, terms: int, parts: int) -> None:
     assert parts_of(tiles, terms, 132) == parts
 
 
 @pytest.mark.slow
-def test_the_compiler_gives_the_same_steps_and_is_not_asked_twice() -> None:
-    stack = compiled(*(trainer(seed) for seed in SEEDS), backend=inductor)
+def test_inductor_gives_the_same_steps_and_hits_its_cache() -> None:
+    population = compiled(*(trainer(seed) for seed in SEEDS), backend=inductor)
     whole = PopulationTrainer([trainer(seed) for seed in SEEDS])
-    torch.testing.assert_close(curves(stack), curves(whole), rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(curves(population), curves(whole), rtol=2e-4, atol=2e-5)
     hits = counters["inductor"]["fxgraph_cache_hit"]
     compiled(*(trainer(seed + 7) for seed in SEEDS), backend=inductor).one_step()
     assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1

@@ -1,4 +1,4 @@
-"""The recorder's own part, with a graph that only counts: what a GPU does with one is seen by `h2h bench stack`."""
+"""CudaGraphStep with a fake graph that only counts replays; `h2h bench population` tests real graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Graph:
 
 @pytest.fixture
 def able(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether recording works; the pieces of torch.cuda that it takes do nothing."""
+    """Replace the parts of torch.cuda that CudaGraphStep uses with no-ops; [False] makes the capture fail."""
     found = [True]
 
     @contextmanager
@@ -54,41 +54,41 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
     return torch.full((2,), number), torch.full((2,), -number)
 
 
-def test_the_first_steps_are_done_then_one_is_recorded_and_replayed(able: list[bool]) -> None:
+def test_three_warm_up_steps_run_then_the_fourth_is_captured_and_replayed(able: list[bool]) -> None:
     seen: list[Tensor] = []
 
     def step(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         seen.append(tokens)
         return tokens.sum(), targets.sum()
 
-    said: list[str] = []
-    recorded = CudaGraphStep(step, CPU, said.append)
+    messages: list[str] = []
+    step_graph = CudaGraphStep(step, CPU, messages.append)
     for number in range(3):
-        assert recorded(*batch(number))[0].item() == 2 * number
+        assert step_graph(*batch(number))[0].item() == 2 * number
     assert Graph.replays == 0
-    outputs = [recorded(*batch(number)) for number in range(3, 6)]
+    outputs = [step_graph(*batch(number)) for number in range(3, 6)]
     assert Graph.replays == 3
     assert len(seen) == 4
-    assert seen[3].tolist() == [5, 5]  # the place that every batch is copied to
+    assert seen[3].tolist() == [5, 5]  # the static input to which every batch is copied
     assert len({output[0].data_ptr() for output in outputs}) == 3
-    assert said == []
+    assert messages == []
 
 
-def test_what_cannot_be_recorded_goes_on_step_by_step(able: list[bool]) -> None:
+def test_steps_run_eagerly_when_the_capture_fails(able: list[bool]) -> None:
     able[0] = False
-    said: list[str] = []
+    messages: list[str] = []
     count = [0]
 
     def step(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         count[0] += 1
         return tokens.sum(), targets.sum()
 
-    recorded = CudaGraphStep(step, CPU, said.append)
+    step_graph = CudaGraphStep(step, CPU, messages.append)
     for number in range(6):
-        nats, norm = recorded(*batch(number))
+        nats, norm = step_graph(*batch(number))
         assert (nats.item(), norm.item()) == (2 * number, -2 * number)
     assert count == [6]
     assert Graph.replays == 0
-    assert said == [
-        "steps are not recorded as a CUDA graph: operation not permitted when stream is capturing"
+    assert messages == [
+        "steps cannot be captured as a CUDA graph: operation not permitted when stream is capturing"
     ]

@@ -41,12 +41,12 @@ def trainer(
     return Trainer(model.to(dtype), Windows(SPLIT, 16, seed), settings, **given)
 
 
-def curves(stack: PopulationTrainer) -> Tensor:
+def curves(population: PopulationTrainer) -> Tensor:
     """Return nats and norms (seeds, steps, 2)."""
     rows = []
-    for _ in range(stack.first.steps):
-        rows.append(torch.stack(stack.one_step(), -1))
-        for member in stack.members:
+    for _ in range(population.first.steps):
+        rows.append(torch.stack(population.one_step(), -1))
+        for member in population.members:
             member.step += 1
     return torch.stack(rows, 1)
 
@@ -60,10 +60,10 @@ def curve(one: Trainer) -> Tensor:
     return torch.stack(rows)
 
 
-def assert_same(stack: PopulationTrainer, separate: list[Trainer], tolerance: float = 2e-4) -> None:
-    together, alone = curves(stack), torch.stack([curve(one) for one in separate])
+def assert_same(population: PopulationTrainer, separate: list[Trainer], tolerance: float = 2e-4) -> None:
+    together, alone = curves(population), torch.stack([curve(one) for one in separate])
     torch.testing.assert_close(together, alone, rtol=tolerance, atol=tolerance / 10)
-    for member, one in zip(stack.members, separate, strict=True):
+    for member, one in zip(population.members, separate, strict=True):
         for name, parameter in one.model.named_parameters():
             found = member.model.get_parameter(name)
             assert (found - parameter).norm() <= 10 * tolerance * (parameter.norm() + 0.01), name
@@ -93,8 +93,8 @@ FEW = ("standard:kv_heads=2,qk_norm=true", "coupled", "(kuramoto_gated standard)
 @pytest.mark.parametrize(
     "arm", [arm if arm in FEW else pytest.param(arm, marks=pytest.mark.slow) for arm in ARMS]
 )
-def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
-    # In float64: twenty steps of some arms make a difference in the last digit of float32 a large one.
+def test_a_population_equals_separate_runs_step_by_step(arm: str) -> None:
+    # In float64, because twenty steps of some arms amplify float32 rounding errors.
     given: dict[str, Any] = {
         "size": TINY.with_settings(tied="kuramoto_gated" not in arm),
         "dtype": torch.float64,
@@ -111,7 +111,7 @@ def test_stacked_seeds_are_separate_runs_step_by_step(arm: str) -> None:
         {"tag": "qk", "kind": "hold_return", "factor": 1, "hold": 0.5, "back": 0.1},
     ],
 )
-def test_a_ratio_of_one_changes_no_bit_of_stacked_seeds(rule: dict[str, Any]) -> None:
+def test_a_ratio_of_one_changes_no_bit_of_a_population(rule: dict[str, Any]) -> None:
     ruled = dataclasses.replace(SETTINGS, circuit_lr=[rule])
     plain, same = (
         PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
@@ -124,7 +124,7 @@ def test_a_ratio_of_one_changes_no_bit_of_stacked_seeds(rule: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("clip", [0.05, 0.0])
-def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> None:
+def test_a_population_logs_the_circuits_of_separate_runs(clip: float) -> None:
     settings = dataclasses.replace(SETTINGS, clip=clip, circuit_lr=[{"tag": "qk", "factor": 3}])
 
     def members() -> tuple[list[Trainer], list[list[dict[str, Any]]]]:
@@ -133,10 +133,10 @@ def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> Non
         given = {"settings": settings, "dtype": torch.float64}
         return [trainer(seed, **given, hooks=Hooks(log=row.append)) for seed, row in pairs], rows
 
-    (separate, alone), (stacked, together) = members(), members()
+    (separate, alone), (rows_together, together) = members(), members()
     for one in separate:
         one.run()
-    PopulationTrainer(stacked).run()
+    PopulationTrainer(rows_together).run()
     for rows, others in zip(together, alone, strict=True):
         for row, other in zip(rows, others, strict=True):
             for circuit, numbers in other["circuits"].items():
@@ -145,7 +145,7 @@ def test_they_log_what_their_circuits_do_as_separate_runs_do(clip: float) -> Non
 
 
 @pytest.mark.parametrize("arm", ["standard", "coupled", "sharing:tie=kv", "kuramoto", "(standard coupled)*1"])
-def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
+def test_in_float32_a_population_equals_separate_runs_within_rounding(arm: str) -> None:
     assert_same(
         PopulationTrainer([trainer(seed, arm) for seed in SEEDS]), [trainer(seed, arm) for seed in SEEDS]
     )
@@ -163,29 +163,29 @@ def test_in_float32_they_are_within_its_rounding(arm: str) -> None:
     ],
     ids=str,
 )
-def test_settings_mean_the_same_for_stacked_seeds(changes: dict[str, Any]) -> None:
+def test_settings_have_the_same_effect_in_a_population(changes: dict[str, Any]) -> None:
     settings = dataclasses.replace(SETTINGS, **changes)
     separate = [trainer(seed, settings=settings) for seed in SEEDS]
-    stack = PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
+    population = PopulationTrainer([trainer(seed, settings=settings) for seed in SEEDS])
     if settings.precision == "bf16":
         torch.testing.assert_close(
-            curves(stack), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01
+            curves(population), torch.stack([curve(one) for one in separate]), rtol=0.05, atol=0.01
         )
     else:
-        assert_same(stack, separate)
+        assert_same(population, separate)
 
 
-def test_micro_batches_change_nothing_but_the_last_digits() -> None:
+def test_micro_batches_change_only_rounding() -> None:
     whole = curves(PopulationTrainer([trainer(seed) for seed in SEEDS]))
     parts = curves(PopulationTrainer([trainer(seed, micro=3) for seed in SEEDS]))
     torch.testing.assert_close(whole, parts, rtol=2e-4, atol=2e-5)
 
 
-def test_the_models_themselves_move() -> None:
+def test_training_updates_the_members_models() -> None:
     members = [trainer(seed) for seed in SEEDS]
-    stack = PopulationTrainer(members)
+    population = PopulationTrainer(members)
     before = [member.model.readout.clone() for member in members]
-    stack.run()
+    population.run()
     for member, old in zip(members, before, strict=True):
         assert not torch.equal(member.model.readout, old)
         (part,) = member.batches.parts(0, 4)
@@ -193,7 +193,7 @@ def test_the_models_themselves_move() -> None:
         assert nats.item() < math.log(64)
 
 
-def test_each_seed_logs_its_own_rows() -> None:
+def test_each_row_writes_its_own_log() -> None:
     rows: list[list[dict[str, Any]]] = [[] for _ in SEEDS]
     members = [trainer(seed, hooks=Hooks(log=found.append)) for seed, found in zip(SEEDS, rows, strict=True)]
     outcomes = PopulationTrainer(members).run()
@@ -208,22 +208,22 @@ def test_each_seed_logs_its_own_rows() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_seed_that_diverges_harms_no_other(broken: float) -> None:
+def test_a_row_that_diverges_does_not_affect_the_others(broken: float) -> None:
     members = [trainer(seed) for seed in SEEDS]
     with torch.no_grad():
         members[1].model.get_parameter("blocks.0.mechanism.v.weight")[0, 0] = broken
-    stack = PopulationTrainer(members)
-    receive: list[int] = []
-    outcomes = stack.run(lambda place, outcome: receive.append(place))
+    population = PopulationTrainer(members)
+    ended: list[int] = []
+    outcomes = population.run(lambda index, outcome: ended.append(index))
     assert [outcome.status for outcome in outcomes] == ["done", "diverged", "done"]
     assert outcomes[1].diverged_at == 0
-    assert receive == [1]
+    assert ended == [1]
     alone = PopulationTrainer([trainer(1), trainer(5)])
     alone.run()
-    for place, member in ((0, alone.members[0]), (2, alone.members[1])):
+    for index, member in ((0, alone.members[0]), (2, alone.members[1])):
         for name, parameter in member.model.named_parameters():
             torch.testing.assert_close(
-                members[place].model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6
+                members[index].model.get_parameter(name), parameter, rtol=1e-4, atol=1e-6
             )
 
 
@@ -242,11 +242,11 @@ def group(folder: Path, **given: Any) -> PopulationTrainer:
     return PopulationTrainer(members, **given)
 
 
-def states(stack: PopulationTrainer) -> list[dict[str, Tensor]]:
-    return [member.model.state_dict() for member in stack.members]
+def states(population: PopulationTrainer) -> list[dict[str, Tensor]]:
+    return [member.model.state_dict() for member in population.members]
 
 
-def test_a_resumed_stack_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
+def test_a_resumed_population_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
     whole = group(tmp_path / "whole")
     whole.run()
     first = group(tmp_path / "parts", stop=stopping(7))
@@ -258,7 +258,7 @@ def test_a_resumed_stack_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path) ->
             assert torch.equal(tensor, other[name]), name
 
 
-def test_saved_at_its_last_step_a_stack_has_no_step_left_to_do(tmp_path: Path) -> None:
+def test_a_population_saved_at_its_last_step_does_no_further_step(tmp_path: Path) -> None:
     whole = group(tmp_path)
     expected = whole.run()
     whole.save([1])
@@ -275,7 +275,7 @@ def test_saved_at_its_last_step_a_stack_has_no_step_left_to_do(tmp_path: Path) -
             assert torch.equal(tensor, again.optimizer.state[other][key]), key
 
 
-def test_a_stack_goes_on_from_the_newest_step_that_all_have(tmp_path: Path) -> None:
+def test_a_population_resumes_from_the_newest_common_step(tmp_path: Path) -> None:
     whole = group(tmp_path / "whole")
     whole.run()
     group(tmp_path / "parts", stop=stopping(5)).run()
@@ -292,7 +292,7 @@ def test_a_stack_goes_on_from_the_newest_step_that_all_have(tmp_path: Path) -> N
             assert torch.equal(tensor, other[name]), name
 
 
-def test_a_run_of_its_own_can_go_on_from_a_stacks_checkpoint(tmp_path: Path) -> None:
+def test_a_single_run_can_resume_from_a_populations_checkpoint(tmp_path: Path) -> None:
     group(tmp_path, stop=stopping(5)).run()
     one = trainer(2, folder=tmp_path / "2", name="run2")
     assert one.run().status == "done"
@@ -302,45 +302,45 @@ def test_a_run_of_its_own_can_go_on_from_a_stacks_checkpoint(tmp_path: Path) -> 
         assert (one.model.get_parameter(name) - parameter).norm() <= 2e-3 * parameter.norm() + 1e-5
 
 
-def test_dropout_is_not_stacked() -> None:
+def test_dropout_is_rejected() -> None:
     size = TINY.with_settings(dropout=0.1)
     assert "dropout" in population_blocker(Decoder(size, parse_layout("standard").layers(2), 1))
     with pytest.raises(UserError, match="dropout"):
         PopulationTrainer([trainer(seed, size=size) for seed in SEEDS])
 
 
-def test_what_vmap_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_vmap_cannot_map_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Decoder(TINY, parse_layout("standard").layers(2), 1)
     assert population_blocker(model) == ""
     usual = model.layers[0].mechanism.forward
 
-    def looking(x: Tensor, *rest: Any) -> Tensor:
+    def reading(x: Tensor, *rest: Any) -> Tensor:
         return usual(x, *rest) if x.sum().item() > -1e9 else x
 
-    monkeypatch.setattr(model.layers[0].mechanism, "forward", looking)
-    assert "torch.vmap cannot stack it" in population_blocker(model)
+    monkeypatch.setattr(model.layers[0].mechanism, "forward", reading)
+    assert "torch.vmap fails on this model" in population_blocker(model)
 
 
 class NoHost(TorchDispatchMode):
-    """Refuses every number that would be brought to the host."""
+    """Fails on every read of a device value by the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert "_local_scalar_dense" not in str(func), "a number was asked for"
+        assert "_local_scalar_dense" not in str(func), "the host read a value from the device"
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("arm", ["standard", "coupled", "kuramoto", "gated_linear", "fixed_seq_qk"])
-def test_a_step_asks_the_device_for_nothing(arm: str) -> None:
-    stack = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
-    stack.one_step()
-    batches = [part for member in stack.members for part in member.batches.parts(0, 4)]
+def test_a_step_does_not_synchronize_with_the_device(arm: str) -> None:
+    population = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
+    population.one_step()
+    batches = [part for member in population.members for part in member.batches.parts(0, 4)]
     tokens = torch.stack([batch.tokens for batch in batches])
     targets = torch.stack([batch.targets for batch in batches])
     with NoHost():
-        stack._whole_step(tokens, targets)
+        population._whole_step(tokens, targets)
 
 
-def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
+def test_a_graph_safe_optimizer_keeps_its_rates_in_tensors() -> None:
     settings = dataclasses.replace(SETTINGS, circuit_lr={"qk": "3x"})
     one = trainer(1, settings=settings)
     plain, graph_safe = (make_optimizer(one.model, settings, kind) for kind in (False, True))
@@ -362,7 +362,7 @@ def test_a_recordable_optimiser_has_its_rates_in_tensors() -> None:
         [{"tag": "qk", "kind": "hold_return", "factor": 0.25, "hold": 0.2, "back": 0.2}],
     ],
 )
-def test_a_recordable_optimiser_does_the_steps_of_the_other(rule: Any) -> None:
+def test_a_graph_safe_optimizer_takes_the_same_steps(rule: Any) -> None:
     given = {"qk": rule} if isinstance(rule, str) else rule
     settings = dataclasses.replace(SETTINGS, circuit_lr=given, weight_decay=0.5)
     ends = []

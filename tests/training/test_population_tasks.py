@@ -1,4 +1,4 @@
-"""Stacked seeds of tasks: batches of many lengths and sizes, filled up with what counts nowhere."""
+"""Populations on tasks: batches of different lengths and sizes, padded without affecting the objective."""
 
 from __future__ import annotations
 
@@ -46,38 +46,38 @@ def trainer(task: Task, seed: int, arm: str = "standard", **given: Any) -> Train
         pytest.param("sharing:tie=kv", {}, marks=pytest.mark.slow),
     ],
 )
-def test_they_are_separate_runs_step_by_step(task: Task, arm: str, given: dict[str, Any]) -> None:
-    stack = PopulationTrainer([trainer(task, seed, arm, **given) for seed in SEEDS])
+def test_a_population_equals_separate_runs_step_by_step(task: Task, arm: str, given: dict[str, Any]) -> None:
+    population = PopulationTrainer([trainer(task, seed, arm, **given) for seed in SEEDS])
     sizes = {
         tuple(part.tokens.shape)
-        for member in stack.members
-        for step in range(stack.first.steps)
+        for member in population.members
+        for step in range(population.first.steps)
         for part in member.batches.parts(step, 100)
     }
     assert (
         len({rows for rows, _ in sizes}) > 1
-    )  # the smaller batch of an epoch comes at another step for each seed
-    assert_same(stack, [trainer(task, seed, arm) for seed in SEEDS], 1e-7)
+    )  # the smaller last batch of an epoch falls on a different step for each seed
+    assert_same(population, [trainer(task, seed, arm) for seed in SEEDS], 1e-7)
 
 
-def test_their_steps_are_neither_compiled_nor_recorded(task: Task) -> None:
-    stack = PopulationTrainer([trainer(task, seed) for seed in SEEDS], compile=True, record=True)
-    assert stack._traced is None
-    assert stack._recorded is None
+def test_task_steps_are_neither_compiled_nor_captured(task: Task) -> None:
+    population = PopulationTrainer([trainer(task, seed) for seed in SEEDS], compile=True, record=True)
+    assert population._compiled is None
+    assert population._graphed is None
 
 
-def test_what_fills_up_counts_nowhere(task: Task) -> None:
+def test_padding_does_not_affect_the_objective(task: Task) -> None:
     seeds = [list(trainer(task, seed).batches.parts(1, 4)) for seed in SEEDS]
     seeds[1] = seeds[1][:1]
     found = list(population_parts(seeds))
     assert len(found) == max(len(parts) for parts in seeds)
-    for place, part in enumerate(found):
+    for index, part in enumerate(found):
         for row, parts in enumerate(seeds):
             assert isinstance(part.share, torch.Tensor)
-            if place >= len(parts):
+            if index >= len(parts):
                 assert part.share[row] == 0
                 continue
-            own = parts[place]
+            own = parts[index]
             rows, time = own.tokens.shape
             assert part.share[row] == pytest.approx(own.share)
             assert torch.equal(part.tokens[row, :rows, :time], own.tokens)
@@ -88,7 +88,7 @@ def test_what_fills_up_counts_nowhere(task: Task) -> None:
                 assert not part.padding[row, :rows, time:].any()
 
 
-def test_what_cannot_be_filled_up_is_refused() -> None:
+def test_models_that_point_are_rejected() -> None:
     size = Size("t", 32, 2, 2, 48, 64, 48)
     layers = parse_layout("standard").layers(2)
     assert "point" in population_blocker(Pointer(size, layers, 1))

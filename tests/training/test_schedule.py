@@ -20,7 +20,7 @@ def test_cosine_rises_peaks_and_ends_at_the_floor() -> None:
     assert found[10 + 44] == pytest.approx(0.55, abs=0.02)
 
 
-def test_wsd_is_flat_then_falls_in_a_line() -> None:
+def test_wsd_is_flat_then_decays_linearly() -> None:
     found = rates(schedule="wsd", decay_share=0.2)
     assert set(found[10:80]) == {1.0}
     assert found[-1] == pytest.approx(0.1)
@@ -28,7 +28,7 @@ def test_wsd_is_flat_then_falls_in_a_line() -> None:
     assert steps == pytest.approx([0.9 / 20] * 19)
 
 
-def test_constant_stays() -> None:
+def test_constant_stays_at_the_peak_after_warm_up() -> None:
     assert set(rates(schedule="constant")[9:]) == {1.0}
 
 

@@ -93,7 +93,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert strip(pieces) == strip(rows)
 
 
-def test_saved_at_its_last_step_a_run_has_no_step_left_to_do(tmp_path: Path) -> None:
+def test_a_run_saved_at_its_last_step_does_no_further_step(tmp_path: Path) -> None:
     whole = trainer(tmp_path)
     expected = whole.run()
     whole.save()
@@ -105,7 +105,7 @@ def test_saved_at_its_last_step_a_run_has_no_step_left_to_do(tmp_path: Path) -> 
         assert torch.equal(tensor, again.model.state_dict()[name]), name
 
 
-def test_a_checkpoint_beyond_the_last_step_is_not_of_this_run(tmp_path: Path) -> None:
+def test_a_checkpoint_beyond_the_last_step_is_rejected(tmp_path: Path) -> None:
     trainer(tmp_path, Hooks(stop=stop_at(10))).run()
     warnings: list[str] = []
     shorter = dataclasses.replace(SETTINGS, tokens=64 * 9)
@@ -113,7 +113,7 @@ def test_a_checkpoint_beyond_the_last_step_is_not_of_this_run(tmp_path: Path) ->
     assert "it is of step 10, the run has 9" in warnings[0]
 
 
-def test_an_evaluation_that_is_broken_off_is_done_by_the_next_stretch(tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_is_repeated_on_resume(tmp_path: Path) -> None:
     given = dataclasses.replace(SETTINGS, evaluations=3)
 
     def evaluate() -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_an_evaluation_that_is_broken_off_is_done_by_the_next_stretch(tmp_path: 
 
 
 @pytest.mark.parametrize("arm", ["fixed_seq_qk", "even(rnd_emb_qk)"])
-def test_a_companion_comes_back_from_the_checkpoint_and_its_gradients_add_up(
+def test_a_companion_is_restored_from_the_checkpoint_and_its_gradients_accumulate(
     arm: str, tmp_path: Path
 ) -> None:
     def accompanied(seed: int, text: list[int], folder: Path | None, hooks: Hooks = QUIET) -> Trainer:
@@ -165,20 +165,20 @@ def test_micro_batches_accumulate_to_the_same_gradient() -> None:
     assert torch.allclose(norm_one, norm_two, rtol=1e-4)
 
 
-def test_out_of_memory_halves_the_micro_batch_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    one = trainer(hooks=Hooks(warn=said.append))
+def test_out_of_memory_halves_the_micro_batch_and_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    one = trainer(hooks=Hooks(warn=messages.append))
     usual = one._backward
 
     def scarce(*batch: torch.Tensor) -> torch.Tensor:
         if one.micro > 1:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("out of memory")
         return usual(*batch)
 
     monkeypatch.setattr(one, "_backward", scarce)
     assert one.run().status == "done"
     assert one.micro == 1
-    assert "tokens per step unchanged" in said[0]
+    assert "tokens per step unchanged" in messages[0]
 
 
 @pytest.mark.parametrize("kind", ["nan", "lost"])
@@ -197,19 +197,19 @@ def test_divergence_is_an_outcome_with_its_step(kind: str) -> None:
     assert outcome.diverged_at == 12
 
 
-def test_a_rate_far_too_high_diverges_or_ends_without_an_error() -> None:
+def test_a_far_too_high_learning_rate_diverges_or_ends_without_an_error() -> None:
     outcome = trainer(given=dataclasses.replace(SETTINGS, lr=1e4, clip=0.0)).run()
     assert outcome.status in ("diverged", "done")
 
 
-def test_evaluations_on_the_way_are_spread_evenly() -> None:
+def test_evaluations_during_training_are_spread_evenly() -> None:
     rows: list[dict[str, Any]] = []
     given = dataclasses.replace(SETTINGS, evaluations=3)
     trainer(hooks=Hooks(log=rows.append, evaluate=lambda: {"valid": {"nats": 1.0}}), given=given).run()
     assert [row["step"] for row in rows if "valid" in row] == [10, 20]
 
 
-def test_groups_follow_circuits_and_decay_matrices_alone() -> None:
+def test_groups_follow_circuits_and_only_matrices_are_decayed() -> None:
     decoder = Decoder(TINY, parse_layout("standard:qk_norm=true").layers(2), seed=1)
     groups = {
         (group["tag"], group["weight_decay"]): len(group["params"])
@@ -241,26 +241,26 @@ def test_smoothing_changes_the_objective_not_the_reported_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"tokens": 0}, "too small"),
         ({"tokens": "-5"}, "whole number|count"),
-        ({"lr": -1.0}, "negative"),
+        ({"lr": -1.0}, "lr=-1 is not a finite number of at least 0"),
         ({"lr": "fast"}, "takes a number"),
         ({"warmup": 1.5}, "between 0 and 1"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"precision": "fp8"}, "float32"),
-        ({"schedule": "wsd", "warmup": 0.5, "decay_share": 0.6}, "more than the whole run"),
+        ({"schedule": "wsd", "warmup": 0.5, "decay_share": 0.6}, "add up to more than 1"),
         ({"leraning_rate": 1}, "unknown training setting"),
         ({"smoothing": 1.0}, "between"),
     ],
 )
-def test_bad_settings_are_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_bad_settings_are_rejected(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         train_settings(values)
 
 
-def test_steps_must_fit() -> None:
+def test_batch_must_be_a_multiple_of_the_context_and_fit_in_the_tokens() -> None:
     with pytest.raises(UserError, match="not a multiple of the context"):
         TrainSettings(batch=100).steps(16)
     with pytest.raises(UserError, match="do not fill one step"):

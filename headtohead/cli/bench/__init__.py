@@ -1,1 +1,1 @@
-"""h2h bench: what is measured by the clock, one file a benchmark; the last line is one JSON document."""
+"""h2h bench: timed comparisons, one file per command; the last line printed is one JSON document."""

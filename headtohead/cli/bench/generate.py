@@ -9,14 +9,16 @@ from typing import Annotated, Literal
 from headtohead import api
 from headtohead.bench.generate import ARMS
 from headtohead.bench.peers import WRITERS
-from headtohead.cli.bench.shown import whole
-from headtohead.cli.flags import flag
-from headtohead.cli.tables import number, print_table
+from headtohead.cli.bench.output import whole
+from headtohead.cli.shared.options import (
+    flag,
+)
+from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import progress_bar
 
 
-def generate(
+def command(
     *,
     arms: Annotated[tuple[str, ...], flag("ARM")] = ARMS,
     peers: Annotated[tuple[str, ...], flag("|".join(WRITERS))] = tuple(WRITERS),
@@ -24,26 +26,26 @@ def generate(
     batch: Annotated[str, flag("COUNT")] = "64",
     cached: Annotated[str, flag("COUNT")] = "8064",
     new: Annotated[str, flag("COUNT")] = "129",
-    rounds: Annotated[int, flag("COUNT")] = 2,
-    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    rounds: int = 2,
+    precision: Literal["bf16", "float32"] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
     out: Annotated[Path | None, flag("FILE")] = None,
-    quiet: Annotated[bool, flag()] = False,
+    quiet: bool = False,
 ) -> int:
-    """Time a model that continues a long prompt greedily, beside transformers' generate with its two caches.
+    """Time greedy generation from a long prompt next to transformers with its two caches.
 
     Args:
-        arms: ours; the first one is what ratios are of.
-        peers: theirs, of the same shape; without a name after it, none.
-        size: a model shape (h2h list); its context is stretched to the text.
-        batch: sequences.
-        cached: tokens of the prompt.
-        new: tokens to write; the first comes of reading the prompt, each other of one step.
-        rounds: times each contender writes; medians are shown.
-        precision: of weights, cache and arithmetic.
-        device: where.
-        out: a file that keeps every row; rows that stand there are not measured again.
-        quiet: show no progress.
+        arms: arms to time; ratios refer to the first
+        peers: peers of the same shape; none when no name follows
+        size: model shape, see h2h list; its context is extended to the text
+        batch: sequences
+        cached: prompt tokens
+        new: tokens to generate; the first comes from the prefill
+        rounds: repetitions per contender; medians are shown
+        precision: of weights, cache and arithmetic
+        device: where to run
+        out: file that keeps every row; rows found there are not measured again (default: none)
+        quiet: print no progress
     """
     counts = {"batch": batch, "cached": cached, "new": new}
     with progress_bar("bench generate", quiet) as progress:

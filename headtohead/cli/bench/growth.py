@@ -3,57 +3,59 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from headtohead import api
 from headtohead.bench.growth import AXES, axis_rows, on_axis, value_of
-from headtohead.cli.flags import OneWay, flag, yes_or_no
-from headtohead.cli.tables import number, print_table
+from headtohead.cli.shared.options import (
+    Switch,
+    flag,
+    seconds_of,
+    switched,
+)
+from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration, short_count
 from headtohead.common.progress import progress_bar
 
 
-def growth(
+def command(
     *,
     arms: Annotated[tuple[str, ...], flag("ARM")] = (),
     axes: Annotated[tuple[str, ...], flag("|".join(AXES))] = AXES,
     context: Annotated[tuple[str, ...], flag("COUNT")] = (),
     size: Annotated[str, flag("SIZE")] = "",
     batch: Annotated[str, flag("COUNT")] = "0",
-    rounds: Annotated[int, flag("COUNT")] = 3,
+    rounds: int = 3,
     precision: Annotated[Literal["", "bf16", "float32"], flag("bf16|float32")] = "",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    compile: OneWay = False,
-    no_compile: OneWay = False,
-    workers: Annotated[int, flag("COUNT")] = 0,
+    compile: Switch = "auto",
+    workers: int = 0,
     longest: Annotated[str, flag("TIME")] = "2s",
-    for_: Annotated[str | None, flag(name="for", metavar="TIME")] = None,
+    time_limit: Annotated[str | None, flag("TIME")] = None,
     out: Annotated[Path | None, flag("FILE")] = None,
     picture: Annotated[Path | None, flag("FILE")] = None,
-    quiet: Annotated[bool, flag()] = False,
+    quiet: bool = False,
 ) -> int:
-    """Measure how a training step grows with context, batch, layers and parameters, beside what mechanisms declare.
+    """Measure how time and memory of a training step grow, next to the declared FLOPs.
 
     Args:
-        arms: whose; all mechanisms when not given.
-        axes: along which axes; all four when not given.
-        context: 512 2048 8192 32768 when not given; on a CPU 128 512 2048.
-        size: cut to two layers and a vocabulary of 256; 60m, on a CPU nano.
-        batch: tokens per step, equal for all contexts; 0: the longest context.
-        rounds: bursts of each row; medians are shown.
-        precision: bf16, on a CPU float32, when not given.
-        device: where.
-        compile: compile one block, which serves all layers; when nothing is said, on a GPU.
-        no_compile: compile nothing.
-        workers: processes that compile side by side; 0: as many as there are cores.
-        longest: skip a row whose step would take longer by what was measured before.
-        for_: end after this time; the same command goes on where it ended.
-        out: a file that keeps every row; rows that stand there are not measured again.
-        picture: draw time per token against context into this PNG or SVG file.
-        quiet: show no progress.
+        arms: arms to measure (default: all mechanisms)
+        axes: what grows
+        context: context lengths (default: 512 2048 8192 32768; on CPU 128 512 2048)
+        size: size, cut to two layers and a vocabulary of 256 (default: 60m; on CPU nano)
+        batch: tokens per step, equal for all contexts; 0: the longest context
+        rounds: repetitions per row; medians are shown
+        precision: arithmetic (default: bf16; on CPU float32)
+        device: where to run
+        compile: compile one block, shared by all layers (default: on for GPU)
+        workers: processes that compile in parallel; 0: one per core
+        longest: skip rows whose step is expected to take longer
+        time_limit: stop after this time; the same command continues (default: none)
+        out: file that keeps every row; rows found there are not measured again (default: none)
+        picture: write time per token against context to this PNG or SVG file (default: none)
+        quiet: print no progress
     """
     if picture is not None:
         api.check_growth_picture(picture)
@@ -67,10 +69,10 @@ def growth(
             rounds=rounds,
             precision=precision,
             device=device,
-            compile=yes_or_no("compile", compile, no_compile),
+            compile=switched(compile),
             workers=workers,
             longest=parse_duration(longest),
-            seconds=math.inf if for_ is None else parse_duration(for_),
+            seconds=seconds_of(time_limit),
             out=out,
             progress=progress,
         )
@@ -79,14 +81,14 @@ def growth(
     for words in document["left_out"]:
         print(f"not measured: {words}")
     if document["left"]:
-        print(f"{document['left']} rows are left: the time given is over, and the same command goes on")
+        print(f"{document['left']} rows are left after the time limit; repeat the same command to continue")
     drawn = picture is None or _drawn(document["rows"], picture)
     print(json.dumps(document, ensure_ascii=False))
     return 0 if drawn else 2
 
 
 def _drawn(rows: list[dict[str, Any]], picture: Path) -> bool:
-    """Draw the picture, or say why there is none: what was measured is shown either way."""
+    """Draw the picture, or print why it cannot be drawn."""
     try:
         print(f"picture: {api.draw_growth(rows, picture)}")
     except UserError as error:
@@ -111,7 +113,7 @@ def _show_growth(document: dict[str, Any], axis: str) -> None:
         slopes = [number(last.get(key), ".2f") for key in ("time", "flops", "memory")]
         table.append((one["arm"], *shown, *slopes, one["words"]))
     heads = [f"{short_count(value)}, ms" for value in values] or ["smallest / middle / largest, ms"]
-    columns = ("arm", *heads, "slope of time", "declared", "of memory", "at the long end")
+    columns = ("arm", *heads, "slope of time", "declared", "of memory", "growth at the largest value")
     first = rows[0]
     middle = first["base"]
     fixed = {

@@ -11,50 +11,52 @@ import tyro
 from headtohead import api
 from headtohead.bench.peers import PEERS
 from headtohead.bench.train import SHAPES
-from headtohead.cli.bench.shown import show_profile, whole
-from headtohead.cli.flags import OneWay, flag, yes_or_no
-from headtohead.cli.tables import number, print_table
+from headtohead.cli.bench.output import show_profile, whole
+from headtohead.cli.shared.options import (
+    Switch,
+    flag,
+    switched,
+)
+from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import progress_bar
 
 
-def train(
+def command(
     sizes: Annotated[tuple[str, ...], tyro.conf.Positional, flag("SIZE")] = tuple(SHAPES),
     /,
     *,
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS,
     context: Annotated[tuple[str, ...], flag("COUNT")] = (),
-    shape: Annotated[Literal["as_is", "params"], flag()] = "as_is",
+    shape: Literal["as_is", "params"] = "as_is",
     batch: Annotated[str, flag("COUNT")] = "32768",
-    rounds: Annotated[int, flag("COUNT")] = 6,
-    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    rounds: int = 6,
+    precision: Literal["bf16", "float32"] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    compile: OneWay = False,
-    no_compile: OneWay = False,
-    warm: OneWay = False,
-    profile: Annotated[bool, flag()] = False,
+    compile: Switch = "auto",
+    warm: bool = False,
+    profile: bool = False,
     out: Annotated[Path | None, flag("FILE")] = None,
-    quiet: Annotated[bool, flag()] = False,
+    quiet: bool = False,
 ) -> int:
-    """Time the training step beside transformers' Llama and litgpt's GPT of the same shape, in turns.
+    """Time the training step next to transformers' Llama and litgpt's GPT of the same shape, interleaved.
 
     Args:
-        sizes: 51m, 124m, 360m (a vocabulary of 50,257), or sizes of h2h list.
-        arms: ours; the first one is what ratios are of.
-        peers: theirs; without a name after it, none.
-        context: tokens in a window; several make a row each; the size's own when not given.
-        shape: as_is, or params: the other arms' feed-forward width is solved for the parameters of the first.
-        batch: tokens per step.
-        rounds: turns of each contender, ten steps a turn; medians are shown.
-        precision: arithmetic; bf16 keeps float32 weights.
-        device: where.
-        compile: torch.compile for all contenders; when nothing is said, on a GPU.
-        no_compile: for none of them.
-        warm: compile in processes side by side first, as many as there are cores.
-        profile: also show where our step's time goes.
-        out: a file that keeps every row; rows that stand there are not measured again.
-        quiet: show no progress.
+        sizes: 51m, 124m, 360m (vocabulary 50,257), or sizes of h2h list
+        arms: arms to time; ratios refer to the first
+        peers: peer libraries; none when no name follows
+        context: context lengths in tokens, one row each (default: by size)
+        shape: params: solve the feed-forward width of later arms for the parameters of the first
+        batch: tokens per step
+        rounds: rounds of ten steps per contender; medians are shown
+        precision: arithmetic; bf16 keeps float32 weights
+        device: where to run
+        compile: torch.compile for all contenders (default: on for GPU)
+        warm: first fill the compile cache with one process per core
+        profile: also show the kernels of a step
+        out: file that keeps every row; rows found there are not measured again (default: none)
+        quiet: print no progress
     """
     with progress_bar("bench train", quiet) as progress:
         document = api.bench_train(
@@ -67,7 +69,7 @@ def train(
             rounds=rounds,
             precision=precision,
             device=device,
-            compile=yes_or_no("compile", compile, no_compile),
+            compile=switched(compile),
             warm=warm,
             profile=profile,
             out=out,

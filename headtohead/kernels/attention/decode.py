@@ -1,7 +1,7 @@
 """Decoding with K=V as one operator: softmax(q kv^T * scale) kv of one query, with one cached tensor read once.
 
-And decoding at fixed shapes: the caches are given whole, and the query's place among them stands on the device, so that a
-step can be recorded once and replayed at any place.
+It also decodes at fixed shapes: the caches are passed whole and the query's position is a device tensor, so that one CUDA
+graph of a step can be replayed at any position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headtohead.kernels.attention.softmax import attend, attend_plain, view_mask
 from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.pointwise.rotary import rotate_plain
 
-# What is turned by rotary positions inside: nothing, the keys in the score alone, or the mix back at the query's place.
+# What the operator rotates: nothing, the keys in the score only, or the output back by the query's position.
 ROPE_MODES = ("nothing", "score", "roundtrip")
 _WIDEST = 256
 
@@ -36,9 +36,9 @@ def decode(
 ) -> Tensor:
     """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) and kv (batch, kv_heads, keys, dim).
 
-    q stands at the last of the keys and is turned already; `table` (keys, dim / 2, 2) turns the keys in the score with
-    `rope_mode=score`, where kv is kept as it is, and its last row turns the mix back with `rope_mode=roundtrip`. With `place` (1,)
-    the query stands there among the keys, and sees nothing behind it.
+    q is at the position of the last key and already rotated. With `rope_mode=score`, `table` (keys, dim / 2, 2) rotates the
+    keys in the score, and kv is cached unrotated. With `rope_mode=roundtrip`, its last row rotates the output back. With
+    `place` (1,), the query is at that position, and later keys are masked.
     """
     if rope_mode != "nothing" and table is None:
         raise ValueError(f"rope_mode={rope_mode} needs a rotary table")
@@ -57,7 +57,7 @@ def decode(
 def decode_plain(
     q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: str, scale: float, place: Tensor | None = None
 ) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     keys = rotate_plain(kv, table) if rope_mode == "score" and table is not None else kv
     seen = None if place is None else view_mask(1, kv.shape[-2], q.device, causal=True, rows=place)
     mixed = attend_plain(q, keys, kv, causal=False, mask=seen, scale=scale)
@@ -79,7 +79,7 @@ def attend_placed(
 ) -> Tensor:
     """Return (batch, heads, 1, dim) from q (batch, heads, 1, dim) at `place` (1,) among k, v (batch, kv_heads, keys, dim).
 
-    Nothing behind the place is seen; `window` and `strict` are those of `attend`.
+    Later keys are masked; `window` and `strict` are those of `attend`.
     """
     if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -107,7 +107,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Form the map again: one query's is as long as the context, and nothing trains through a decoding step."""
+    """Recompute the attention map: it is only one row long, and no training runs through a decoding step."""
     q, kv, table = ctx.saved_tensors
     grouped = (kv.shape[0], kv.shape[1], -1, q.shape[-1])
     if ctx.rope_mode == 2:
@@ -138,9 +138,9 @@ def _(
     rope_mode: int,
     scale: float,
 ) -> tuple[Tensor, int]:
-    """Fold what is stacked into the batch; a table is the same for all."""
+    """Fold the population into the batch; all rows share one table."""
     if table is not None and in_dims[2] is not None:
-        raise ValueError("kv_decode takes one rotary table for everything stacked")
+        raise ValueError("kv_decode takes one rotary table for all rows of a population")
     size = info.batch_size
     q, kv = (
         (tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)).flatten(0, 1)
@@ -154,7 +154,7 @@ def _(
 def placed_decode(
     q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, rope_mode: int, scale: float, place: Tensor
 ) -> Tensor:
-    """Return (batch, heads, dim) of q at a place among k and v (batch, kv_heads, keys, dim), or among k=v; no gradient."""
+    """Return (batch, heads, dim) of q at `place` in k and v (batch, kv_heads, keys, dim), or in k=v; no gradient."""
     from headtohead.kernels.attention import decode_triton
 
     return decode_triton.decode(q, k, table, rope_mode, scale, values=v, place=place)

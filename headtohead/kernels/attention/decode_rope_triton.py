@@ -1,11 +1,11 @@
-"""Decoding with K=V in Triton where keys are turned in the score: two kernels, each leaving its part as `decode_triton` joins it.
+"""Decode with K=V in Triton, with keys rotated in the score: two kernels, whose partial results `decode_triton` joins.
 
-The score of key j, kept unturned, is k_j . R(-j) q. With q' = (q_1, -q_0, q_3, -q_2, ...), the query a quarter turn on,
+The score of key j, cached unrotated, is k_j . R(-j) q. With q' = (q_1, -q_0, q_3, -q_2, ...), the query rotated by pi/2,
 
     R(-j) q = q cos(j) + q' sin(j)    and    (R(-j) q)' = q' cos(j) - q sin(j),
 
-coordinate by coordinate, each pair's cosine and sine standing twice: no pair is ever taken apart. The query is turned back to
-a block's first place, once a block and by the same step each time; what is left inside the block is the same for every block.
+elementwise, with each pair's cosine and sine repeated twice, so that no pair has to be split. The query is rotated back to a
+block's first position once per block, by the same angle each time; the rotation within a block is the same for every block.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-# The query goes from block to block by the same step, and each rounds it off by some 1e-7: so many steps at most, where the
-# context can be cut into parts that short.
+# Each block rotates the query by one more step, which adds a rounding error of about 1e-7: this is the maximum number of
+# steps, if the context can be split into parts that short.
 MAX_TRIPS = 512
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How `sums` is laid out on the chip."""
+    """Launch configuration of `sums`."""
 
     tiles: int
-    """Tiles a block: 16 bytes each for a thread, all asked for at once."""
+    """Tiles per block: 16 bytes each per thread, all loaded at once."""
     warps: int
     ahead: bool
-    """Whether the next block is asked for before this one is worked on."""
+    """Whether to load the next block before processing this one."""
     programs: int
-    """Programs wanted for each multiprocessor, in all."""
+    """Target number of programs per multiprocessor."""
     registers: int | None = None
-    """The most a thread may use; None leaves it to the compiler."""
+    """Maximum registers per thread; None leaves it to the compiler."""
 
     def block(self, row: int) -> int:
-        """Return the keys of a block whose rows are so many bytes wide."""
+        """Return the number of keys in a block whose rows are `row` bytes wide."""
         return self.tiles * max(1, 16 * 32 * self.warps // row)
 
 
 @triton.jit
 def keys_shared(place_at, parts, BLOCK: tl.constexpr):
-    """Return the keys up to the query's place, and how many of them, in keys and in blocks, each part takes."""
+    """Return the number of keys up to the query's position, and the keys and the blocks per part."""
     keys = tl.load(place_at).to(tl.int32) + 1
     shared = tl.cdiv(tl.cdiv(keys, BLOCK), parts)
     return keys, shared * BLOCK, shared
@@ -50,7 +50,7 @@ def keys_shared(place_at, parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def _turn_of(table_at, place, keys, dim, DIM: tl.constexpr):
-    """Return cosine and sine (dim) of one place; 0 where the table has no such row, which no key of ours then reaches."""
+    """Return cosine and sine (dim) of one position; 0 if the table has no such row, which no key of this part uses."""
     known = (dim < DIM) & (place < keys)
     at = table_at + place * DIM + 2 * (dim // 2)
     return tl.load(at, mask=known, other=0.0), tl.load(at + 1, mask=known, other=0.0)
@@ -58,10 +58,10 @@ def _turn_of(table_at, place, keys, dim, DIM: tl.constexpr):
 
 @triton.jit
 def _turns_of(table_at, row, keys, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Return cosines and sines (rows, dim) of the places 0, 1, ..., put together from those of 1, 2, 4, ...
+    """Return cosines and sines (rows, dim) of positions 0, 1, ..., composed from those of 1, 2, 4, ...
 
-    Reading the rows would be simpler, but Triton gives what a load brings its own layout, and takes the products with the
-    cached tile there: the tile then goes through shared memory once more, which made all the difference.
+    Loading the rows would be simpler, but Triton keeps a loaded tensor in its own layout and computes the products with the
+    cached tile in that layout: the tile then passes through shared memory once more, which dominated the run time.
     """
     blank = (row[:, None] + dim[None, :]).to(tl.float32) * 0.0
     cos, sin = blank + 1.0, blank
@@ -78,9 +78,9 @@ def _turns_of(table_at, row, keys, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def _queries(at, odd, wanted):
-    """Return queries read at those addresses, and the same a quarter turn on.
+    """Return queries loaded from those addresses, and the same rotated by pi/2.
 
-    Neighbours are read at addresses that run along, not at `dim ^ 1`: those would be laid out one number a thread.
+    Neighbors are loaded from contiguous addresses, not from `dim ^ 1`, whose layout would be one element per thread.
     """
     along = tl.load(at, mask=wanted, other=0.0).to(tl.float32)
     after = tl.load(at + 1, mask=wanted & ~odd, other=0.0).to(tl.float32)
@@ -90,7 +90,7 @@ def _queries(at, odd, wanted):
 
 @triton.jit
 def _turned_back(along, across, cos, sin):
-    """Return both turned back."""
+    """Return both rotated back."""
     return along * cos + across * sin, across * cos - along * sin
 
 
@@ -122,10 +122,10 @@ def products(
     PLACED: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """One part of the context for the query heads (share, dim) of one key head, by matrix products.
+    """Process one part of the context for the query heads (share, dim) of one key head, with matrix products.
 
-    scores = q (kv cos)^T + q' (kv sin)^T: the tile is multiplied by cosines and sines in the very registers in which the
-    matrix unit takes it.
+    scores = q (kv cos)^T + q' (kv sin)^T: the tile is multiplied by cosines and sines in the same registers from which the
+    tensor core reads it.
     """
     DTYPE: tl.constexpr = kv_at.dtype.element_ty
     parts = tl.num_programs(0)
@@ -153,9 +153,9 @@ def products(
     cos, sin = cos.to(DTYPE), sin.to(DTYPE)
     kv_place = kv_at + sequence * kv_b + head.to(tl.int64) * kv_h
     offset = row[:, None] * kv_n + dim[None, :]
-    # Unless keys end at a place that is not known beforehand, every part has one in its first block, and the highest score
-    # is a number from there on; elsewhere 0 stands for it, and weights are 0. Sums of weights are kept
-    # apart for each place in a block, and added up once, at the end.
+    # If the last position is known at launch, every part has a key in its first block, and the running maximum is finite
+    # from there on; otherwise 0 replaces it, and weights are 0. Sums of weights are kept per position in a block and
+    # reduced once, at the end.
     highest = tl.full([BLOCK_Q], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q, BLOCK], tl.float32)
     mix = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -164,7 +164,7 @@ def products(
         seen = row < last - start
         here = kv_place + start.to(tl.int64) * kv_n
         kv = tl.load(here + offset, mask=seen[:, None] & inside[None, :], other=0.0)
-        # Two products with sums of their own wait half as long as one that goes on where the other ended.
+        # Two products with separate accumulators have half the latency of one that continues the other's.
         by_cos = tl.dot(along.to(DTYPE), tl.trans(kv * cos), input_precision=PRECISION)
         by_sin = tl.dot(across.to(DTYPE), tl.trans(kv * sin), input_precision=PRECISION)
         along, across = _turned_back(along, across, step_cos, step_sin)
@@ -189,7 +189,7 @@ def products(
 
 @triton.jit
 def _tiles(at, kv_n, row, left, inside, TILES: tl.constexpr, ROWS: tl.constexpr):
-    """Return the block's keys as tiles (rows, dim) of neighbouring places; `left` keys are there."""
+    """Return the block's keys as tiles (rows, dim) of consecutive positions; `left` keys remain."""
     tiles = ()
     for tile in tl.static_range(TILES):
         seen = (row < left - tile * ROWS)[:, None] & inside
@@ -223,10 +223,10 @@ def sums(
     PLACED: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """One part of the context for the one query head (dim) of a key head, by sums in registers: no shared memory.
+    """Process one part of the context for the single query head (dim) of a key head, with sums in registers.
 
-    A thread keeps a softmax of its own for its row of every tile; they are joined at the end. From tile to tile
-    the turned query follows R(-2t) q = 2 cos(t) R(-t) q - q: one multiplication and addition for each number read.
+    It uses no shared memory. A thread keeps its own softmax state for its row of every tile; they are merged at the end.
+    From tile to tile the rotated query follows R(-2t) q = 2 cos(t) R(-t) q - q: one multiply-add per element read.
     """
     BLOCK: tl.constexpr = TILES * ROWS
     parts = tl.num_programs(0)
@@ -281,7 +281,7 @@ def sums(
             risen = tl.maximum(risen, score)
             turned, further = further, 2 * tile_cos * further - turned
         along, across = _turned_back(along, across, step_cos, step_sin)
-        # A row that has seen no key yet has no highest score; 0 stands for it, and its weights are 0.
+        # A row without a visible key has no maximum; 0 replaces it, and its weights are 0.
         base = tl.where(risen == float("-inf"), 0.0, risen)
         fall = tl.exp2(highest - base)
         total = total * fall

@@ -1,11 +1,11 @@
-"""Decoding with K=V in Triton: the cached tensor is read once, and serves as keys and as values.
+"""Decode with K=V in Triton: the cached tensor is read once, as keys and as values.
 
-Imported when it first runs (`decode.py` registers the operators). The context is cut into parts; a program takes one
-part of one key head for all query heads that share it, and leaves its mix and the log of its weights' sum. A second
-kernel joins the parts by those logs. Keys turned in the score have kernels of their own (`decode_rope_triton.py`).
+Imported on first use (`decode.py` registers the operators). The context is split into parts. A program processes one part
+of one key head for all query heads that share it, and stores its output and the log of its sum of weights. A second
+kernel joins the parts by those logs. Keys rotated in the score have separate kernels (`decode_rope_triton.py`).
 
-A recorded step must not know how many keys there are: `place` gives the query's place on the device, and the programs
-share the keys up to it among them. Values of their own may stand beside the keys.
+A CUDA graph cannot depend on the number of keys: `place` is the query's position on the device, and the programs split the
+keys up to it. Separate values are optional.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _parts(
     PLACED: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """One part of the context for the query heads (share, dim) of one key head."""
+    """Process one part of the context for the query heads (share, dim) of one key head."""
     DTYPE: tl.constexpr = kv_at.dtype.element_ty
     parts = tl.num_programs(0)
     owner = tl.program_id(1)
@@ -87,7 +87,7 @@ def _parts(
         scores = tl.dot(q, tl.trans(kv), input_precision=PRECISION)
         scores = tl.where(seen[None, :], scores * (scale * _LOG2E), float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
-        # A part that has seen nothing yet has no highest score; 0 stands for it, and its weights are 0.
+        # A part without a visible key so far has no maximum; 0 replaces it, and its weights are 0.
         base = tl.where(risen == float("-inf"), 0.0, risen)
         weights = tl.exp2(scores - base[:, None])
         fall = tl.exp2(highest - base)
@@ -124,7 +124,7 @@ def _join(
     BACK: tl.constexpr,
     PLACED: tl.constexpr,
 ):
-    """The parts of one query head, joined; with BACK turned back by a row (dim / 2, 2): the table's first, or that of the place."""
+    """Join the parts of one query head; BACK rotates back by a row (dim / 2, 2): the table's first, or the position's."""
     owner = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     logs = tl.load(log_at + owner * parts + part, mask=part < parts, other=float("-inf"))
@@ -149,25 +149,25 @@ def _join(
 
 @dataclass(frozen=True)
 class Config:
-    """How the kernel is laid out on the chip."""
+    """Launch configuration of the kernel."""
 
     keys: int
     warps: int
     stages: int
     programs: int
-    """Programs wanted for each multiprocessor, in all."""
+    """Target number of programs per multiprocessor."""
     registers: int | None = None
-    """The most a thread may use; None leaves it to the compiler."""
+    """Maximum registers per thread; None leaves it to the compiler."""
 
 
-# The fastest of sweeps on an H200 (docs/log.md), by whether keys are turned in the score and each has one query head alone.
+# The fastest in sweeps on an H200 (docs/log.md), by whether keys are rotated in the score and have one query head each.
 CONFIGS: dict[tuple[bool, bool], Config | Sums] = {
     (False, False): Config(64, 2, 3, 4),
     (False, True): Config(64, 2, 3, 4),
     (True, False): Config(64, 4, 5, 1),
     (True, True): Sums(8, 1, True, 11),
 }
-# Values of their own beside the keys.
+# With separate values.
 BESIDE = Config(128, 2, 2, 4)
 _MAX_PARTS = 256
 
@@ -185,8 +185,8 @@ def decode(
 ) -> Tensor:
     """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim).
 
-    The query stands at the last of the keys, or at `place` (1,) among them, and sees nothing behind it. `values`, of the
-    keys' shape, are mixed in place of the keys; keys turned in the score are their own values.
+    The query is at the position of the last key, or at `place` (1,), and later keys are masked. `values`, of the keys'
+    shape, replace the keys as values; keys rotated in the score are always their own values.
     """
     batch, heads, dim = q.shape
     kv_heads, keys = kv.shape[1:3]
@@ -198,14 +198,14 @@ def decode(
     wide = max(32, triton.next_power_of_2(dim))
     config = config or (CONFIGS[rope_mode == 1, share == 1] if values is None else BESIDE)
     if isinstance(config, Sums) and (rope_mode != 1 or share > 1):
-        raise ValueError("sums serve turned keys with one query head each")
+        raise ValueError("sums needs rotated keys with one query head each")
     if rope_mode == 1 and values is not None:
-        raise ValueError("keys turned in the score are their own values")
+        raise ValueError("keys rotated in the score take no separate values")
     width = wide * kv.element_size()
     if isinstance(config, Sums):
         block = config.block(width)
     else:
-        # The layouts were chosen for rows of 256 bytes at most; wider ones would not fit in registers and shared memory.
+        # The configurations were tuned for rows of at most 256 bytes; wider ones exceed registers and shared memory.
         narrow = min(config.keys, max(16, config.keys * 256 // width))
         block = config.keys if rope_mode != 1 and values is None else narrow
     blocks = -(-keys // block)

@@ -17,7 +17,7 @@ def linear_attend(
     """Return y (batch, heads, time, wide) and the state (batch, kv_heads, features, wide) after the last token.
 
     q is (batch, heads, time, features), k (batch, kv_heads, time, features), v (batch, kv_heads, time, wide);
-    `state` is what came before. Sums run in float32 at least.
+    `state` is the state before the first token. Sums run in float32 or wider.
     """
     dtype = torch.promote_types(v.dtype, torch.float32)
     with no_autocast(v):
@@ -34,7 +34,7 @@ def linear_attend(
 
 
 def linear_attend_plain(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The definition, token by token; q is (batch, kv_heads, queries per key, time, features)."""
+    """Plain reference, token by token; q is (batch, kv_heads, queries per key, time, features)."""
     rows = []
     for place in range(v.shape[-2]):
         now = slice(place, place + 1)
@@ -44,7 +44,7 @@ def linear_attend_plain(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same chunk by chunk: a small map inside each, the sums of all chunks before it."""
+    """Return the same chunk by chunk: a small map within each, and the state of all chunks before it."""
     time = v.shape[-2]
     chunk = min(CHUNK, time)
     q, k, v = (_in_chunks(tensor, chunk) for tensor in (q, k, v))
@@ -55,5 +55,5 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Te
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return (..., chunks, chunk, dim) from (..., time, dim), filled up with zeros."""
+    """Return (..., chunks, chunk, dim) from (..., time, dim), padded with zeros."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))

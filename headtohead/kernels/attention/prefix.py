@@ -8,17 +8,17 @@ from torch.nn import functional as F
 
 from headtohead.kernels.path import is_plain, no_autocast
 
-# The score of what is not there, padding above all: finite, so that a prefix of nothing else is still no 0/0.
+# The score of masked keys, such as padding: finite, so that a fully masked prefix does not give 0/0.
 EMPTY = -1e30
 
 
 def prefix_softmax(
     scores: Tensor, v: Tensor, state: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the mix (batch, heads, time, dim) of v under scores (batch, heads, time), and the state after it.
+    """Return the output (batch, heads, time, dim) for v with scores (batch, heads, time), and the state after it.
 
-    The state is the largest score so far (batch, heads) and the sums of values and of weights relative to it
-    (batch, heads, dim + 1), so that any scores stay finite; sums run in float32 at least.
+    The state is the maximum score so far (batch, heads) and the sums of values and of weights relative to it
+    (batch, heads, dim + 1), so that any scores stay finite; sums run in float32 or wider.
     """
     dtype = torch.promote_types(v.dtype, torch.float32)
     with no_autocast(v):
@@ -37,7 +37,7 @@ def prefix_softmax(
 def prefix_softmax_plain(
     scores: Tensor, values: Tensor, peak: Tensor, total: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The definition, token by token: when the largest score rises, what was summed shrinks by e^(old - new)."""
+    """Plain reference, token by token: when the maximum score rises, the sums shrink by e^(old - new)."""
     rows = []
     for place in range(scores.shape[-1]):
         score = scores[..., place]
@@ -52,10 +52,10 @@ def prefix_softmax_plain(
 def _two_levels(
     scores: Tensor, values: Tensor, peak: Tensor, total: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the same from chunks of about sqrt(time): a small map inside each, another over the chunks before it.
+    """Return the same from chunks of about sqrt(time): a small map within each, another over the chunks before it.
 
-    Every exponent is a score minus the largest one so far, at most 0, and no row looks at later scores. The largest
-    scores cancel in the quotient, so no gradient goes through them.
+    Every exponent is a score minus the maximum so far, at most 0, and no row depends on later scores. The maxima cancel
+    in the quotient, so no gradient flows through them.
     """
     time = scores.shape[-1]
     chunk = 2 ** (((time - 1).bit_length() + 1) // 2)
@@ -65,7 +65,7 @@ def _two_levels(
     scores = F.pad(scores, (0, rest), value=EMPTY).unflatten(-1, (-1, chunk))
     values = F.pad(values, (0, 0, 0, rest)).unflatten(-2, (-1, chunk))
     inside = _shrink(scores, peaks) @ values
-    # What stands before each chunk: the state, then the ends of the chunks, each relative to its own peak.
+    # Before each chunk: the state, then the ends of the earlier chunks, each relative to its own maximum.
     ends = torch.cat((total.unsqueeze(-2), inside[..., :-1, -1, :]), -2)
     heights = torch.cat((peak.unsqueeze(-1), peaks[..., :-1, -1]), -1)
     before = _shrink(heights, heights.detach()) @ ends

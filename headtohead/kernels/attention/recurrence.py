@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from headtohead.kernels.path import is_plain, is_stacking
 
-# Tokens per chunk: decays between all pairs of a chunk are formed, CHUNK x key width numbers a token.
+# Tokens per chunk: a chunk materializes the decays between all its pairs, CHUNK x key width values per token.
 CHUNK = 16
-# Decays of one row that are formed at once on CPU, so that they stay in a core's cache.
+# Decays of one row that are computed at once on CPU, so that they stay in a core's cache.
 BLOCK = 2**18
 
 
@@ -24,13 +24,13 @@ def gated_scan(
     """Return o (batch, heads, time, value width) and the last state (batch, heads, key width, value width).
 
     q, k and log_decay = log a <= 0 are (batch, heads, time, key width), v (batch, heads, time, value width); the
-    arithmetic is done in the dtype of log_decay.
+    computation runs in the dtype of log_decay.
     """
     q, k, v = (tensor.to(log_decay.dtype) for tensor in (q, k, v))
     if state is None:
         state = v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
     form = gated_scan_plain if is_plain() or q.shape[-2] == 1 else _chunked
-    if q.device.type == "meta":  # where FLOPs are counted there is no autocast to leave
+    if q.device.type == "meta":  # FLOPs are counted here, without autocast
         return form(q, k, v, log_decay, state)
     with torch.autocast(q.device.type, enabled=False):
         return form(q, k, v, log_decay, state.to(log_decay.dtype))
@@ -39,7 +39,7 @@ def gated_scan(
 def gated_scan_plain(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The definition, step by step."""
+    """Plain reference, token by token."""
     outputs = []
     for t in range(q.shape[-2]):
         arriving = k[..., t, :].unsqueeze(-1) @ v[..., t, :].unsqueeze(-2)
@@ -49,15 +49,15 @@ def gated_scan_plain(
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same by chunks: pairs within one, states between them.
+    """Return the same by chunks: pairs within a chunk, states between chunks.
 
-    With L the sum of log decays since the chunk began, every factor used is exp of a difference <= 0: L_i - L_j for
+    With L the sum of log decays since the start of the chunk, every factor is exp of a difference <= 0: L_i - L_j for
     j <= i within a chunk, L_i from the state before it, L_end - L_j into the state after it. Nothing is divided by a
-    product of decays, so nothing overflows however fast a channel forgets.
+    product of decays, so nothing overflows however fast a channel decays.
     """
     time = q.shape[-2]
     size = min(CHUNK, time)
-    # Filled up with tokens that add nothing and forget nothing.
+    # Padding tokens add nothing (k = 0) and decay nothing (log a = 0).
     q, k, v, log_decay = (_split(tensor, size) for tensor in (q, k, v, log_decay))
     since = log_decay.cumsum(-2)
     last = since[..., -1:, :]
@@ -69,16 +69,16 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) 
 
 
 def _split(x: Tensor, size: int) -> Tensor:
-    """Return (batch, heads, chunks, size, dim) from (batch, heads, time, dim), filled up with zeros."""
+    """Return (batch, heads, chunks, size, dim) from (batch, heads, time, dim), padded with zeros."""
     x = F.pad(x, (0, 0, 0, -x.shape[-2] % size))
     return x.unflatten(-2, (-1, size))
 
 
 def _states(decay: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk (batch, heads, chunks, key width, value width), and the last one after.
+    """Return the states before each chunk (batch, heads, chunks, key width, value width), and the final state.
 
-    S_n = decay_n S_(n-1) + arriving_n for all chunks at once, by doubling: what each chunk knows of the 1, 2, 4, ...
-    chunks up to it is joined with what the chunk that far back knows.
+    S_n = decay_n S_(n-1) + arriving_n for all chunks at once, by recursive doubling: the partial sum of each chunk over the
+    1, 2, 4, ... chunks up to it is combined with that of the chunk that far back.
     """
     first = arriving[:, :, :1] + decay[:, :, :1] * state.unsqueeze(2)
     known = torch.cat((first, arriving[:, :, 1:]), 2)
@@ -100,17 +100,17 @@ def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
 
 
 def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     decays = (since.unsqueeze(-2) - since.unsqueeze(-3)).clamp_max(0.0).exp()
     return (q.unsqueeze(-2) * k.unsqueeze(-3) * decays).sum(-1).tril()
 
 
 class _DecayedScores(torch.autograd.Function):
-    """Goes row by row over what a row sees, and keeps q, k and L alone for backward: decays are formed again.
+    """Processes row by row the keys a row attends to; saves only q, k and L for backward, which recomputes the decays.
 
     With D the decays and G the gradient of the scores, dq_i = sum_j G_ij D_ij k_j, dk_j = sum_i G_ij D_ij q_i, and
-    L enters only beside them: dL = q dq - k dk. Tokens and channels stand first, (time, dim, rest), so that every
-    pass runs through long rows of memory: a CPU step of `nano` is a fifth shorter than with the channels last.
+    L appears only together with them: dL = q dq - k dk. Tokens and channels come first, (time, dim, rest), so that every
+    pass runs over long contiguous rows: a CPU step of `nano` is a fifth shorter than with the channels last.
     """
 
     @staticmethod
@@ -145,12 +145,12 @@ def _tokens_first(x: Tensor) -> Tensor:
 
 
 def _tokens_last(x: Tensor, like: Tensor) -> Tensor:
-    """Return (..., time, any), whole in memory as matrix products want it, from (time, any, rest)."""
+    """Return a contiguous (..., time, any), as matrix products need it, from (time, any, rest)."""
     return x.movedim(-1, 0).contiguous().view(*like.shape[:-1], x.shape[1])
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Yield every row with the tensors (time, ..., rest), on CPU with so much of the rest as keeps it in a core's cache."""
+    """Yield every row with the tensors (time, ..., rest), on CPU with as much of the rest as fits in a core's cache."""
     time, dim, rest = tensors[0].shape
     size = max(1, BLOCK // (time * dim)) if tensors[0].device.type == "cpu" else rest
     for part in zip(*(tensor.split(size, -1) for tensor in tensors), strict=True):

@@ -1,4 +1,4 @@
-"""The attention core: softmax(q k^T * scale) v under a causal, windowed or padded view."""
+"""Attention: softmax(q k^T * scale) v with a causal, windowed or padding mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headtohead.kernels.path import is_plain, is_stacking
 from headtohead.kernels.vmap import folded
 
-# Stated, not left to the library: measured on an H200, cuDNN runs forward + backward in 0.6x Flash's time.
+# Set explicitly instead of PyTorch's default: on an H200, cuDNN runs forward + backward in 0.6x Flash's time.
 BACKENDS = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -36,12 +36,12 @@ def attend(
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
-    The queries stand at the last positions of the keys. `padding` (batch, keys) is true at real tokens; `window` is
-    how many keys back a query sees, itself included, 0 for all; under `strict` a query does not see itself unless
-    it sees nothing else. Values of another width than the keys' give outputs of theirs. `bias`
-    (heads, queries, keys), or (batch, heads, queries, keys), is added to the scaled scores. `rows` (batch,) asks for
-    one query of each sequence alone, (batch, heads, 1, dim), or says where the one that is given stands, (1,) for all
-    sequences; no bias is known then.
+    The queries are at the last positions of the keys. `padding` (batch, keys) is true at real tokens. `window` is the
+    number of keys a query attends to, itself included, 0 for all. With `strict`, a query does not attend to itself unless
+    it has no other key. Values may have another width than keys; outputs have the width of the values. `bias`
+    (heads, queries, keys) or (batch, heads, queries, keys) is added to the scaled scores. `rows` (batch,) selects one
+    query of each sequence, (batch, heads, 1, dim), or is the position of the single given query, (1,) for all sequences;
+    it excludes `bias`.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     if rows is not None:
@@ -64,7 +64,7 @@ def attend(
     if bias is not None:
         return _biased(q, k, v, mask, bias, scale)
     if queries == 1 and q.shape[1] != k.shape[1]:
-        # One query a head: the heads that share a key are its queries, and no key is repeated for them.
+        # One query per head: the heads that share a key are treated as its queries, so that no key is repeated.
         q = q.squeeze(2).unflatten(1, (k.shape[1], -1))
         return _fused(q, k, v, mask, False, scale).flatten(1, 2).unsqueeze(2)
     return _fused(q, k, v, mask, whole, scale)
@@ -73,9 +73,9 @@ def attend(
 def _biased(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor, scale: float | None
 ) -> Tensor:
-    """Return attention with scores added; on a GPU a trained bias goes sequence by sequence.
+    """Return attention with biased scores; on a GPU a trained bias is processed sequence by sequence.
 
-    Its gradient is as large as the map, and the library forms it for the whole batch it is given.
+    Its gradient is as large as the attention map, and PyTorch forms it for the whole batch it is given.
     """
     joined = bias.to(q.dtype) if bias.ndim == 4 else bias.to(q.dtype).unsqueeze(0)
     if mask is not None:
@@ -88,7 +88,7 @@ def _biased(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    """Return the library's attention; values of another width than the keys' are made to fit its kernels."""
+    """Return PyTorch's attention; values of another width than the keys are padded to fit its kernels."""
     width = v.shape[-1]
     if width != q.shape[-1]:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -109,9 +109,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
 
 
 def _fitted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v filled up with zeros: on CPU to one width, the only one its kernel takes; else to eights.
+    """Return q, k, v padded with zeros: on CPU to one common width, as its kernel requires; else to multiples of eight.
 
-    On CPU a few queries on many keys stay as they are: their map is small, and filling up would copy a whole cache.
+    On CPU a few queries over many keys are not padded: their map is small, and padding would copy the whole cache.
     """
     if q.is_cuda:
         keys, values = (-(-tensor.shape[-1] // 8) * 8 for tensor in (q, v))
@@ -136,7 +136,7 @@ def attend_plain(
     scale: float | None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The definition, with the whole map formed."""
+    """Plain reference, with the whole map in memory."""
     if causal:
         mask = view_mask(q.shape[-2], k.shape[-2], q.device, True)
     return attention_weights(q, k, mask, scale, bias) @ per_query_head(v, q)
@@ -145,7 +145,7 @@ def attend_plain(
 def attention_weights(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the map (batch, heads, queries, keys) of softmax attention."""
+    """Return the attention map (batch, heads, queries, keys) of softmax attention."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ per_query_head(k, q).transpose(-2, -1)
     if bias is not None:
         scores = scores + bias
@@ -164,11 +164,11 @@ def view_mask(
     strict: bool = False,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Return what each query may see, (queries, keys) or (batch, 1, queries, keys); true is visible.
+    """Return the mask (queries, keys) or (batch, 1, queries, keys); true means visible.
 
-    A query with nothing to see, such as one at a padded position, sees itself, so that no row is empty. `rows` (batch,)
-    says where the one query of each sequence stands, (1,) where they stand alike; without it queries stand at the last
-    positions of the keys.
+    A query without a visible key, such as one at a padding position, attends to itself, so that no row is empty. `rows`
+    (batch,) is the position of the single query of each sequence, (1,) if it is the same for all; without it, the queries
+    are at the last positions of the keys.
     """
     if rows is None:
         row = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
@@ -188,7 +188,7 @@ def view_mask(
 
 
 def backend_name(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the library kernel that would serve these tensors under a causal view."""
+    """Return the name of the PyTorch kernel that these tensors use with a causal mask."""
     with _backends(q):
         gqa = q.shape[1] != k.shape[1]
         return SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=gqa)).name.lower()

@@ -1,4 +1,4 @@
-"""Attention by the second-order Taylor weights of exp: w_ij = 1 + s_ij + s_ij^2 / 2, normed over what i sees."""
+"""Attention with second-order Taylor weights of exp: w_ij = 1 + s_ij + s_ij^2 / 2, normalized over the keys of query i."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def taylor_attend(
 ) -> Tensor:
     """Return (batch, heads, queries, dim) from q (batch, heads, queries, dim) and k, v (batch, kv_heads, keys, dim).
 
-    The queries stand at the last positions of the keys; `padding` (batch, keys) is true at real tokens.
+    The queries are at the last positions of the keys; `padding` (batch, keys) is true at real tokens.
     """
     if _fused(q, k, causal, padding):
         return _taylor_flex(q, k, v, _compiled())
@@ -34,32 +34,32 @@ def taylor_attend(
 
 
 def taylor_weights(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """The definition: the map (batch, heads, queries, keys), in float32 at least."""
+    """Plain reference: the attention map (batch, heads, queries, keys), in float32 or wider."""
     scores = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q).transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    # 1 + s + s^2 / 2 = ((1 + s)^2 + 1) / 2, at least 1/2 whatever s is: no row sums to less than half its keys.
+    # 1 + s + s^2 / 2 = ((1 + s)^2 + 1) / 2 >= 1/2 for every s: a row sums to at least half its number of keys.
     weights = (((1 + scores).square() + 1) / 2).masked_fill(~mask, 0.0)
     return weights / weights.sum(-1, keepdim=True)
 
 
 def taylor_score(score: Tensor, *place: Tensor) -> Tensor:
-    """Return log(1 + s + s^2 / 2): the score whose softmax has the Taylor weights; its slope lies in [-1, 1]."""
+    """Return log(1 + s + s^2 / 2): the score whose softmax has the Taylor weights; its slope is in [-1, 1]."""
     return torch.log1p(score + 0.5 * score * score)
 
 
 def _fused(q: Tensor, k: Tensor, causal: bool, padding: Tensor | None) -> bool:
-    """Return whether FlexAttention serves: it has no backward on CPU, and a decoding step needs no fusing."""
+    """Return whether FlexAttention applies: it has no backward on CPU, and a decoding step needs no fused kernel."""
     whole = causal and padding is None and q.shape[-2] == k.shape[-2] > 1
     return q.is_cuda and whole and q.dtype != torch.float64 and not (is_plain() or is_stacking())
 
 
 def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
-    """Return the same through the log-score, with no map in memory."""
+    """Return the same through the log-score, without the map in memory."""
     time, key = q.shape[-2], (q.shape[-2], str(q.device))
     if key not in _causal_blocks:
-        with torch.inference_mode(False):  # kept for training too, which takes no tensors of inference
+        with torch.inference_mode(False):  # cached for training too, which rejects inference tensors
             _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
-    # Heads that share keys get copies: torch 2.11 finds no kernel for shared ones in float32.
+    # Heads that share keys get copies: torch 2.11 has no kernel for shared keys in float32.
     output: Tensor = flex(
         q,
         per_query_head(k, q),
@@ -82,9 +82,9 @@ def _compiled() -> Any:
 
 
 class _Taylor(torch.autograd.Function):
-    """One causal sequence at a time from u = 1 + s, w = u^2 + 1: a few passes where autograd takes a dozen.
+    """One causal sequence at a time from u = 1 + s, w = u^2 + 1: a few passes instead of autograd's dozen.
 
-    The factor 1/2 of the weights cancels in the quotient; d w / d u = 2 u, which is 0 where nothing is seen.
+    The factor 1/2 of the weights cancels in the quotient; d w / d u = 2 u, which is 0 at masked keys.
     """
 
     @staticmethod

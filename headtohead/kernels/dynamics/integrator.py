@@ -1,7 +1,7 @@
-"""Dynamics of query-key pairs, pointwise in batch, token and head: forces in head space, and the ways to integrate them.
+"""Dynamics of query-key pairs, pointwise in batch, token and head: forces in head space and their integrators.
 
-States are (batch, time, heads, dim), the order in which projections leave them in memory. Weights are (out, in), one
-for all heads, or (heads, out, in), one for each.
+States are (batch, time, heads, dim), the memory order that projections produce. Weights are (out, in), shared by all heads,
+or (heads, out, in), one per head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from headtohead.kernels.path import eager_cpu
 
-# Numbers in a chunk's hidden tensor on CPU: the few that a chunk needs then stay in a core's second-level cache.
+# Elements of a chunk's hidden tensor on CPU: the few tensors a chunk needs then stay in a core's second-level cache.
 _CHUNK_ELEMENTS = 2**17
 
 Force = Callable[[Tensor], Tensor]
@@ -36,7 +36,7 @@ def potential_force(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor) -> Ten
 
 
 def potential_force_plain(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     inner = _linear(_rows(x, w1), w1, b1)
     slope = _silu_slope(inner, torch.sigmoid(inner))
     return _states(_linear(slope * -w2.unsqueeze(-2), w1.transpose(-2, -1), None), x)
@@ -48,14 +48,14 @@ def head_linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 def drift(q: Tensor, k: Tensor, dt: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return (q + n dt k, k): without a force every integrator is this, n steps at once."""
+    """Return (q + n dt k, k): without a force every integrator reduces to this, n steps at once."""
     return torch.addcmul(q, steps * dt, k), k
 
 
 def euler(
     q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force, of_keys: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return n steps of (q + dt k, k + dt f(q)), both sides from the old pair; `of_keys` gives f the key instead."""
+    """Return n steps of (q + dt k, k + dt f(q)), both from the old pair; `of_keys` passes k to f instead of q."""
     for _ in range(steps):
         push = force(k if of_keys else q)
         q, k = torch.addcmul(q, dt, k), torch.addcmul(k, dt, push)
@@ -73,8 +73,8 @@ def symplectic_euler(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force)
 def leapfrog(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> tuple[Tensor, Tensor]:
     """Return n steps of kick (dt/2), drift (dt), kick (dt/2).
 
-    The force that closes a step opens the next, so n steps take n + 1 evaluations and the two half kicks between
-    steps are one whole kick.
+    The force at the end of a step is also that at the start of the next, so n steps take n + 1 evaluations, and the two
+    half kicks between steps are one full kick.
     """
     half = 0.5 * dt
     k = torch.addcmul(k, half, force(q))
@@ -87,7 +87,7 @@ def leapfrog(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> tupl
 def uncoupled(
     q: Tensor, k: Tensor, dt: Tensor, steps: int, q_force: Force, k_force: Force
 ) -> tuple[Tensor, Tensor]:
-    """Return n steps of q <- q + dt g_q(q) and k <- k + dt g_k(k): neither sees the other."""
+    """Return n steps of q <- q + dt g_q(q) and k <- k + dt g_k(k): q and k are independent."""
     for _ in range(steps):
         q, k = torch.addcmul(q, dt, q_force(q)), torch.addcmul(k, dt, k_force(k))
     return q, k
@@ -96,7 +96,7 @@ def uncoupled(
 def affine(q: Tensor, k: Tensor, steps: int, q_map: Force, k_map: Force) -> tuple[Tensor, Tensor]:
     """Return n steps of q <- q exp(s1(k)) + t1(k), then k <- k exp(s2(q)) + t2(q) with the new q; s = tanh(.).
 
-    The maps give [s, t] side by side, (batch, time, heads, 2 dim).
+    The maps return [s, t] concatenated, (batch, time, heads, 2 dim).
     """
     for _ in range(steps):
         q = _scaled(q, q_map(k))
@@ -106,11 +106,11 @@ def affine(q: Tensor, k: Tensor, steps: int, q_map: Force, k_map: Force) -> tupl
 
 def _scaled(x: Tensor, scale_and_shift: Tensor) -> Tensor:
     scale, shift = scale_and_shift.chunk(2, -1)
-    return x * torch.exp(torch.tanh(scale)) + shift  # x first: the result keeps its order in memory
+    return x * torch.exp(torch.tanh(scale)) + shift  # x first: the result keeps its memory order
 
 
 def _rows(x: Tensor, w: Tensor) -> Tensor:
-    """Return x as (rows, dim), or (heads, rows, dim) where each head has its weights: one product serves the batch."""
+    """Return x as (rows, dim), or (heads, rows, dim) with weights per head: one product for the whole batch."""
     return x.flatten(0, 2) if w.ndim == 2 else x.flatten(0, 1).transpose(0, 1)
 
 
@@ -131,9 +131,9 @@ def _linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 
 class _SharedPotential(torch.autograd.Function):
-    """Goes through the rows in chunks that fit the cache and makes the hidden values again for backward.
+    """Processes the rows in chunks that fit the cache and recomputes the hidden values in backward.
 
-    Two to three passes over each hidden value become one: half the time of the plain twin at `nano`, where an mlp
+    Two to three passes over each hidden value become one: half the time of the plain reference at `nano`. An mlp force
     gains nothing from it.
     """
 

@@ -1,9 +1,9 @@
-"""The coupled integrator in Triton: every step in registers, one read and one write of q and k each way.
+"""The coupled integrator in Triton: all steps in registers, with one read and one write of q and k per direction.
 
-Imported when it first runs (`dynamics_fused.py` registers the operators), so that no CPU command waits for Triton.
-A program takes blocks of rows, one row for each token and head, of one set of weights, and keeps that set and the
-sums of its gradients on the chip. Its sums are written once and added up afterwards, always in the same order. Backward
-makes the steps again and leaves what each one saw in a few megabytes that stay in the chip's cache.
+Imported on first use (`operators.py` registers the operators), so that CPU commands do not pay for importing Triton. A
+program processes blocks of rows, one row per token and head, of one set of weights, and keeps that set and its gradient
+sums on the chip. Its sums are written once and reduced afterwards, always in the same order. Backward recomputes the
+steps and stores the input of each in a few megabytes that stay in the L2 cache.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _force_back(
     POTENTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of k + step f(x) with gradient `grad`: grad . f(x), the gradient of x, and the sums."""
+    """For k + step f(x) with gradient `grad`: grad . f(x), the gradient of x, and the sums."""
     inner, share = _inner(x, w1, b1, PRECISION)
     slope = share + inner * share * (1 - share)
     pushed = grad.to(x.dtype)
@@ -91,7 +91,7 @@ def _force_back(
 
 @triton.jit
 def _step_of(place, SCHEME: tl.constexpr, STEPS: tl.constexpr):
-    """The size of the kick at a place, and whether a drift follows it: leapfrog is n + 1 kicks with n drifts between."""
+    """The size of a kick, and whether a drift follows it: leapfrog is n + 1 kicks with n drifts between them."""
     kick = 1.0
     drift = 1.0
     if SCHEME == 1:
@@ -144,7 +144,7 @@ def _weights(
     BIAS_1: tl.constexpr,
     BIAS_2: tl.constexpr,
 ):
-    """One set of weights, filled up with zeros; matrices in the precision of q."""
+    """One set of weights, padded with zeros; matrices in the precision of q."""
     dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
     inside = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
     w1 = tl.load(
@@ -168,7 +168,7 @@ def _weights(
 
 @triton.jit
 def _places(row, group, tokens, times, HEADS: tl.constexpr, GROUPS: tl.constexpr):
-    """Stack, sequence, token and head of rows of a group of weights, and their place in a list of all of them."""
+    """Population row, sequence, token and head of rows of a group of weights, and their index in a list of all of them."""
     SHARE: tl.constexpr = HEADS // GROUPS
     stack = group // GROUPS
     head = (group % GROUPS) * SHARE + row % SHARE
@@ -292,7 +292,7 @@ def _backward(
     )
     dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
     sum_w1 = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    # The sums of biases are products with ones: a sum over rows would cross all threads at every block.
+    # Bias sums are products with ones: a reduction over rows would cross all threads in every block.
     ones = tl.full([16, BLOCK], 1.0, DTYPE)
     sum_b1 = tl.zeros([16, BLOCK_H], tl.float32)
     sum_b2 = tl.zeros([16, BLOCK_D], tl.float32)
@@ -320,7 +320,7 @@ def _backward(
         gk_place = stack * gk_s + sequence * gk_b + time * gk_t + head * gk_h
         x = tl.load(q_at + q_place[:, None] + dim[None, :], mask=inside, other=0.0)
         if KICKS > 1:
-            # What f saw and what moved q at every step, in the precision of q, in memory that stays in the cache.
+            # The input of f and the velocity of q at every step, in the precision of q, in memory that stays in the cache.
             q = x.to(tl.float32)
             k = tl.load(k_at + k_place[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
             for place in range(KICKS):
@@ -375,7 +375,7 @@ def _backward(
             )
             sum_step += kick * along
             if SCHEME == 0:
-                # The other half of the step, read when it is needed: fewer registers are held meanwhile.
+                # The other half of the step, loaded when needed, to hold fewer registers meanwhile.
                 if KICKS > 1:
                     k = tl.load(trace + (2 * place + 1) * SIZE + tile, cache_modifier=".cg").to(tl.float32)
                 else:
@@ -391,13 +391,13 @@ def _backward(
         tl.store(k_out + out, gk.to(DTYPE), mask=inside)
         if KICKS > 1:
             tl.debug_barrier()
-    # One slot for each program: nothing is added up in an order that could change.
+    # One slot per program: the order of summation is fixed.
     SECOND: tl.constexpr = HIDDEN if POTENTIAL else HIDDEN * DIM
     sums = sums_at + slot.to(tl.int64) * (HIDDEN * DIM + HIDDEN + SECOND + DIM + BLOCK)
     weights = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
     tl.store(sums + hidden[:, None] * DIM + dim[None, :], sum_w1, mask=weights)
     sums += HIDDEN * DIM
-    # Sixteen equal rows: their mean is each of them.
+    # Sixteen equal rows: their mean equals each of them.
     tl.store(sums + hidden, tl.sum(sum_b1, 0) / 16, mask=hidden < HIDDEN)
     sums += HIDDEN
     if POTENTIAL:
@@ -426,7 +426,7 @@ def _add_up(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The programs' sums of one set of weights, added up in the order of the programs."""
+    """The programs' sums for one set of weights, added in program order."""
     WIDTH: tl.constexpr = FIRST + HIDDEN + SECOND + DIM + BLOCK
     group = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * 64 + tl.arange(0, 64)
@@ -450,19 +450,19 @@ def _add_up(
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is laid out on the chip."""
+    """Launch configuration of a kernel."""
 
     rows: int
     warps: int
     programs: int
-    """Programs for each multiprocessor."""
+    """Programs per multiprocessor."""
     stages: int = 1
 
 
 def chosen(kernel: str, w1: Tensor, w2: Tensor) -> Config:
-    """Return what was the fastest on an H200 in bf16 (docs/log.md), by the numbers in a weight matrix.
+    """Return the fastest configuration on an H200 in bf16 (docs/log.md), by the number of elements of a weight matrix.
 
-    Backward with 64 rows and a hidden width of 16 reads outside its memory when Triton 3.6 compiles it; with 32 it does not.
+    Compiled by Triton 3.6, backward with 64 rows and a hidden width of 16 reads out of bounds; with 32 it does not.
     """
     hidden, dim = (max(16, triton.next_power_of_2(size)) for size in w1.shape[-2:])
     if kernel == "forward":
@@ -486,7 +486,7 @@ def forward(
     steps: int,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return q and k (stack, batch, time, heads, dim) after all steps."""
+    """Return q and k (population, batch, time, heads, dim) after all steps."""
     q, k = _readable(q), _readable(k)
     outputs = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
     if q.numel():
@@ -510,7 +510,7 @@ def backward(
     steps: int,
     config: Config | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, dt, w1, b1, w2, b2; those of biases that are not there are to be dropped."""
+    """Return the gradients of q, k, dt, w1, b1, w2, b2; the caller drops those of absent biases."""
     q, k, grad_q, grad_k = (_readable(tensor) for tensor in (q, k, grad_q, grad_k))
     config = config or chosen("backward", w1, w2)
     stack, groups, hidden, dim = w1.shape
@@ -540,13 +540,13 @@ def backward(
             DIM=dim,
             BLOCK=config.rows,
         )
-    # A row of a block is of the same head in every block.
+    # A row of a block belongs to the same head in every block.
     grad_dt = found.pop()[:, :used].view(stack, groups, used // share, share).sum(2).view(stack, -1)
     return (*grads, grad_dt.to(dt.dtype), *(part.to(w1.dtype) for part in found))
 
 
 def _shapes(w1: Tensor, w2: Tensor, sets: int, rows: int) -> list[tuple[int, ...]]:
-    """Return the shapes of what programs sum: the gradients of w1, b1, w2, b2, and of dt by row of a block."""
+    """Return the shapes of the programs' sums: the gradients of w1, b1, w2, b2, and of dt by row of a block."""
     lead, (hidden, dim) = w1.shape[:2], w1.shape[2:]
     return [tuple(w1.shape), (*lead, hidden), tuple(w2.shape), (*lead, dim), (sets, rows)]
 
@@ -598,12 +598,12 @@ def _launch(
 
 
 def count(trips: int) -> Any:
-    """Return how often a loop trips, as a kernel takes it: the interpreter loops over numbers known beforehand alone."""
+    """Return a loop's trip count as the kernel takes it: the interpreter needs numbers known in advance."""
     return tl.constexpr(trips) if os.environ.get("TRITON_INTERPRET") == "1" else trips
 
 
 def _programs(q: Tensor, groups: int, config: Config) -> int:
-    """Return how many programs share one group's rows: enough to fill the chip, and each with something to do."""
+    """Return how many programs share one group's rows: enough to fill the chip, with work for each."""
     rows = q.shape[:-1].numel() // groups
     wanted = -(-multiprocessors(q.device) * config.programs // groups)
     return max(1, min(wanted, -(-rows // config.rows)))
@@ -615,5 +615,5 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def _readable(x: Tensor) -> Tensor:
-    """Return x with its last axis whole in memory."""
+    """Return x with a contiguous last axis."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,7 +1,7 @@
-"""The coupled integrator as two operators of PyTorch: compiled, differentiated and stacked like its own.
+"""The coupled integrator as two PyTorch operators that support compilation, autograd and vmap.
 
-Tensors have one axis more than elsewhere: (stack, batch, time, heads, dim) states, (stack, sets, hidden, dim) weights,
-where a set of weights serves all heads or one. `torch.vmap` folds what it stacks into the first axis.
+Tensors have one extra axis: (population, batch, time, heads, dim) states, (population, sets, hidden, dim) weights, where a
+set of weights is shared by all heads or belongs to one. `torch.vmap` folds its dimension into the first axis.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 from headtohead.kernels.path import triton_multiplies
 
 SCHEMES = ("euler", "leapfrog", "symplectic_euler")
-# Numbers in a weight matrix, filled up to powers of two: beyond them its gradient's sums do not stay on the chip.
+# Elements of a weight matrix, padded to powers of two: above this, its gradient sums do not fit on the chip.
 _MOST = 128 * 128
-# Heads that share weights, and numbers in a state: a block holds rows of every head, and places are counted in int32.
+# Heads that share weights, and elements of a state: a block holds rows of every head, and indices are int32.
 _MAX_HEADS, _MAX_STATES = 16, 2**30
 
 
 def serves(q: Tensor, w1: Tensor, w2: Tensor) -> bool:
-    """Return whether the fused integrator takes these states and weights, (hidden, dim) or (heads, hidden, dim)."""
+    """Return whether the fused integrator supports these states and weights, (hidden, dim) or (heads, hidden, dim)."""
     hidden, dim = (max(16, 1 << (size - 1).bit_length()) for size in w1.shape[-2:])
     matrices = 1 if w2.ndim < w1.ndim else 2
     small = matrices * hidden * dim <= _MOST and (w1.ndim == 3 or q.shape[-2] <= _MAX_HEADS)
@@ -39,7 +39,7 @@ def integrate(
     w2: Tensor,
     b2: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return q and k (batch, time, heads, dim) after n steps with an mlp's force, or a potential's where w2 is a vector.
+    """Return q and k (batch, time, heads, dim) after n steps with the force of an mlp, or of a potential if w2 is a vector.
 
     dt is (heads,) or (1,); the update runs in float32, f in the precision of q.
     """
@@ -86,7 +86,7 @@ def coupled_backward(
     scheme: int,
     steps: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, dt, w1, b1, w2, b2; the states are made again from q and k."""
+    """Return the gradients of q, k, dt, w1, b1, w2, b2; the states are recomputed from q and k."""
     from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
 
     found = dynamics_triton.backward(q, k, dt, w1, b1, w2, b2, grad_q, grad_k, scheme, steps)
@@ -121,7 +121,7 @@ coupled.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _stacked(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-    """Fold what is stacked into the first axis, run once, and unfold."""
+    """Fold the population into the first axis, run once, and unfold."""
     size = info.batch_size
     folded = []
     for value, place in zip(given, in_dims, strict=True):

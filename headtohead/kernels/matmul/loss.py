@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear read-out that never holds all logits at once."""
+"""Cross-entropy of a linear output layer that never holds all logits at once."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.nn import functional as F
 from headtohead.kernels.matmul.loss_triton import cross_entropy_rows
 from headtohead.kernels.path import is_compiling, is_plain, is_stacking, triton_serves
 
-IGNORED = -1  # a target that is not scored: padding is never counted
-# Logits held at once on a GPU: a gigabyte in bf16.
+IGNORED = -1  # a target that is not scored, such as padding
+# Logits held at once on a GPU: one gigabyte in bf16.
 HELD = 2**29
-# A row of logits is filled up to whole cache lines: with 50,257 columns the matrix units are out of reach.
+# Rows of logits are padded to whole cache lines: with 50,257 columns the tensor cores cannot be used.
 _LINE = 64
 
 
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (objective, nats): the mean loss to descend, and the mean nats per target without smoothing.
+    """Return (objective, nats): the mean training loss, and the mean nats per target without label smoothing.
 
-    x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 count nowhere.
+    x is (rows, width), weight (vocabulary, width), targets (rows,); targets of -1 are not counted.
     """
-    # Stacked models are small, and so are all their logits.
+    # Models in a population are small, and so are their logits.
     if is_plain() or is_stacking() or is_compiling():
         return linear_cross_entropy_plain(x, weight, targets, smoothing, bias)
     objective, nats = _LinearCrossEntropy.apply(x, weight, bias, targets, smoothing)
@@ -36,11 +36,11 @@ def linear_cross_entropy(
 def linear_cross_entropy_plain(
     x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Plain PyTorch reference."""
     scores = torch.log_softmax(F.linear(x, weight, bias).to(_wide(x)), -1)
     counted = (targets != IGNORED).to(scores.dtype)
     if is_stacking() and is_compiling():
-        # Looked for among all: a pass over the row that the compiler has in hand, where a gather would want it written.
+        # A comparison with all columns: the compiler fuses it into a pass over the row, where a gather would store the row.
         columns = torch.arange(scores.shape[1], device=scores.device)
         chosen = torch.where(columns == targets.unsqueeze(1), scores, 0.0).sum(-1)
     else:
@@ -55,7 +55,7 @@ def linear_cross_entropy_plain(
 
 @torch.no_grad()
 def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return (rows,): the nats of each target, zero where it is not scored; no gradient."""
+    """Return (rows,): the nats of each target, 0 if it is not scored; no gradient."""
     if triton_serves(x):
         return _Rows(x, weight, bias, targets, 0.0, needed=False).nats
     nats = x.new_empty(len(x), dtype=_wide(x))
@@ -72,17 +72,17 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
-    """Return slices of the rows whose logits fit a CPU core's cache, or stay below a gigabyte of bf16 elsewhere."""
+    """Return slices of the rows whose logits fit in a CPU core's cache, or below one gigabyte of bf16 elsewhere."""
     least, elements = (128, 2**19) if x.device.type == "cpu" else (1024, HELD)
     size = max(least, elements // len(weight))
-    if x.device.type != "cpu":  # parts of one size, in whole tiles of a matrix product
+    if x.device.type != "cpu":  # equal parts, in whole tiles of a matrix product
         parts = -(-len(x) // size)
         size = -(-len(x) // (parts * 128)) * 128
     return [slice(start, start + size) for start in range(0, len(x), size)]
 
 
 class _Rows:
-    """The loss on a GPU: padded products, and one kernel that leaves the gradient where the logits were."""
+    """The loss on a GPU: padded products, and one kernel that overwrites the logits with their gradient."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Rows:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 total; narrow factors are summed in float32 too, where the library can."""
+    """Add left @ right to a float32 total; low-precision factors accumulate in float32 too, where PyTorch can."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -151,7 +151,7 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forms the gradient beside the loss, chunk by chunk, so the logits are made once and dropped."""
+    """Computes the gradient together with the loss, chunk by chunk, so that logits are computed once and dropped."""
 
     @staticmethod
     def forward(
@@ -171,7 +171,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocabulary = len(weight)
         counted = targets != IGNORED
         count = counted.sum().to(_wide(x))
-        # Where every target counts, and it costs nothing to know that, no weights are needed.
+        # If every target counts, and checking that is free, no weights are needed.
         weights = (
             None if x.device.type == "cpu" and bool(counted.all()) else counted.to(count.dtype).unsqueeze(1)
         )
@@ -219,7 +219,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
-        if grad.device.type == "cpu" and grad.item() == 1.0:  # looking costs nothing there
+        if grad.device.type == "cpu" and grad.item() == 1.0:  # the check is free on CPU
             return grad_x, grad_weight, grad_bias, None, None
         if grad_bias is not None:
             grad_bias = grad_bias * grad.to(grad_bias.dtype)

@@ -1,6 +1,6 @@
-"""Cross-entropy of rows of logits, and its gradient written over them, in one Triton kernel.
+"""Cross-entropy of rows of logits, and its gradient in place, in one Triton kernel.
 
-A row is read twice and written once: the second reading comes from the cache, since few rows are under way at a time.
+A row is read twice and written once: the second read comes from the cache, since few rows are in flight at a time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no Triton for this machine: the caller's own passes serve
+except ImportError:  # no Triton on this machine: the caller uses PyTorch operations
     triton = None
 
-# Elements at a time and warps of a row.
+# Elements per iteration and warps per row.
 BLOCK, WARPS = 4096, 4
 _LOG2E = 1.4426950408889634
 
@@ -42,7 +42,7 @@ if triton is not None:
         target = tl.load(targets + row)
         counted = target != ignored
         chosen = tl.where(counted, target, 0)
-        # Before the first barrier: later it is overwritten.
+        # Before the first barrier: it is overwritten later.
         wanted = tl.load(logits + chosen).to(tl.float32)
         columns = tl.arange(0, block)
         top, total, spread = (
@@ -58,7 +58,7 @@ if triton is not None:
             total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores * log2e - higher))
             top = higher
         if vocabulary % block:
-            # Masked by `padded`, whole lines are read at once; by an odd vocabulary, number by number.
+            # Masked by `padded`, whole cache lines are read at once; by an odd vocabulary size, element by element.
             place = vocabulary - vocabulary % block + columns
             scores = tl.load(logits + place, mask=place < padded, other=0.0).to(tl.float32)
             if smooth:
@@ -75,7 +75,7 @@ if triton is not None:
         tl.store(objective + row, tl.where(counted, normaliser / log2e - aim, 0.0))
         if needed:
             share = tl.where(counted, 1.0 / tl.load(count), 0.0)
-            # The share goes into the exponent; a row that is not scored has exp2(-inf).
+            # The factor goes into the exponent; a row that is not scored has exp2(-inf).
             shift = normaliser - tl.log2(share)
             less = 0.0
             if smooth:
@@ -106,13 +106,13 @@ def cross_entropy_rows(
     smoothing: float = 0.0,
     needed: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's nats and objective (rows,), zero where it is not scored.
+    """Return each row's nats and objective (rows,), 0 if it is not scored.
 
-    logits is (rows, padded), of which the first `vocabulary` columns count; where the gradient is `needed`, that of the
-    objective's mean over `count` rows stands in them afterwards, zero in the rest.
+    logits is (rows, padded), of which the first `vocabulary` columns count. If `needed`, the gradient of the objective's
+    mean over `count` rows replaces them, with 0 in the padding.
     """
     if not logits.is_contiguous():
-        raise ValueError("rows of logits follow each other in memory")
+        raise ValueError("logits must have contiguous rows")
     nats = logits.new_empty(len(logits), dtype=torch.float32)
     objective = torch.empty_like(nats)
     _rows[(len(logits),)](

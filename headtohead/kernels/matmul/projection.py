@@ -19,10 +19,10 @@ _kept: ContextVar[dict[tuple[int, ...], Tensor] | None] = ContextVar("kept", def
 
 @contextmanager
 def weights_kept(store: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
-    """Inside, weights that are multiplied together are joined once and kept in `store`: for steps that do not train.
+    """Concatenate weights that are multiplied together once and cache the result in `store`: for steps that do not train.
 
-    Training joins them anew at every step, where the cast to bf16 copies them anyway; a decoding step of few rows would
-    spend as long on it as on the product.
+    Training concatenates them at every step, where the cast to bf16 copies them anyway; a decoding step of few rows would
+    spend as much time on it as on the product.
     """
     token = _kept.set(store)
     try:
@@ -32,12 +32,12 @@ def weights_kept(store: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors one behind the other, along their first axis."""
+    """Return the tensors concatenated along their first axis."""
     if torch.compiler.is_compiling() or (store := _kept.get()) is None:
         return torch.cat(list(tensors))
     if not all(
         isinstance(tensor, nn.Parameter) for tensor in tensors
-    ):  # made on the way, perhaps anew each time
+    ):  # an intermediate result, possibly different each time
         return torch.cat(list(tensors))
     key = tuple(id(tensor) for tensor in tensors)
     if key not in store:
@@ -58,7 +58,7 @@ def project(
 def project_plain(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, ...]:
-    """The definition, as one matrix product over the joined weights."""
+    """Plain reference, as one matrix product with the concatenated weights."""
     if len(weights) == 1:
         return (F.linear(x, weights[0], None if biases is None else biases[0]),)
     bias = None if biases is None else joined(biases)
@@ -66,7 +66,7 @@ def project_plain(
 
 
 class _Project(torch.autograd.Function):
-    """Sums the gradient of x inside the matrix products, where the joined form copies the outputs' gradients first."""
+    """Sums the gradient of x inside the matrix products; the concatenated form copies the outputs' gradients first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Phases as points of the circle: (cos, sin) of each, and the pull of an average point on a phase."""
+"""Phases as points on the circle: (cos, sin) of each phase, and the pull of an average point on a phase."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def circle(phase: Tensor) -> Tensor:
 
 
 def circle_plain(phase: Tensor) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     return torch.stack((phase.cos(), phase.sin()), -1)
 
 
@@ -33,12 +33,12 @@ def circle_pull(point: Tensor, average: Tensor) -> Tensor:
 
 
 def circle_pull_plain(point: Tensor, average: Tensor) -> Tensor:
-    """The definition: cos th * S - sin th * C."""
+    """Plain reference: cos th * S - sin th * C."""
     return point[..., 0] * average[..., 1] - point[..., 1] * average[..., 0]
 
 
 class _Circle(torch.autograd.Function):
-    """Writes both parts where they belong, in place of two tensors and a join."""
+    """Writes both parts into one output instead of concatenating two tensors."""
 
     @staticmethod
     def forward(ctx: Any, phase: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class _Circle(torch.autograd.Function):
 
 
 class _Pull(torch.autograd.Function):
-    """The cross product of two plane vectors; its gradients are the other vector, turned by a right angle."""
+    """The cross product of two plane vectors; each gradient is the other vector, rotated by 90 degrees."""
 
     @staticmethod
     def forward(ctx: Any, point: Tensor, average: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gated feed-forward part: down(silu(gate x) * (up x))."""
+"""The gated feed-forward block: down(silu(gate x) * (up x))."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def swiglu(
         result: Tensor = _Swiglu.apply(x, gate, up, down)
         return result
     if triton_serves(x):
-        # One product each way in place of two and a sum; the weights are copied by the cast to bf16 anyway.
+        # One product per direction instead of two and a sum; the cast to bf16 copies the weights anyway.
         both = joined((gate, up)), None if biases is None else joined(biases[:2])
         hidden = gated_product(F.linear(x, *both).flatten(0, -2)).unflatten(0, x.shape[:-1])
         return F.linear(hidden, down, None if biases is None else biases[2])
@@ -40,13 +40,13 @@ def swiglu(
 def swiglu_plain(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     gate_bias, up_bias, down_bias = biases or (None, None, None)
     return F.linear(F.silu(F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias), down, down_bias)
 
 
 class _Swiglu(torch.autograd.Function):
-    """Goes through the rows in chunks that fit the cache; keeps two hidden tensors for backward, not four."""
+    """Processes the rows in chunks that fit the cache; saves two hidden tensors for backward instead of four."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -85,6 +85,6 @@ class _Swiglu(torch.autograd.Function):
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same rows of every tensor, as many at a time as fit the cache; the second one is hidden-wide."""
+    """Yield the same rows of every tensor, as many at a time as fit the cache; the second tensor is hidden-wide."""
     size = max(64, _CHUNK_ELEMENTS // tensors[1].shape[1])
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)

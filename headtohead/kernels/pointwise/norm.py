@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     if is_stacking() and is_compiling():
         wide = torch.promote_types(
             x.dtype, torch.float32
-        )  # as the kernels do it; one pass with what stands beside it
+        )  # as the kernels do; the compiler fuses it with its neighbors
         return rms_norm_plain(x.to(wide), gain, eps).to(x.dtype)
     if is_stacking() and gain.ndim == 1 and triton_serves(x):
         return norm_rows(x.flatten(0, -2).unsqueeze(0), gain.unsqueeze(0), eps).view(x.shape)
@@ -31,12 +31,12 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_plain(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """The definition."""
+    """Plain PyTorch reference."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
 class _RmsNorm(torch.autograd.Function):
-    """PyTorch composes this norm of a dozen passes on CPU; by hand it takes three forward and four backward."""
+    """PyTorch runs this norm as a dozen passes on CPU; this one takes three forward and four backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:

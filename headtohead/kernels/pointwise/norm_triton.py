@@ -1,6 +1,6 @@
-"""The root-mean-square norm of stacked seeds on a GPU, each with its own gain: one reading and one writing either way.
+"""The root-mean-square norm of a population on a GPU, with one gain per row: one read and one write per direction.
 
-The library's kernel takes one gain; with one for each seed it is the norm, then a product, and in backward four passes.
+PyTorch's kernel takes one gain; with one per row it runs the norm, then a product, and four passes in backward.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from headtohead.kernels.vmap import fold
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no Triton for this machine: the plain twin serves
+except ImportError:  # no Triton on this machine: the plain reference runs
     triton = None
 
-# Numbers at a time, and programs over the rows of one seed in backward: each leaves one sum for the gain.
+# Elements per block, and programs per population row in backward: each stores one sum for the gain.
 _NUMBERS, _PROGRAMS = 4096, 64
 
 
@@ -77,7 +77,7 @@ if triton is not None:
 
 @torch.library.custom_op("headtohead::norm_rows", mutates_args=())
 def norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) * gain of x (stack, rows, width) and gain (stack, width)."""
+    """Return x / rms(x) * gain for x (population, rows, width) and gain (population, width)."""
     x, gain = x.contiguous(), gain.contiguous()
     stack, rows, width = x.shape
     out = torch.empty_like(x)
@@ -93,7 +93,7 @@ def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 @torch.library.custom_op("headtohead::norm_rows_backward", mutates_args=())
 def norm_rows_backward(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and gain; the norms are formed again."""
+    """Return the gradients of x and gain; the norms are recomputed."""
     x, gain, grad = x.contiguous(), gain.contiguous(), grad.contiguous()
     stack, rows, width = x.shape
     wide, block = _block(width)
@@ -137,7 +137,7 @@ norm_rows.register_autograd(_differentiate, setup_context=_keep)
 
 @norm_rows.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, int]:
-    """Fold what is stacked into the first axis."""
+    """Fold the population into the first axis."""
     size = info.batch_size
     out: Tensor = torch.ops.headtohead.norm_rows(fold(x, in_dims[0], size), fold(gain, in_dims[1], size), eps)
     return out.unflatten(0, (size, -1)), 0

@@ -1,4 +1,4 @@
-"""Rotary positions: neighbouring coordinates (2i, 2i + 1) rotate by position * theta^(-2i / dim)."""
+"""Rotary positions: neighboring coordinates (2i, 2i + 1) rotate by position * theta^(-2i / dim)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headtohead.kernels.pointwise.rope_swiglu_triton import apply_rope
 def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
     """Return (*positions.shape, dim / 2, 2): cosine and sine of each pair's angle.
 
-    Angles are formed in float64: float32 products are off by 5e-4 at position 65,536.
+    Angles are computed in float64: float32 products are off by 5e-4 at position 65,536.
     """
     rates = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
     angles = positions.to(torch.float64).unsqueeze(-1) * rates
@@ -23,7 +23,7 @@ def rotary_table(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) 
 
 
 def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
-    """Return x (..., time, dim) turned by `table` (..., time, dim / 2, 2), or turned back with `inverse`."""
+    """Return x (..., time, dim) rotated by `table` (..., time, dim / 2, 2), or rotated back with `inverse`."""
     if eager_cpu(x) and x.dtype == table.dtype:
         phases = torch.view_as_complex(table)
         result: Tensor = _Rotate.apply(x, phases.conj() if inverse else phases)
@@ -36,7 +36,7 @@ def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
 
 
 def rotate_plain(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
-    """The definition; low-precision x is turned in the table's precision."""
+    """Plain reference; low-precision x is rotated in the table's precision."""
     cos, sin = table.unbind(-1)
     sin = -sin if inverse else sin
     first, second = x.unflatten(-1, (-1, 2)).to(table.dtype).unbind(-1)
@@ -45,7 +45,7 @@ def rotate_plain(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """One complex product each way, in place of six passes and a join."""
+    """One complex product per direction instead of six passes and a concatenation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, phases: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""What every mechanism builds on: base class, options, stages, registry, cost counting."""
+"""Base class, options, stages, registry and cost counting of mechanisms."""

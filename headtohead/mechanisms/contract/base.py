@@ -1,7 +1,7 @@
-"""The contract of a mechanism: one way for tokens to attend to each other.
+"""The mechanism contract: the interface of a token-mixing layer.
 
-A mechanism needs `__init__(self, shape, options)` and `forward(self, x, frame)`; then it races. Everything else
-below has a default and is added when wanted; `h2h check` says what is missing for the next level.
+A mechanism needs `__init__(self, shape, options)` and `forward(self, x, frame)`; then it can race. Everything else below
+has a default and can be added later; `h2h check` lists what is missing for the next level.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TAGS = ("qk", "ov", "both", "own")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What a mechanism is told about the model it stands in."""
+    """The dimensions and settings of the model that a mechanism is built for."""
 
     width: int
     heads: int
@@ -45,7 +45,7 @@ class Shape:
         if self.heads < 1 or self.width % self.heads:
             raise UserError(f"width {self.width} is not divisible by {self.heads} heads")
         if self.positions == "rope" and self.head_dim % 2:
-            raise UserError(f"rope turns pairs of coordinates; head width {self.head_dim} is odd")
+            raise UserError(f"rope rotates pairs of coordinates, but head width {self.head_dim} is odd")
         if self.kv_heads == 0:
             object.__setattr__(self, "kv_heads", self.heads)
         if self.kv_heads < 0 or self.heads % self.kv_heads:
@@ -59,7 +59,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Supports:
-    """What a mechanism can handle; the rest is refused, not ignored."""
+    """What a mechanism supports; anything else is rejected, not ignored."""
 
     positions: frozenset[str] = frozenset(("rope", "learned", "none"))
     bidirectional: bool = True
@@ -67,31 +67,30 @@ class Supports:
 
 
 class Rotary:
-    """Rotary tables of one model, by head width; made once and sliced."""
+    """Rotary tables of one model, by head width; computed once and sliced."""
 
     def __init__(self, theta: float, context: int) -> None:
         self.theta, self.context = theta, context
         self.tables: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
     def reach(self, length: int) -> None:
-        """Let tables that are asked for by a place on the device hold so many places."""
+        """Extend the tables that are indexed by a position on the device to at least `length` positions."""
         self.context = max(length, self.context)
 
     def slice(self, start: int, stop: int, like: Tensor) -> Tensor:
         """Return the table of consecutive positions for `like` (batch, heads, time, dim).
 
-        On CPU it is written out for every head in the order of memory, (heads, time, dim / 2, 2): the product then
-        runs through memory in one go, four times faster than with a table shared by the heads. Elsewhere it is
-        (time, dim / 2, 2).
+        On CPU it is repeated for every head in memory order, (heads, time, dim / 2, 2): the product then reads contiguous
+        memory, four times faster than with a table shared by the heads. Elsewhere it is (time, dim / 2, 2).
         """
         return self._table(stop, like)[..., start:stop, :, :]
 
     def row(self, place: Tensor, like: Tensor) -> Tensor:
-        """Return the table of one place (1,), which stands on the device, in the form `slice` has."""
+        """Return the table of one position (1,), a tensor on the device, in the same form as `slice`."""
         return self._table(self.context, like).index_select(-3, place)
 
     def gather(self, positions: Tensor, like: Tensor) -> Tensor:
-        """Return the table of positions (batch, time) below the context for `like`, one head's for all."""
+        """Return the table of positions (batch, time) below the context for `like`, shared by all heads."""
         table = self._table(self.context, like)
         return (table[0] if table.ndim == 4 else table)[positions].unsqueeze(1)
 
@@ -112,28 +111,28 @@ class Rotary:
 
 @dataclasses.dataclass(frozen=True)
 class CompanionSpec:
-    """What a mechanism needs of the companion, the fixed second sequence; one companion serves a whole model."""
+    """What a mechanism requires of the companion, the fixed second sequence; a model has one companion."""
 
     length: int
-    """Tokens of it; a layer refuses inputs that are longer."""
+    """Number of tokens; a layer rejects longer inputs."""
     start: Literal["tokens", "noise"] = "tokens"
-    """What enters layer 0: the embeddings of fixed tokens, or vectors drawn once and never trained."""
+    """Input of layer 0: the embeddings of fixed tokens, or random vectors that are never trained."""
     offset: int = 0
-    """Where in the text it is cut from the tokens begin."""
+    """Offset of the first token in the text it is cut from."""
     sigma: float = 0.0
     """Standard deviation of the noise."""
 
 
 @dataclasses.dataclass
 class Companion:
-    """The companion as one layer sees it; the layer's call on the companion and that on the data share it."""
+    """The companion at one layer, shared by the layer's call on the companion and its call on the data."""
 
     state: Tensor
-    """(1, length, width): the companion's normed state at this layer."""
+    """(1, length, width): the companion's normalized state at this layer."""
     kept: dict[str, tuple[Tensor, ...]] = dataclasses.field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return what `make` gives, made the first time it is asked for: it is the same for the whole batch."""
+        """Return the result of `make`, computed on first use: it is the same for the whole batch."""
         if name not in self.kept:
             self.kept[name] = make()
         return self.kept[name]
@@ -141,41 +140,41 @@ class Companion:
 
 @dataclasses.dataclass
 class Frame:
-    """What a layer may look at besides x (batch, time, width)."""
+    """The inputs of a layer other than x (batch, time, width)."""
 
     start: int = 0
-    """Position of the first row of x; what came before it is in the cache."""
+    """Position of the first row of x; earlier tokens are in the cache."""
     time: int = 0
-    """Rows of x."""
+    """Number of rows of x."""
     place: Tensor | None = None
-    """(1,): where the one row of x stands among caches that are given whole, in place of `start`: a step that is
-    recorded knows its place on the device alone."""
+    """(1,): the position of the single row of x in caches of fixed size; replaces `start` under a CUDA graph, where the
+    position is known only on the device."""
     causal: bool = True
     padding: Tensor | None = None
-    """(batch, start + time), true at real tokens; None when nothing is padded."""
+    """(batch, start + time), true at real tokens; None without padding."""
     rotary: Rotary | None = None
-    """Rotary tables, when the model's positions are `rope`."""
+    """Rotary tables, if the model's positions are `rope`."""
     embeddings: Tensor | None = None
-    """(batch, time, width): the embeddings that entered layer 0."""
+    """(batch, time, width): the embeddings that are the input of layer 0."""
     norm: Callable[[Tensor], Tensor] | None = None
     """This block's norm, to apply to the embeddings."""
     companion: Companion | None = None
-    """The companion at this layer; None without one, and when its tables are in the cache already."""
+    """The companion at this layer; None without one, or if its tables are already in the cache."""
     training: bool = False
     narrow: bool = False
-    """Whether the last layer may mix the rows that are asked for alone: less work, equal but for rounding."""
+    """Whether the last layer may compute only the requested rows: less work, same result up to rounding."""
     rows: Tensor | None = None
-    """(batch,): the one row of each sequence that this layer is asked for; None: every row."""
+    """(batch,): the row of each sequence requested from this layer; None: every row."""
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     row_tables: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
-    """Rotary tables of `place`, looked up once for all layers of a pass."""
+    """Rotary tables of `place`, looked up once for all layers of a forward pass."""
 
     def add_loss(self, name: str, value: Tensor) -> None:
-        """Add a training-only loss term; it is logged apart under its name."""
+        """Add a training-only loss term; it is logged separately under its name."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
     def positions(self, device: torch.device, keys: bool = False) -> Tensor:
-        """Return (time,) positions of x's rows, or of every key so far; (batch, ...) where padding shifts them."""
+        """Return the positions of x's rows (time,), or of all keys so far; (batch, ...) if padding shifts them."""
         if self.place is not None and not keys:
             return self.place
         first = 0 if keys else self.start
@@ -184,7 +183,7 @@ class Frame:
         return (self.padding.cumsum(-1) - 1).clamp_min(0)[:, first:]
 
     def rotate(self, x: Tensor, keys: bool = False, inverse: bool = False) -> Tensor:
-        """Return x (batch, heads, time, dim) turned by its positions; as it is when the model has no rope."""
+        """Return x (batch, heads, time, dim) rotated by its positions; unchanged if the model has no rope."""
         if self.rotary is None:
             return x
         if self.place is not None:
@@ -197,7 +196,7 @@ class Frame:
         return rotate(x, table, inverse)
 
     def _row(self, rotary: Rotary, place: Tensor, x: Tensor) -> Tensor:
-        """Return the table of this place, looked up once for all layers."""
+        """Return the table of this position, looked up once for all layers."""
         key = (x.shape[1], x.shape[-1], x.dtype)
         if key not in self.row_tables:
             self.row_tables[key] = rotary.row(place, x)
@@ -214,10 +213,10 @@ class Frame:
         scale: float | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Return softmax attention (batch, heads, time, dim) under this frame's view."""
+        """Return softmax attention (batch, heads, time, dim) with this frame's mask."""
         if self.place is not None:
             if bias is not None:
-                raise ValueError("a step that is recorded adds nothing to the scores")
+                raise ValueError("a CUDA graph step supports no bias on the scores")
             return attend_placed(q, k, v, self.place, window=window, strict=strict, scale=scale)
         return attend(
             q,
@@ -233,7 +232,7 @@ class Frame:
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
-        """Return what each row may see: (time, keys) or (batch, 1, time, keys), true is visible."""
+        """Return the mask of each row: (time, keys) or (batch, 1, time, keys), true means visible."""
         keys = self.start + self.time
         return view_mask(self.time, keys, device, self.causal, self.padding, window, strict)
 
@@ -246,12 +245,12 @@ class Entry:
     shape: tuple[int, ...]
     kind: Literal["token", "sequence", "shared"] = "token"
     dtype: torch.dtype | None = None
-    """None: the dtype the cache is made with."""
+    """None: the dtype of the cache."""
     least: torch.dtype | None = None
-    """Where the cache's dtype is narrower than this, this is kept: angles are lost in bf16."""
+    """Minimum precision: used if the cache's dtype is narrower, such as for angles, which bf16 cannot represent."""
 
     def allocation(self, batch: int, capacity: int) -> tuple[int, ...]:
-        """Return the shape to allocate; the time axis of a `token` entry stands before its last axis."""
+        """Return the shape to allocate; the time axis of a `token` entry is its second to last."""
         if self.kind == "shared":
             return self.shape
         if self.kind == "sequence":
@@ -265,12 +264,12 @@ class Entry:
         return dtype if self.least is None else torch.promote_types(dtype, self.least)
 
     def bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int:
-        """Return the bytes this entry takes."""
+        """Return the size of this entry in bytes."""
         return math.prod(self.allocation(batch, capacity)) * self.kept(dtype).itemsize
 
 
 class Cache:
-    """What one layer keeps between decoding steps."""
+    """State of one layer between decoding steps."""
 
     def __init__(
         self, spec: Sequence[Entry], batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
@@ -278,30 +277,30 @@ class Cache:
         self.capacity = capacity
         self.length = 0
         self.place: Tensor | None = None
-        """(1,): where the next token is written, on the device; what is kept is then given whole."""
+        """(1,): the position of the next token, on the device; `append` then returns whole buffers."""
         self.tensors = {
             entry.name: torch.zeros(entry.allocation(batch, capacity), dtype=entry.kept(dtype), device=device)
             for entry in spec
         }
         self.folded: dict[str, Tensor] = {}
-        """Weights multiplied out for decoding; not part of the cache's bytes."""
+        """Weights precomputed for decoding; not counted in the cache's bytes."""
 
     def append(self, name: str, value: Tensor) -> Tensor:
-        """Write value (batch, ..., time, dim) behind what is there; return all of it, (batch, ..., so far, dim).
+        """Append value (batch, ..., time, dim) and return the whole sequence (batch, ..., length so far, dim).
 
-        With a place on the device, write there, and return (batch, ..., capacity, dim).
+        With a position on the device, write there and return (batch, ..., capacity, dim).
         """
         tensor, stop = self.tensors[name], self.length + value.shape[-2]
         if self.place is not None:
             return tensor.index_copy_(-2, self.place, value.to(tensor.dtype))
         if stop > self.capacity:
-            raise UserError(f"the cache holds {self.capacity} tokens; {stop} were asked for")
+            raise UserError(f"the cache holds {self.capacity} tokens; {stop} were requested")
         tensor[..., self.length : stop, :] = value
         return tensor[..., :stop, :]
 
     @property
     def bytes(self) -> int:
-        """Bytes actually allocated, each storage once."""
+        """Return the bytes actually allocated, each storage once."""
         return sum(
             {
                 tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
@@ -312,18 +311,18 @@ class Cache:
 
 @dataclasses.dataclass(frozen=True)
 class Circuit:
-    """Parameters that do one job."""
+    """A parameter group with one job."""
 
     tag: str
     parameters: tuple[str, ...]
     decay: bool = True
     follows: str | None = None
-    """The circuit whose learning rate an `own` group moves with, or none."""
+    """The circuit whose learning rate an `own` group follows, or none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Forward FLOPs per token (a multiply-add is 2): keys seen counted, and all keys of the window counted."""
+    """Forward FLOPs per token (a multiply-add is 2): with visible keys only (causal), and with all keys (full)."""
 
     causal: float
     full: float
@@ -333,22 +332,22 @@ class Flops:
 
 
 class Draw(Protocol):
-    """Gives start values seeded by (seed, layer, name)."""
+    """Generates initial values seeded by (seed, layer, name)."""
 
     def __call__(self, name: str, shape: Sequence[int], std: float | None = None) -> Tensor:
-        """Return normal values of standard deviation `std`, the model's own when None."""
+        """Return normal values with standard deviation `std`; None means the model's default."""
 
 
 _STRIP = 64
-"""Columns drawn from one stream."""
+"""Columns drawn from one random stream."""
 
 
 def seeded_draw(seed: int, place: str, usual: float) -> Draw:
-    """Return a Draw for one place in the model: the same name gives the same values in every arm.
+    """Return a Draw for one position in the model: the same name gives the same values in every arm.
 
-    A value depends on its row and column and not on the shape: where a rule solves another width for an arm, the block
-    that two tensors have in common is equal. A tensor is drawn in strips of 64 columns, each from a stream of its own,
-    row by row; the last dimension counts as columns, all before it as rows.
+    A value depends on its row and column, not on the shape: where a rule solves for another width of an arm, the common
+    block of the two tensors is equal. A tensor is drawn in strips of 64 columns, each from its own random stream, row by
+    row; the last dimension counts as columns, all others as rows.
     """
 
     def draw(name: str, shape: Sequence[int], std: float | None = None) -> Tensor:
@@ -359,7 +358,7 @@ def seeded_draw(seed: int, place: str, usual: float) -> Draw:
             words = f"{seed}/{place}/{name}" + (f"/{strip}" if strip else "")
             key = hashlib.sha256(words.encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-            # Always the whole strip: what `torch.randn` gives last depends on how much it is asked for.
+            # Always the whole strip: the last values of `torch.randn` depend on the size of the request.
             strips.append(torch.randn(rows, _STRIP, generator=generator))
         return torch.cat(strips, 1)[:, :columns].reshape(tuple(shape)) * (usual if std is None else std)
 
@@ -367,26 +366,26 @@ def seeded_draw(seed: int, place: str, usual: float) -> Draw:
 
 
 class Mechanism(nn.Module):
-    """Base of every mechanism; a subclass overrides `__init__` and `forward`, and whatever else it knows better."""
+    """Base class of every mechanism; a subclass overrides `__init__`, `forward` and any of the other members."""
 
     name: ClassVar[str] = ""
-    """The name in arms; built-in mechanisms are called like their file."""
+    """The name in arms; a built-in mechanism has the name of its file."""
     Options: ClassVar[type] = Options
     residual: ClassVar[str] = "euclidean"
     signed: bool = False
-    """Whether the attention map can be negative: indicators then use renormalised absolute values."""
+    """Whether the attention map can be negative: indicators then use renormalized absolute values."""
     singular: bool = False
-    """Whether it divides by sums that can vanish: finite differences and bf16 then prove nothing."""
+    """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
     writes: ClassVar[bool] = True
-    """False: its output is zero, and a block leaves out the attention part with its norm."""
+    """False: the output is zero, and a block omits the attention part and its norm."""
     supports: ClassVar[Supports] = Supports()
     idle: ClassVar[tuple[str, ...]] = ()
-    """Parameters that a paper counts though they cancel: their gradient may vanish."""
+    """Parameters that a paper counts although they cancel: their gradient may vanish."""
 
     shape: Shape
     options: Any
     cache_error: float = 0.0
-    """Relative error that a rounded cache may bring into decoding; 0 for one that keeps what it is given."""
+    """Relative error that a rounded cache may cause in decoding; 0 for a cache without rounding."""
 
     def __init__(self, shape: Shape | None = None, options: Any = None) -> None:
         super().__init__()
@@ -394,48 +393,48 @@ class Mechanism(nn.Module):
             self.shape, self.options = shape, options
 
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return what this layer writes for x (batch, time, width), the same shape."""
+        """Return the output of this layer for x (batch, time, width), the same shape."""
         raise NotImplementedError
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return the short label people see for these options."""
+        """Return the short display label for these options."""
         return default_label(cls.name, options)
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values: matrices normal, biases zero; other vectors keep what the constructor gave them."""
+        """Set initial values: matrices normal, biases zero; other vectors keep the constructor's values."""
         default_initialise(self, draw)
 
     @property
     def narrows(self) -> bool:
-        """Whether `forward` gives (batch, 1, width) at the rows of `frame.rows` where they are set."""
+        """Whether `forward` returns (batch, 1, width) for the rows in `frame.rows`, if set."""
         return False
 
     @property
     def residual_options(self) -> Any:
-        """What the residual space is told by this mechanism."""
+        """Options that this mechanism sets for the residual space."""
         return None
 
     def cache_spec(self) -> tuple[Entry, ...] | None:
-        """Return what decoding keeps, or None: then decoding recomputes, and says so."""
+        """Return the cache entries for decoding, or None: decoding then recomputes the context and reports it."""
         return None
 
     def companion_spec(self) -> CompanionSpec | None:
-        """Return what it needs of a companion, or None."""
+        """Return what it requires of a companion, or None."""
         return None
 
     @property
     def decodable(self) -> bool:
-        """Whether it declares a cache and takes one in `forward`."""
+        """Whether it declares a cache and accepts one in `forward`."""
         return self.cache_spec() is not None and "cache" in inspect.signature(self.forward).parameters
 
     @property
     def graph_safe(self) -> bool:
-        """Whether a decoding step may be recorded once and replayed at other places.
+        """Whether a decoding step can be captured as a CUDA graph and replayed at other positions.
 
-        It then learns its place from `frame.rotate`, `frame.attend`, `frame.positions` and `cache.append` alone: a number
-        that Python read while it was recorded, such as `frame.start`, would be the same at every place. A subclass says
-        so for itself.
+        It must then take its position only from `frame.rotate`, `frame.attend`, `frame.positions` and `cache.append`: a
+        Python number read during capture, such as `frame.start`, would be the same at every position. Each subclass
+        declares this for itself.
         """
         return False
 
@@ -446,35 +445,35 @@ class Mechanism(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Cache:
-        """Return an empty cache; a mechanism may fold weights for decoding into it."""
+        """Return an empty cache; a mechanism may store precomputed weights in it."""
         spec = self.cache_spec()
         if spec is None:
-            raise UserError(f"{self.name} keeps no cache; decoding recomputes")
+            raise UserError(f"{self.name} has no cache; decoding recomputes the context")
         return Cache(spec, batch, capacity, dtype, device)
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor | None:
-        """Return the dense map (batch, heads, time, time) for pictures and metrics, or None."""
+        """Return the dense attention map (batch, heads, time, time) for plots and metrics, or None."""
         return None
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return forward FLOPs per token; the default counts the plain path on the `meta` device."""
+        """Return forward FLOPs per token; the default counts the plain reference on the `meta` device."""
         from headtohead.mechanisms.contract.counting import count
 
         return count(self, context, batch, mode)
 
     def circuits(self) -> list[Circuit]:
-        """Return every parameter in one group; the default goes by name and leaves vectors undecayed."""
+        """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
         return circuits_by_name(self)
 
 
 def default_label(name: str, options: Any) -> str:
-    """Return the name with the options that were changed."""
+    """Return the name with the options that differ from their defaults."""
     changed = ",".join(f"{key}={value_text(value)}" for key, value in changed_options(options).items())
     return f"{name}:{changed}" if changed else name
 
 
 def default_initialise(module: nn.Module, draw: Draw) -> None:
-    """Draw every matrix by its name, zero every bias, leave other vectors as they are."""
+    """Draw every matrix by its name, zero every bias, leave other vectors unchanged."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.split(".")[-1] == "bias":
@@ -487,9 +486,9 @@ _CIRCUIT_OF_NAME = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
 
 
 def circuits_by_name(module: nn.Module, tags: dict[str, str] | None = None) -> list[Circuit]:
-    """Return circuits from the first part of each parameter's name: q and k are qk, v and o are ov, others own.
+    """Return circuits from the first component of each parameter's name: q and k are qk, v and o are ov, others own.
 
-    `tags` overrides the tag of a first part.
+    `tags` overrides the tag of a first component.
     """
     known = _CIRCUIT_OF_NAME | (tags or {})
     groups: dict[tuple[str, bool], list[str]] = {}

@@ -1,4 +1,4 @@
-"""FLOPs counted on the `meta` device along the plain path: every matrix product, no memory, no time."""
+"""Count FLOPs of the plain reference on the `meta` device: every matrix product, without memory or run time."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import Companion, Flops, Frame, Mechanism, Mode, Rotary
 
 _NEAR = 0.01
-"""A declaration that is further than this share from the count is not used."""
+"""A declaration that differs from the count by more than this fraction is not used."""
 
 
 def count(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> Flops:
-    """Return counted FLOPs per token, under the convention of the declared ones.
+    """Return counted FLOPs per token, with the same convention as declared ones.
 
-    A causal token at position t needs the t tokens so far and no more. So `causal` is what the code spends per token on a
-    context of t, averaged over t = 1 to `context`: for softmax attention exactly the (context + 1) / 2 keys that `standard`
-    declares, whether the code masks a whole map or calls a fused kernel.
+    A causal token at position t needs only the t tokens so far. So `causal` is the cost per token at a context of t,
+    averaged over t = 1 to `context`: for softmax attention exactly the (context + 1) / 2 keys that `standard` declares,
+    whether the code masks a whole map or calls a fused kernel.
     """
     full = counted_flops(mechanism, context, batch, mode)
     if mode == "decode":
         return Flops(full, full)
     lengths = sorted({1, *(context // share for share in (8, 4, 2) if context >= share), context})
     try:
-        # Code that fills a chunk up spends more per token on a short context; no token is charged more than the whole one.
+        # Code that pads to a chunk costs more per token at a short context; no token counts more than at the full one.
         costs = [min(full, counted_flops(mechanism, length, batch, mode)) for length in lengths]
-    except Exception:  # made for one context alone: nothing is known about the masked half
+    except Exception:  # works at one context only: the masked half is unknown
         return Flops(full, full)
     if context == 1:
         return Flops(full, full)
-    # Linear between the lengths, and so exact for every cost of the form a + b t.
+    # Linear interpolation between the lengths: exact for every cost of the form a + b t.
     area = sum(
         (after - before) * (one + other) / 2
         for before, after, one, other in zip(lengths, lengths[1:], costs, costs[1:], strict=False)
@@ -44,8 +44,8 @@ def count(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> Flops:
 def audited_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> tuple[Flops, bool]:
     """Return the FLOPs per token of a user's class, and whether they were counted rather than declared.
 
-    A declaration that the count does not confirm (one inherited from a class that does less, say) is not used. What
-    cannot be counted, a GPU kernel for instance, is taken as declared.
+    A declaration that the count does not confirm, such as one inherited from a class that does less, is not used. The
+    declaration is used if counting fails, for instance with a GPU kernel.
     """
     declared = type(mechanism).flops is not Mechanism.flops
     found = mechanism.flops(context, batch, mode)
@@ -61,13 +61,13 @@ def audited_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) ->
 
 
 def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> float:
-    """Return the matrix FLOPs per token that the plain path does, all keys of the window counted.
+    """Return the matrix FLOPs per token of the plain reference, with all keys of the window counted.
 
-    `decode` is one token behind `context - 1` cached ones; without a cache it recomputes the whole context.
+    `decode` is one token after `context - 1` cached ones; without a cache it recomputes the whole context.
     """
     try:
         return _counted(copy.deepcopy(mechanism).to("meta"), context, batch, mode)
-    except Exception as error:  # code that looks at values, or makes tensors on a device of its own
+    except Exception as error:  # code that reads values, or creates tensors on a fixed device
         twin = copy.deepcopy(mechanism).to_empty(device="cpu")
         with torch.no_grad():
             for tensor in (*twin.parameters(), *twin.buffers()):
@@ -94,7 +94,7 @@ def _counted(twin: Mechanism, context: int, batch: int, mode: Mode) -> float:
         if cached:
             caches["cache"] = twin.new_cache(batch, context, device=device)
             caches["cache"].length = start
-        # On CPU the library's fused attention is not counted, its plain form is.
+        # On CPU, PyTorch's fused attention is not counted, but its plain form is.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             twin(x, frame, **caches)
     tokens = batch * (1 if mode == "decode" else context)

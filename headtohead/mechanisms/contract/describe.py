@@ -1,8 +1,8 @@
-"""A mechanism in words: what `h2h list` shows and what docs/mechanisms/ prints.
+"""Describe a mechanism for `h2h list` and for the pages in docs/mechanisms/.
 
-Both come from the mechanism's own file. Its docstring is read paragraph by paragraph: the idea, from the first indented
-block on the equation, and behind the words `Arms:`, `Claims:` and `Watch:` the arms whose cost is worth a row, what the
-paper claims, and what to watch in a comparison.
+Both come from the docstring of the mechanism's file, read paragraph by paragraph: the idea; the equation, from the first
+indented block on; and the paragraphs that start with `Arms:` (arms with a row in the cost table), `Claims:` (the paper's
+claims) and `Watch:` (what to watch in a comparison).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPENING = re.compile(r"(Arms|Claims|Watch): ")
 
 @dataclass(frozen=True)
 class Description:
-    """What a mechanism's file says of it."""
+    """The parts of a mechanism's docstring."""
 
     name: str
     summary: str
@@ -36,12 +36,12 @@ class Description:
     watch: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, JSON-ready."""
+        """Return all fields, JSON-ready."""
         return asdict(self) | {"arms": list(self.arms)}
 
 
 def describe(kind: Kind) -> Description:
-    """Return what a mechanism's file says of it; what it does not say is empty."""
+    """Return the parts of a mechanism's docstring; missing parts are empty."""
     sections: dict[str, list[str]] = {"idea": [], "equation": [], "arms": [], "claims": [], "watch": []}
     section = "idea"
     for paragraph in inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n"):

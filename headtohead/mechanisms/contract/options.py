@@ -1,4 +1,4 @@
-"""Options of a mechanism: a frozen dataclass, documented field by field, validated when built."""
+"""Options of a mechanism: a frozen dataclass with documented fields, validated on construction."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def option(
     high: float | None = None,
     parse: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return a dataclass field with its one-line explanation and the values it allows."""
+    """Return a dataclass field with a one-line description and its allowed values."""
     metadata = {"help": explanation, "choices": choices, "low": low, "high": high, "parse": parse}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of a mechanism's options; with no fields it means `no options`."""
+    """Base of a mechanism's options; without fields, the mechanism has no options."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -35,7 +35,7 @@ class Options:
         self.validate()
 
     def validate(self) -> None:
-        """Refuse values that contradict each other, with the reason."""
+        """Raise an error that gives the reason if values contradict each other."""
 
     @classmethod
     def examples(cls) -> list[Options]:
@@ -48,7 +48,7 @@ class Options:
 
 
 def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
-    """Return `cls(**given)` with texts turned into values; mistakes name the option and what is allowed."""
+    """Return `cls(**given)` with strings parsed; errors name the option and the allowed values."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     values = {}
@@ -85,7 +85,7 @@ def changed_options(options: Any) -> dict[str, Any]:
 
 
 def describe_options(cls: type) -> list[dict[str, Any]]:
-    """Return name, type, default, choices and explanation of each option, for `h2h list`."""
+    """Return name, type, default, choices and description of each option, for `h2h list`."""
     rows = []
     for field in dataclasses.fields(cls):
         default = None if field.default is dataclasses.MISSING else field.default

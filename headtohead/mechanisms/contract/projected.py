@@ -1,7 +1,7 @@
-"""The usual layer in five stages: project -> evolve(q, k) -> position -> mix -> write.
+"""The standard layer in five stages: project -> evolve(q, k) -> position -> mix -> write.
 
-Most mechanisms change one stage and override it. A `Stage` is a mechanism that lives in the evolve stage alone, so
-it composes with any layer that has one query per key: `sharing:tie=kv+mine` in an arm.
+Most mechanisms override one stage. A `Stage` is a mechanism that consists of an evolve stage only, so it composes with any
+layer that has one query per key: `sharing:tie=kv+mine` in an arm.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Stage(nn.Module):
     name: ClassVar[str] = ""
     Options: ClassVar[type] = Options
     one_query_per_key: ClassVar[bool] = True
-    """Whether it needs as many key heads as query heads."""
+    """Whether it requires as many key heads as query heads."""
     supports: ClassVar[Supports] = Supports()
     graph_safe: ClassVar[bool] = False
-    """Whether it learns its place from `frame.rotate` alone (`Mechanism.graph_safe`)."""
+    """Whether it takes its position only from `frame.rotate` (`Mechanism.graph_safe`)."""
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__()
@@ -51,15 +51,15 @@ class Stage(nn.Module):
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return the short label people see for these options."""
+        """Return the short display label for these options."""
         return default_label(cls.name, options)
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values: matrices normal, biases zero."""
+        """Set initial values: matrices normal, biases zero."""
         default_initialise(self, draw)
 
     def circuits(self) -> list[Circuit]:
-        """Return every parameter in one group."""
+        """Return the parameters in groups."""
         return circuits_by_name(self)
 
     def flops(self) -> float:
@@ -68,7 +68,7 @@ class Stage(nn.Module):
 
 
 class Projected(Mechanism):
-    """A layer with projections q, k, v, o in heads."""
+    """A multi-head layer with projections q, k, v, o."""
 
     o: nn.Linear
 
@@ -86,19 +86,19 @@ class Projected(Mechanism):
     def linear(
         self, wide_in: int, wide_out: int, *, output: bool = False, bias: bool | None = None
     ) -> nn.Linear:
-        """Return a projection with the bias that the model's setting gives it."""
+        """Return a projection, with a bias if the model has biases."""
         if bias is None:
             bias = self.shape.bias == "all" or (self.shape.bias == "qkv" and not output)
         return nn.Linear(wide_in, wide_out, bias=bias)
 
     def add_stage(self, stage: Stage) -> None:
-        """Put a stage into evolve, or refuse it with the reason."""
+        """Add a stage to evolve, or raise an error that gives the reason."""
         if stage.one_query_per_key and self.kv_heads != self.heads:
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
             )
         if stage.name in self.stages:
-            raise UserError(f"{stage.name} stands in this layer already; a stage is written once")
+            raise UserError(f"{stage.name} is already in this layer; add a stage only once")
         self.stages[stage.name] = stage
 
     # The five stages.
@@ -129,22 +129,22 @@ class Projected(Mechanism):
         return output
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width)."""
+        """Return the output of this layer for x (batch, time, width)."""
         q, k, v = self.project(x, cache)
         q, k = self.evolve(q, k, frame)
         q, k, v = self.position(q, k, v, frame)
         return self.write(self.mix(q, k, v, frame, cache), frame)
 
-    # What the layer says of itself.
+    # Cost, cache and parameter groups.
 
     @property
     def narrows(self) -> bool:
-        """Where nothing behind the position stage is changed, mixing and writing take one row as they take many."""
+        """True if nothing after the position stage is overridden: mixing and writing then accept a single row."""
         kind, own = type(self), Projected
         return (kind.forward, kind.mix, kind.write) == (own.forward, own.mix, own.write)
 
     def initialise(self, draw: Draw) -> None:
-        """Set start values; a stage sets its own."""
+        """Set initial values; a stage sets its own."""
         super().initialise(draw)
         for name, stage in self._stages():
             stage.initialise(
@@ -168,11 +168,11 @@ class Projected(Mechanism):
         return 2.0 * sum(weight.numel() for weight in weights)
 
     def key_flops(self, mode: Mode) -> float:
-        """Return the FLOPs of one query for each key it sees, all heads: score and mix."""
+        """Return the FLOPs of one query per visible key, all heads: score and mix."""
         return 4.0 * self.heads * self.dim
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return projections + score and mix over the keys seen (causal) or all keys (full)."""
+        """Return projections + score and mix over the visible keys (causal) or all keys (full)."""
         linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
         per_key = self.key_flops(mode)
         if mode == "decode":
@@ -192,11 +192,11 @@ class Projected(Mechanism):
         return own
 
     def circuit_tags(self) -> dict[str, str]:
-        """Return tags by first part of the parameter's name, where they differ from q, k: qk and v, o: ov."""
+        """Return tags by first component of the parameter's name, where they differ from q, k: qk and v, o: ov."""
         return {"stages": "stages"}
 
     def graph_safe_stages(self) -> bool:
-        """Return whether every stage of `a+b` may be recorded."""
+        """Return whether every stage of `a+b` is safe under a CUDA graph."""
         return all(stage.graph_safe for _, stage in self._stages())
 
     def _stages(self) -> list[tuple[str, Stage]]:
@@ -208,7 +208,7 @@ class Projected(Mechanism):
 
 
 def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:
-    """Return how many keys a query sees on average over a causal context."""
+    """Return the mean number of keys a query attends to in a causal context."""
     seen = min(window, context) if window else context
     pairs = seen * (seen + 1) / 2 + (context - seen) * seen
     if strict:

@@ -1,4 +1,4 @@
-"""Mechanisms by name or by file."""
+"""Find mechanisms by name or by file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = type[Mechanism] | type[Stage]
 
 @cache
 def builtin_mechanisms() -> dict[str, Kind]:
-    """Return every mechanism of this package: a file holds the class whose `name` is the file's."""
+    """Return every mechanism of this package: each file contains the class whose `name` is the file's."""
     package = importlib.import_module("headtohead.mechanisms")
     found: dict[str, Kind] = {}
     modules = [info for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
@@ -46,7 +46,7 @@ def find_mechanism(name: str) -> Kind:
 
 
 def load_mechanism(path: str, class_name: str) -> Kind:
-    """Return a user's mechanism class from a Python file; its mistakes are named in one line."""
+    """Return a user's mechanism class from a Python file; errors in it are reported in one line."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"no such file: {path} (given as a mechanism's file)")
@@ -58,13 +58,11 @@ def load_mechanism(path: str, class_name: str) -> Kind:
 
 
 def adopt(value: object, name: str, where: str) -> Kind:
-    """Return `value` as a mechanism class, giving a plain nn.Module class the defaults of the contract."""
+    """Return `value` as a mechanism class; a plain nn.Module class gets the defaults of the contract."""
     if not inspect.isclass(value) or not issubclass(value, nn.Module):
-        raise UserError(
-            f"{name} in {where} is not a mechanism: a class derived from headtohead.Mechanism is needed"
-        )
+        raise UserError(f"{name} in {where} is not a mechanism; derive the class from headtohead.Mechanism")
     kind: Kind = value if issubclass(value, Mechanism | Stage) else type(name, (value, Mechanism), {})
-    if not vars(kind).get("name"):  # a name that is inherited is that of another mechanism
+    if not vars(kind).get("name"):  # an inherited name belongs to another mechanism
         kind.name = name
     if "recordable" in vars(kind) and "graph_safe" not in vars(kind):  # the name until version 0.2
         setattr(kind, "graph_safe", vars(kind)["recordable"])  # noqa: B010  a property of the class
@@ -76,7 +74,7 @@ def _load_module(file: Path, source: str) -> object:
     name = f"headtohead_user_{source[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise UserError(f"{file} is not a Python file: a mechanism's file ends in .py")
+        raise UserError(f"{file} is not a Python file; a mechanism's file must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -1,4 +1,4 @@
-"""One layer's mechanism as written in an arm: `name:option=value`, `path.py:Class`, joined by `+`."""
+"""Parse one layer's mechanism in an arm: `name:option=value`, `path.py:Class`, joined by `+`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism,
 
 @dataclass(frozen=True)
 class Term:
-    """A mechanism class with its options, and where it came from."""
+    """A mechanism class with its options, and its origin."""
 
     kind: Kind
     options: Any
     path: str = ""
     """The user's file, empty for a built-in mechanism."""
     source: str = ""
-    """Digest of a user's source: edit the file and it is another mechanism."""
+    """Digest of a user's source file: an edited file is another mechanism."""
 
     @property
     def text(self) -> str:
@@ -37,7 +37,7 @@ class Term:
 
     @property
     def user_code(self) -> bool:
-        """Whether the class comes from a user's file or was handed over in Python."""
+        """Whether the class comes from a user's file or was passed in Python."""
         return bool(self.path or self.source)
 
     def is_ours(self, names: frozenset[str]) -> bool:
@@ -45,7 +45,7 @@ class Term:
         return not self.user_code and self.kind.name in names
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything of this term that can change a result."""
+        """Return every part of this term that can change a result."""
         record: dict[str, Any] = {"mechanism": self.kind.name, "options": options_as_dict(self.options)}
         return record | ({"source": self.source} if self.source else {})
 
@@ -65,7 +65,7 @@ def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
 
 
 def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
-    """Return the term of a class handed over in Python; a class of a file is named by that file."""
+    """Return the term of a class passed in Python; a class defined in a file is named by that file."""
     file, name = inspect.getsourcefile(value) if _has_file(value) else None, value.__name__
     if file and getattr(inspect.getmodule(value), name, None) is value:
         return file_term(file, name, given or {})
@@ -79,18 +79,18 @@ def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
 
 @dataclass(frozen=True)
 class Composed:
-    """What stands in one layer: a mechanism, and the stages put into its evolve stage with `+`."""
+    """The mechanism of one layer, and the stages added to its evolve stage with `+`."""
 
     terms: tuple[Term, ...]
 
     def __post_init__(self) -> None:
         for term in self.stages:
             if not issubclass(term.kind, Stage):
-                raise UserError(f"{term.text} is a layer of its own: only a stage of (q, k) can follow a '+'")
+                raise UserError(f"{term.text} is a whole layer; only a stage of (q, k) can follow a '+'")
 
     @property
     def base(self) -> Term:
-        """The mechanism; a stage alone stands on `standard`."""
+        """The mechanism; a stage alone is added to `standard`."""
         first = self.terms[0]
         return named_term("standard", {}) if issubclass(first.kind, Stage) else first
 
@@ -106,7 +106,7 @@ class Composed:
 
     @property
     def label(self) -> str:
-        """The short label people see."""
+        """The short display label."""
         return " + ".join(term.kind.label(term.options) for term in self.terms)
 
     @property
@@ -116,7 +116,7 @@ class Composed:
 
     @property
     def user_code(self) -> bool:
-        """Whether any of its classes is a user's own."""
+        """Whether any of its classes is user code."""
         return any(term.user_code for term in self.terms)
 
     def as_dict(self) -> list[dict[str, Any]]:
@@ -124,17 +124,21 @@ class Composed:
         return [term.as_dict() for term in (self.base, *self.stages)]
 
     def build(self, shape: Shape) -> Mechanism:
-        """Return the mechanism for one layer; start values come later, from `initialise`."""
+        """Return the mechanism for one layer; `initialise` sets the initial values later."""
         base = self.base
         assert issubclass(base.kind, Mechanism)
         if shape.positions not in base.kind.supports.positions:
             able = ", ".join(sorted(base.kind.supports.positions))
-            raise UserError(f"{base.kind.name} cannot take positions={shape.positions}; it takes {able}")
+            raise UserError(
+                f"{base.kind.name} does not support positions={shape.positions}; it supports {able}"
+            )
         mechanism = base.kind(shape, base.options)
         mechanism.shape, mechanism.options = shape, base.options
         for term in self.stages:
             if not isinstance(mechanism, Projected):
-                raise UserError(f"{base.text} has no separate evolve stage; {term.text} cannot stand in it")
+                raise UserError(
+                    f"{base.text} has no separate evolve stage, so {term.text} cannot be added to it"
+                )
             assert issubclass(term.kind, Stage)
             mechanism.add_stage(term.kind(shape, term.options))
         return mechanism

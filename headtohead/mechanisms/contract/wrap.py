@@ -1,4 +1,4 @@
-"""An existing attention module as a mechanism."""
+"""Wrap an existing attention module as a mechanism."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headtohead.mechanisms.contract.base import Draw, Frame, Mechanism, Shape, S
 def wrap(
     module: nn.Module | Callable[[Shape], nn.Module], *, name: str = "", own_start: bool = False
 ) -> type[Mechanism]:
-    """Return a mechanism class around a module that maps (batch, time, width) to the same.
+    """Return a mechanism class for a module that maps (batch, time, width) to the same shape.
 
-    Give a module, copied for each layer, or a function from Shape to a module. The module must be causal and see to
-    its positions itself. `own_start` keeps the start values its constructor gave, seeded by run and layer.
+    Pass a module, which is copied for each layer, or a function from Shape to a module. The module must be causal and
+    apply positions itself. `own_start` keeps the initial values of its constructor, seeded by run and layer.
     """
     source = module
 
@@ -34,7 +34,7 @@ def wrap(
             output = output[0] if isinstance(output, tuple) else output
             if output.shape != x.shape:
                 raise UserError(
-                    f"wrapped module {self.name} gave {tuple(output.shape)} for x {tuple(x.shape)}; "
+                    f"wrapped module {self.name} returned {tuple(output.shape)} for x {tuple(x.shape)}; "
                     "it must keep (batch, time, width)"
                 )
             tensor: Tensor = output

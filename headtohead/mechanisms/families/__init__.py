@@ -1,1 +1,1 @@
-"""What the mechanisms of one family share: companions, deconstructed attention, Kuramoto options and groups."""
+"""Code shared by families of mechanisms: companions, deconstructed attention, Kuramoto options and groups."""

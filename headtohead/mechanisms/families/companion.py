@@ -1,7 +1,7 @@
-"""Queries and keys from the companion, the fixed second sequence: a map that no input changes.
+"""Queries and keys from the companion, the fixed second sequence: the attention map does not depend on the input.
 
-The companion X is a standard model run on a fixed input; the data borrow its map A and mix their own values:
-q, k = norm(X) W_q, norm(X) W_k; o = A v with v = x W_v. One map serves the whole batch.
+The companion X is a standard model run on a fixed input. The data use its attention map A with their own values:
+q, k = norm(X) W_q, norm(X) W_k; o = A v with v = x W_v. The whole batch shares one map.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.contract.projected import joined_linear, mean_keys
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
-# Up to here the one map of the batch is formed and its values mixed in one product; it is quadratic in memory, so
-# that longer inputs go through the attention core sequence by sequence.
+# Up to this length the batch's single map is materialized and applied in one product. It is quadratic in memory, so longer
+# inputs use the attention kernel sequence by sequence.
 LONGEST_MAP = 4096
 
 
 @dataclass(frozen=True)
 class AccompaniedOptions(DeconstructedOptions):
-    """Options that the companion's mechanisms share."""
+    """Options shared by the mechanisms with a companion."""
 
     length: int = option(
-        0, "tokens of the companion; 0: the model's context; longer inputs are refused", low=0
+        0, "tokens of the companion; 0: the model's context; longer inputs are rejected", low=0
     )
-    detach: bool = option(False, "stop gradients at the companion: it trains nothing but q and k")
+    detach: bool = option(False, "stop gradients at the companion: they train only q and k")
 
 
 class Accompanied(Deconstructed):
@@ -52,25 +52,25 @@ class Accompanied(Deconstructed):
         self.length = options.length or shape.context
         if self.length < shape.context:
             raise UserError(
-                f"{self.name}: length={self.length} is shorter than the context {shape.context}, whose last tokens "
-                "would find no companion"
+                f"{self.name}: length={self.length} is shorter than the context {shape.context}; the companion must cover "
+                "every position"
             )
 
     def companion_spec(self) -> CompanionSpec | None:
-        """What enters layer 0 beside the data."""
+        """Return the input of the companion's layer 0."""
         raise NotImplementedError
 
     def companion(self, frame: Frame) -> Companion:
         """Return the companion at this layer."""
         if frame.companion is None:
-            raise UserError(f"{self.name} needs a companion, and this model runs none")
+            raise UserError(f"{self.name} needs a companion, but this model has none")
         return frame.companion
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
-        """Return what this layer writes for x (batch, time, width); x may be the companion's own state."""
+        """Return the output of this layer for x (batch, time, width); x may be the companion's own state."""
         if frame.start + frame.time > self.length:
             raise UserError(
-                f"the companion holds {self.length} tokens; {frame.start + frame.time} were asked for"
+                f"the companion holds {self.length} tokens; {frame.start + frame.time} were requested"
             )
         v = self.split_heads(self.v(x), self.kv_heads)
         if cache is None:
@@ -93,13 +93,13 @@ class Accompanied(Deconstructed):
         return self.write(mixed, frame)
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return the softmax map (batch, heads, time, time), the same for every sequence that is not padded."""
+        """Return the softmax map (batch, heads, time, time), the same for every sequence without padding."""
         q, k = self._queries_keys(frame, frame.time)
         weights = self._weights(_placed(q, frame), _placed(k, frame, keys=True), frame)
         return weights.expand(len(x), -1, -1, -1)
 
     def _queries_keys(self, frame: Frame, rows: int) -> tuple[Tensor, Tensor]:
-        """Return q and k (1, heads, rows, dim) of the companion's first rows, turned by their places in it."""
+        """Return q and k (1, heads, rows, dim) of the companion's first rows, rotated by their positions in it."""
         state = self.companion(frame).state[:, :rows]
         if self.options.detach:
             state = state.detach()
@@ -112,7 +112,7 @@ class Accompanied(Deconstructed):
     def _weights(self, q: Tensor, k: Tensor, frame: Frame) -> Tensor:
         return attention_weights(q, k, frame.mask(q.device))
 
-    # What the layer says of itself.
+    # Cost and cache.
 
     def cache_spec(self) -> tuple[Entry, ...]:
         """Values of every token; the companion's queries and keys, one table each for the whole batch."""
@@ -138,18 +138,18 @@ class Accompanied(Deconstructed):
 
 
 def _placed(table: Tensor, frame: Frame, keys: bool = False) -> Tensor:
-    """Return the rows of a table (1, heads, rows, dim) for the data's places, (batch, ...) where padding shifts them."""
+    """Return the rows of a table (1, heads, rows, dim) at the data's positions, (batch, ...) if padding shifts them."""
     if frame.padding is None:
         return table[:, :, 0 if keys else frame.start : frame.start + frame.time]
     return table[0][:, frame.positions(table.device, keys)].transpose(0, 1)
 
 
 def shared_mix(weights: Tensor, v: Tensor) -> Tensor:
-    """Return (batch, heads, queries, dim): one map (1, heads, queries, keys) over v (batch, kv_heads, keys, dim)."""
+    """Return (batch, heads, queries, dim): one map (1, heads, queries, keys) applied to v (batch, kv_heads, keys, dim)."""
     batch, groups, keys, dim = v.shape
     heads, queries = weights.shape[1:3]
     grouped = weights.to(v.dtype).reshape(groups, heads // groups * queries, keys)
-    if queries < dim:  # repeating so small a map costs less than turning all values over
+    if queries < dim:  # repeating a small map is cheaper than transposing all values
         return (grouped.unsqueeze(0) @ v).view(batch, heads, queries, dim)
     mixed = grouped @ v.permute(1, 2, 0, 3).reshape(groups, keys, batch * dim)
     return mixed.view(groups, heads // groups, queries, batch, dim).permute(3, 0, 1, 2, 4).flatten(1, 2)

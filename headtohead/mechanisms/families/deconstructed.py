@@ -1,4 +1,4 @@
-"""What the substitutes for softmax attention share: standard attention's parameters, one stage of it replaced.
+"""Base of the substitutes for softmax attention: standard attention's parameters, with one stage replaced.
 
 Xue, Moosavi, Aletras, "Deconstructing Attention", arXiv 2510.11602: token mixing, the form of the weights, their
 dependence on the sequence, and queries and keys of this layer are removed one at a time.
@@ -16,13 +16,13 @@ from headtohead.mechanisms.standard import Standard
 
 @dataclass(frozen=True)
 class DeconstructedOptions(Options):
-    """Options that the substitutes have in common with standard attention."""
+    """Options shared by the substitutes and standard attention."""
 
-    window: ClassVar[int] = 0  # a substitute sees its whole prefix
-    kv_heads: int = option(
-        0, "key/value heads shared by the query heads; 0: as many as the model says", low=0
+    window: ClassVar[int] = 0  # a substitute attends to its whole prefix
+    kv_heads: int = option(0, "key/value heads shared by the query heads; 0: the model's setting", low=0)
+    qk_norm: bool = option(
+        False, "normalize queries and keys per head, with a learned gain, before positions"
     )
-    qk_norm: bool = option(False, "norm queries and keys per head, with a learned gain, before positions")
 
     @classmethod
     def examples(cls) -> list[Options]:
@@ -31,12 +31,12 @@ class DeconstructedOptions(Options):
 
 
 class Deconstructed(Standard):
-    """A layer with standard attention's projections, and its start values."""
+    """A layer with standard attention's projections and initial values."""
 
     name: ClassVar[str] = ""
     Options: ClassVar[type] = DeconstructedOptions
 
     @classmethod
     def label(cls, options: Any) -> str:
-        """Return the name with the options that were changed."""
+        """Return the name with the options that differ from their defaults."""
         return default_label(cls.name, options)

@@ -1,8 +1,8 @@
-"""Spaces on which oscillators can live: the circle, unit quaternions, rotations, spheres.
+"""State spaces of oscillators: the circle, unit quaternions, rotations, spheres.
 
-A state is made of blocks, each a point of one `Group`. What Kuramoto attention needs of a group is a score that is
-a dot product of features, the pull of an average of features on a point, and a step that stays on the group: the
-Lohe flow with softmax coupling, R <- R exp(kappa (R* M - M* R) / 2), M = sum_u A R_u (Lohe 2009; arXiv 2606.11585).
+A state consists of blocks, each a point of one `Group`. Kuramoto attention needs from a group a score that is a dot product
+of features, the pull of an average of features on a point, and a step that stays on the group: the Lohe flow with softmax
+coupling, R <- R exp(kappa (R* M - M* R) / 2), M = sum_u A R_u (Lohe 2009; arXiv 2606.11585).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from headtohead.kernels.path import no_autocast
 
 
 class Group(Protocol):
-    """One kind of block; derive from it and hand it over in `Kuramoto.make_group`.
+    """One kind of block; derive from it and return it from `Kuramoto.make_group`.
 
     Every tensor of points is (..., numbers), every tensor of features (..., width).
     """
 
     name: str
     numbers: int
-    """Numbers of the state that one block takes."""
+    """Number of state coordinates per block."""
     width: int
-    """Features of one block."""
+    """Number of features per block."""
     turned: tuple[tuple[int, int], ...] = ()
-    """Pairs of features that a drift turns: left multiplication by a rotation P^t."""
+    """Pairs of features that a drift rotates: left multiplication by a rotation P^t."""
     pull_flops: float = 0.0
     """Matrix FLOPs of one pull."""
 
@@ -39,7 +39,7 @@ class Group(Protocol):
         ...
 
     def score(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return (...): the invariant score of two points, by its definition."""
+        """Return (...): the invariant score of two points, by definition."""
         ...
 
     def mean(self, average: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Group(Protocol):
         ...
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
-        """Return the tangent (..., numbers) at a point, whose features are given, towards an average of features."""
+        """Return the tangent (..., numbers) at a point with the given features, towards an average of features."""
         ...
 
     def step(self, point: Tensor, update: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class Group(Protocol):
         ...
 
     def place(self, free: Tensor) -> Tensor:
-        """Return the point that free numbers stand for."""
+        """Return the point for unconstrained coordinates."""
         return free
 
     def scatter(self, normal: Tensor) -> Tensor:
-        """Return free numbers for points all over the group, from standard normal ones."""
+        """Return unconstrained coordinates for points all over the group, from standard normal values."""
         return normal
 
 
@@ -87,7 +87,7 @@ class Circle(Group):
         return circle_pull(features, average).unsqueeze(-1)
 
     def step(self, point: Tensor, update: Tensor) -> Tensor:
-        """The sum: wrapping at 2 pi would change nothing."""
+        """The sum: wrapping at 2 pi would have no effect."""
         return point + update
 
     def scatter(self, normal: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Quaternions(Group):
         return multiply(conjugate(one), other)[..., 0]
 
     def mean(self, average: Tensor) -> Tensor:
-        """The average, normalised."""
+        """The average, normalized."""
         return _unit(average)
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
@@ -121,17 +121,17 @@ class Quaternions(Group):
     def step(self, point: Tensor, update: Tensor) -> Tensor:
         """q exp(Im(conj(q) update)): cos(n) q + sin(n) t / n for the tangent t of length n."""
         tangent = _tangent(point, update)
-        # sin(n) / n through sinc, and n through a root that has a slope at 0: a step of 0 has a gradient too.
+        # sin(n) / n through sinc, and n through a root with a slope at 0: a step of 0 has a gradient too.
         length = (tangent.square().sum(-1, keepdim=True) + _TINY).sqrt()
         return _unit(torch.cos(length) * point + torch.sinc(length / math.pi) * tangent)
 
     def place(self, free: Tensor) -> Tensor:
-        """The free numbers, normalised."""
+        """The unconstrained coordinates, normalized."""
         return _unit(free)
 
 
 class Rotations(Quaternions):
-    """SO(3), kept as unit quaternions; the features are the nine entries of R, the score tr(R_t^T R_u)."""
+    """SO(3), stored as unit quaternions; the features are the nine entries of R, the score tr(R_t^T R_u)."""
 
     def __init__(self) -> None:
         self.name, self.numbers, self.width = "so3", 4, 9
@@ -171,7 +171,7 @@ class Rotations(Quaternions):
         return torch.linalg.eigh(form).eigenvectors[..., -1]
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
-        """q (0, omega / 2), omega the axis of (R^T M - M^T R) / 2: half its angle turns the quaternion."""
+        """q (0, omega / 2), omega the axis of (R^T M - M^T R) / 2: the quaternion rotates by half its angle."""
         with no_autocast(point):
             turn = _wide(features).unflatten(-1, (3, 3)).mT @ _wide(average).unflatten(-1, (3, 3))
         axis = (turn[..., 2, 1], turn[..., 0, 2], turn[..., 1, 0])
@@ -183,8 +183,8 @@ class Rotations(Quaternions):
 class Orthogonal(Group):
     """SO(n), as n x n matrices; the score is tr(R_t^T R_u), the step a matrix exponential.
 
-    Products and exponentials leave autocast: `matrix_exp` in bf16 on CPU returns garbage, and a rotation rounded to
-    bf16 is no rotation.
+    Products and exponentials run without autocast: `matrix_exp` in bf16 on CPU returns garbage, and a rotation rounded to
+    bf16 is not a rotation.
     """
 
     def __init__(self, order: int) -> None:
@@ -224,7 +224,7 @@ class Orthogonal(Group):
             return (rotation @ turn).flatten(-2)
 
     def place(self, free: Tensor) -> Tensor:
-        """exp of the skew part: a nearest rotation has no gradient where singular values meet."""
+        """exp of the skew part: the nearest rotation has no gradient where singular values coincide."""
         with no_autocast(free):
             return torch.linalg.matrix_exp(_skew(self._matrix(_wide(free)))).flatten(-2)
 
@@ -233,7 +233,7 @@ class Orthogonal(Group):
 
 
 class Sphere(Group):
-    """The unit sphere of R^n, not a group for most n: tangent part added, then normalised."""
+    """The unit sphere of R^n, not a group for most n: the tangent part is added, then the sum normalized."""
 
     def __init__(self, order: int) -> None:
         self.order, self.name = order, f"sphere({order})"
@@ -249,7 +249,7 @@ class Sphere(Group):
         return (one * other).sum(-1)
 
     def mean(self, average: Tensor) -> Tensor:
-        """The average, normalised."""
+        """The average, normalized."""
         return _unit(average)
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
@@ -257,11 +257,11 @@ class Sphere(Group):
         return _tangent(point, average)
 
     def step(self, point: Tensor, update: Tensor) -> Tensor:
-        """The sum with the tangent part, normalised."""
+        """The sum with the tangent part, normalized."""
         return _unit(point + _tangent(point, update))
 
     def place(self, free: Tensor) -> Tensor:
-        """The free numbers, normalised."""
+        """The unconstrained coordinates, normalized."""
         return _unit(free)
 
 
@@ -307,7 +307,7 @@ def _tangent(point: Tensor, vector: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Return x in float32 at least."""
+    """Return x in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -317,14 +317,14 @@ def _skew(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TorusOptions:
-    """What a mechanism tells the residual space `torus`: a product of circles, or of another group's blocks."""
+    """Options that a mechanism sets for the residual space `torus`: a product of circles, or of another group's blocks."""
 
     group: Group
     ffn: str = "model"
     """model, swiglu, gelu, tanh_bounded or none."""
     ffn_start: str = "zero"
-    """zero, or small: normal of variance 0.25 / (2 m L)."""
+    """zero, or small: normal with variance 0.25 / (2 m L)."""
     readout: str = "linear"
-    """linear, or tied to the embedding's points."""
+    """linear, or tied to the points of the embedding."""
     spread: float = 1.0
-    """Share of the circle that the phases of the embedding start in."""
+    """Fraction of the circle in which the embedding's phases are initialized."""

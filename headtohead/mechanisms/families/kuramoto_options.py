@@ -1,4 +1,4 @@
-"""The options of Kuramoto attention: one for each thing its abstract leaves open, and for each control."""
+"""The options of Kuramoto attention: one for each detail its abstract leaves open, and for each control."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class KuramotoOptions(Options):
     mask: str = option(
         "strict",
         "what a token couples to: earlier tokens (strict), itself too (inclusive: with gates above 0 it then attends "
-        "to itself and the layer switches off), or earlier tokens and a learned null key of value 0 (strict_null)",
+        "to itself and the layer becomes the identity), or earlier tokens and a learned null key of value 0 (strict_null)",
         choices=("strict", "inclusive", "strict_null"),
     )
     gate: str = option(
         "static",
-        "g: learned per head and coordinate (static), moved by the query token (token), by query and key token "
-        "(pair), or held at its start (const)",
+        "g: learned per head and coordinate (static), shifted by the query token (token), by query and key token "
+        "(pair), or fixed at its initial value (const)",
         choices=("static", "token", "pair", "const"),
     )
     gate_map: str = option(
         "softplus",
-        "how a gate is made positive; free lets it be negative, no longer a metric",
+        "how a gate is made positive; free allows negative values, no longer a metric",
         choices=("softplus", "exp", "sigmoid_scaled", "free"),
     )
     phase_map: str = option(
         "none",
-        "score phases th + W [cos, sin] on the query's side, the key's, or both; values stay raw phases",
+        "score phases th + W [cos, sin] for the query, the key, or both; values stay raw phases",
         choices=("none", "query", "key", "both"),
     )
     heads: str = option(
@@ -42,28 +42,28 @@ class KuramotoOptions(Options):
     )
     drift: str = option(
         "fixed",
-        "rates w_j of the drift with position, where the model's positions are rope: 10000^(-j/d) fixed or as a "
-        "start, on half of the coordinates, or none",
+        "rates w_j of the drift with position, if the model's positions are rope: 10000^(-j/d) fixed or as initial "
+        "value, on half of the coordinates, or none",
         choices=("fixed", "learned", "half", "none"),
     )
     gain: str = option(
         "learned",
-        "kappa per coordinate: learned, held at its start (one), or 2 sigmoid of a learned number (capped)",
+        "kappa per coordinate: learned, fixed at its initial value (one), or 2 sigmoid of a learned number (capped)",
         choices=("learned", "one", "capped"),
     )
     value: str = option(
         "phase",
-        "what is carried: raw phases through the tangent step, or a dense map of the mean, without it",
+        "the value: raw phases through the tangent step, or a dense map of the mean, without it",
         choices=("phase", "dense"),
     )
     update: str = option(
         "tangent",
-        "the tangent step, or the mean added in the plane and the angle taken (embed)",
+        "the tangent step, or the angle of the sum with the mean in the plane (embed)",
         choices=("tangent", "embed"),
     )
     successor: str = option(
         "none",
-        "attend to u and couple to u (none), to what followed it (replace), or to both with learned weights (mix)",
+        "attend to u and couple to u (none), to its successor (replace), or to both with learned weights (mix)",
         choices=("none", "replace", "mix"),
     )
     coupling: str = option(
@@ -79,7 +79,7 @@ class KuramotoOptions(Options):
     order: int = option(4, "n of son (n x n matrices) and sphere (in n dimensions)", low=2)
     ffn: str = option(
         "model",
-        "the feed-forward part on the torus: the model's kind, one of them, swiglu with increments squashed to pi "
+        "the feed-forward block on the torus: the model's kind, one of them, swiglu with increments squashed to pi "
         "tanh, or none",
         choices=("model", "swiglu", "gelu", "tanh_bounded", "none"),
     )
@@ -90,25 +90,25 @@ class KuramotoOptions(Options):
     )
     cache: str = option(
         "f32",
-        "what decoding keeps: phases in float32, in 16-bit turns, or the features of keys and values",
+        "the decoding cache: phases in float32, phases in 16-bit integers, or the features of keys and values",
         choices=("f32", "i16", "features"),
     )
-    sharpness: float = option(6.0, "sum of a head's gates at the start", low=1e-3)
-    gain_start: float = option(1.0, "kappa at the start; full heads share it")
+    sharpness: float = option(6.0, "initial sum of a head's gates", low=1e-3)
+    gain_start: float = option(1.0, "initial kappa; full heads share it")
     spread: float = option(
-        1.0, "share of the circle in which the embedding's phases start", low=0.0, high=1.0
+        1.0, "fraction of the circle in which the embedding's phases are initialized", low=0.0, high=1.0
     )
     ffn_start: str = option(
         "zero",
-        "start of the feed-forward part's last matrix: zero, or normal of variance 0.25 / (2 m L)",
+        "initial value of the feed-forward block's last matrix: zero, or normal with variance 0.25 / (2 m L)",
         choices=("zero", "small"),
     )
 
     def validate(self) -> None:
-        """Refuse what contradicts itself, or would do nothing."""
+        """Raise if options contradict each other or would have no effect."""
         if self.successor != "none" and self.mask == "inclusive":
             raise UserError(
-                f"successor={self.successor} with mask=inclusive would read the token after the query; it needs a "
+                f"successor={self.successor} with mask=inclusive would read the token after the query; use a "
                 "strict mask"
             )
         if self.coupling != "softmax":
@@ -118,14 +118,14 @@ class KuramotoOptions(Options):
                 raise UserError(f"mask=strict_null needs scores; coupling={self.coupling} has none to learn")
         if self.coupling == "off":
             idle = {"heads": "partition", "gain": "learned", "value": "phase", "update": "tangent"}
-            self._reject(idle | {"successor": "none", "cache": "f32"}, "coupling=off moves nothing")
+            self._reject(idle | {"successor": "none", "cache": "f32"}, "coupling=off disables the update")
         if self.gate == "const":
-            self._reject({"gate_map": "softplus"}, "gate=const has no number to map")
+            self._reject({"gate_map": "softplus"}, "gate=const has no learned value to map")
         if self.value == "dense":
             self._reject({"update": "tangent", "gain": "learned"}, "value=dense takes no tangent step")
         if self.successor == "mix":
             self._reject(
-                {"gain": "learned"}, "successor=mix learns its own two coefficients in the gain's place"
+                {"gain": "learned"}, "successor=mix learns its own two coefficients instead of the gain"
             )
         if self.group != "s1":
             only = {"phase_map": "none", "update": "tangent", "spread": 1.0}
@@ -133,11 +133,11 @@ class KuramotoOptions(Options):
             if self.cache == "i16":
                 raise UserError(f"cache=i16 keeps angles; group={self.group} has none")
         if self.group not in ("son", "sphere"):
-            self._reject({"order": 4}, f"order is that of son and sphere; group={self.group} has none")
+            self._reject({"order": 4}, f"order applies to son and sphere, not to group={self.group}")
         if self.ffn == "none":
-            self._reject({"ffn_start": "zero"}, "ffn=none has nothing to start")
+            self._reject({"ffn_start": "zero"}, "ffn=none has no weights to initialize")
         if self.gain == "capped" and not 0 < self.gain_start < 2:
-            raise UserError(f"gain=capped lies between 0 and 2; gain_start={self.gain_start:g} does not")
+            raise UserError(f"gain=capped needs 0 < gain_start < 2; got gain_start={self.gain_start:g}")
 
     def _reject(self, idle: dict[str, Any], reason: str) -> None:
         for name, value in idle.items():
@@ -146,7 +146,7 @@ class KuramotoOptions(Options):
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """Every value at least once, alone or with what it may disturb."""
+        """Return every value at least once, alone or with values it may interact with."""
         settings: list[dict[str, Any]] = [
             {},
             {"mask": "inclusive"},

@@ -1,1 +1,1 @@
-"""Studies as people write them: settings, their validation, and where a study is stored."""
+"""Study definitions: settings, their validation, and the directory of a study."""

@@ -1,4 +1,4 @@
-"""Where a study's directory is, and whether the study that is there is the same one."""
+"""The default directory of a study, and the check that a directory holds the same study."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ _MAX_NAMED = 3
 
 
 def default_folder(spec: StudySpec) -> Path:
-    """Return where a study goes that was given no folder: its name, or its arms and datasets where it has none."""
+    """Return the default directory of a study: races/NAME, or its arms and datasets if it has no name."""
     if spec.name != UNNAMED:
         return Path("races") / spec.name
     arms = [arm.text for arm in spec.arms]
     more = [f"and-{len(arms) - _MAX_NAMED}-more"] if len(arms) > _MAX_NAMED else []
-    words = [*arms[:_MAX_NAMED], *more, "on", *(spec.tasks or spec.corpora)]
-    # Paths of users' files and corpora are named by their last part.
-    plain = [re.sub(r"[^A-Za-z0-9.=]+", "_", word.rpartition("/")[2]).strip("_") for word in words]
+    parts = [*arms[:_MAX_NAMED], *more, "on", *(spec.tasks or spec.corpora)]
+    # User files and corpus paths are shortened to their last component.
+    plain = [re.sub(r"[^A-Za-z0-9.=]+", "_", part.rpartition("/")[2]).strip("_") for part in parts]
     return Path("races") / "-".join(plain)[:120]
 
 
 def check_same_study(folder: Path, spec: StudySpec) -> None:
-    """Reject a folder that holds another study: its definition, verdicts and page would be replaced.
+    """Raise UserError if `folder` holds another study, whose definition, verdicts and page would be replaced.
 
-    The same name, datasets, sizes and rules make a study the same; arms, seeds and settings may change, and the history says so.
+    Two studies are the same if name, datasets, sizes and rules are equal. Arms, seeds and settings may differ;
+    the history records such changes.
     """
     try:
         manifest, _ = read_manifest(folder / "study.json")
-    except UnreadableFile:  # there is none yet, or the study's own command writes it anew
+    except UnreadableFile:  # none yet, or damaged: the study's own command writes it again
         return
     contests = manifest.contests()
     there = {
@@ -52,10 +53,10 @@ def check_same_study(folder: Path, spec: StudySpec) -> None:
     for what, known in there.items():
         if known != here[what]:
             raise UserError(
-                f"{folder} holds another study ({what}: {_words(known)}; given: {_words(here[what])}); "
-                "name another folder as --out, or continue that study with --extend"
+                f"{folder} holds another study ({what}: {_listed(known)}; given: {_listed(here[what])}); "
+                "choose another folder with --out, or add to that study with --extend"
             )
 
 
-def _words(names: set[str]) -> str:
+def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -1,4 +1,4 @@
-"""A study as people write it: in a TOML file, as `Study(...)`, or as flags."""
+"""The definition of a study: from a TOML file, `Study(...)` or flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MODEL = {field.name for field in dataclasses.fields(Settings)}
 
 @dataclass(frozen=True)
 class Arm:
-    """One contender: a layout with its options, shown by a short label, and settings of its own if any."""
+    """One contender: a layout with its options, a short label for display, and optional settings of its own."""
 
     text: str
     label: str
@@ -35,26 +35,26 @@ class Arm:
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     start: str = ""
-    """The run whose weights it starts from; the study's when empty."""
+    """The run whose weights it starts from; if empty, the study's."""
 
 
 @dataclass(frozen=True)
 class Tune:
-    """The grid of learning rates that every arm is tuned on, and the tokens each try is given."""
+    """The grid of learning rates for every arm, and the training tokens of each trial."""
 
     lr: tuple[float, ...]
     tokens: int
 
     def __post_init__(self) -> None:
         if len(self.lr) < 3:
-            raise UserError("tune.lr takes three rates or more: with fewer no optimum lies inside the grid")
+            raise UserError("tune.lr takes three rates or more; with fewer, no optimum is inside the grid")
         if not all(0 < rate < 1e3 for rate in self.lr):
             raise UserError(f"tune.lr takes rates above 0, got {list(self.lr)}")
 
 
 @dataclass(frozen=True)
 class StudySpec:
-    """Arms x seeds x corpora or tasks x sizes x rules, with everything that is equal for all arms."""
+    """Arms x seeds x corpora or tasks x sizes x rules, with the settings that all arms share."""
 
     arms: tuple[Arm, ...]
     name: str = "study"
@@ -64,51 +64,51 @@ class StudySpec:
     shapes: tuple[str, ...] = ("as_is",)
     lengths: tuple[str, ...] = ("tokens",)
     baseline: str = ""
-    """Text or label of the arm the others are measured against; the first one when empty."""
+    """Text or label of the arm that the others are compared with; if empty, the first."""
     primary: str = ""
-    """Text or label of the one arm whose comparison was planned; the first after the baseline when empty."""
+    """Text or label of the arm of the primary comparison; if empty, the first arm after the baseline."""
     given_margin: float | None = None
-    """Differences within it count as none; None: 0.005 bits per byte, or what goes with a task's metric."""
+    """Differences within it count as equivalent. None: 0.005 bits per byte, or the default of the task's metric."""
     tokenizer: str = ""
-    """bytes, bpe:N or file:PATH; what the size's vocabulary implies when empty."""
+    """bytes, bpe:N or file:PATH; if empty, it follows from the size's vocabulary."""
     contexts: tuple[int, ...] = ()
-    """Tokens in a window, a contest for each; the size's own when empty."""
+    """Tokens in a window, one contest for each; if empty, the size's own."""
     branches: tuple[int, ...] = ()
-    """Token counts at which a decayed model is wanted, from one trunk; in rising order."""
+    """Token counts of the decayed models that branch off one trunk, in ascending order."""
     model: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     tune: Tune | None = None
-    """None: every arm is trained at the study's learning rate, or at its own."""
+    """None: every arm uses the study's learning rate, or its own."""
     bytes: int = 0
-    """Bytes of text each run is trained on, where length is given so and not in tokens."""
+    """Bytes of text each run is trained on, if the length is given in bytes; else 0."""
     probes: tuple[str, ...] = ()
-    """What is measured on every trained run besides its loss."""
+    """Measurements on every trained run other than its loss."""
     tasks: tuple[str, ...] = ()
-    """What models are trained to do, a contest for each, in place of corpora."""
+    """Tasks to train on instead of corpora, one contest for each."""
     causal: bool = True
-    """Whether a task's models look back alone, or both ways."""
+    """Whether a task's models are causal or bidirectional."""
     answer: str = "write"
-    """How a task's answer in the text is given: written out, or pointed at."""
+    """How a task's model answers: `write` generates the answer, `point` selects a span of the text."""
     metric: str = ""
-    """What tasks are judged by; each by its own when empty."""
+    """The metric of all tasks; if empty, each task's own."""
     start: str = ""
     """The run whose weights a task's models start from."""
     log_circuits: bool = False
-    """Whether every circuit's rates, gradients and product norms are logged; no part of what a run is."""
+    """Whether to log every circuit's rates, gradients and product norms; not part of a run's identity."""
 
     @property
     def margin(self) -> float:
-        """The margin that is given, or that of bits per byte."""
+        """The given margin, or the default for bits per byte."""
         return _MARGIN if self.given_margin is None else self.given_margin
 
     @property
     def baseline_arm(self) -> Arm:
-        """The arm the others are measured against."""
+        """The arm that the others are compared with."""
         return self._arm(self.baseline, "baseline") if self.baseline else self.arms[0]
 
     @property
     def primary_arm(self) -> Arm | None:
-        """The arm of the planned comparison."""
+        """The arm of the primary comparison."""
         if self.primary:
             return self._arm(self.primary, "primary")
         return next((arm for arm in self.arms if arm is not self.baseline_arm), None)
@@ -120,7 +120,7 @@ class StudySpec:
         raise unknown(f"arm given as {role}", name, [arm.text for arm in self.arms])
 
     def size(self, name: str, arm: Arm, context: int = 0) -> Size:
-        """Return a size with the study's and the arm's model settings applied; the first context when none is given."""
+        """Return a size with the model settings of study and arm applied; `context=0` means the first context."""
         size = find_size(name).with_settings(**(self.model | arm.model))
         size = dataclasses.replace(size, context=context or next(iter(self.contexts), size.context))
         if self.tokenizer.startswith("bpe:"):
@@ -130,15 +130,15 @@ class StudySpec:
         return size
 
     def tokenizer_for(self, size: Size) -> str:
-        """Return the tokenizer that goes with a size."""
+        """Return the tokenizer for a size."""
         return self.tokenizer or ("bytes" if size.vocabulary == 256 else f"bpe:{size.vocabulary}")
 
     def train_settings(
         self, arm: Arm, size: Size | None = None, bytes_per_token: float = 1.0
     ) -> TrainSettings:
-        """Return how an arm is trained, by the defaults of a size where nothing is given.
+        """Return an arm's training settings; unset ones take the defaults of `size`.
 
-        A length in bytes becomes tokens of so many bytes.
+        A length in bytes is converted with `bytes_per_token`.
         """
         defaults = {} if size is None or self.tasks else defaults_of(size)
         settings = train_settings(defaults | self.training | arm.training)
@@ -148,9 +148,9 @@ class StudySpec:
 
 
 def build_study(given: Mapping[str, Any]) -> StudySpec:
-    """Return the study of plain values: a TOML file's content, or keyword arguments of `Study`."""
+    """Return the study defined by plain values: a TOML file's content, or keyword arguments of `Study`."""
     values = dict(given)
-    if "from_" in values:  # `from` is a word of Python's own
+    if "from_" in values:  # `from` is a Python keyword
         values["from"] = values.pop("from_")
     known = {
         "arms",
@@ -175,11 +175,11 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
     tasks = _tasks(values, arms)
     branches = _branches(values.get("branches"), training, arms)
-    sizes = _words(values.get("size", "nano"), "size")
+    sizes = _names(values.get("size", "nano"), "size")
     spec = StudySpec(
         arms=arms,
         name=as_text(values.get("name", "study"), "name"),
-        corpora=() if tasks else _words(values.get("corpus", "stdlib"), "corpus"),
+        corpora=() if tasks else _names(values.get("corpus", "stdlib"), "corpus"),
         sizes=sizes,
         seeds=_seeds(values.get("seeds", 5)),
         shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
@@ -202,23 +202,23 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
         answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
         metric=as_text(values.get("metric", ""), "metric"),
         start=as_text(values.get("from", ""), "from"),
-        log_circuits=_yes(values.get("log_circuits", False), "log_circuits"),
+        log_circuits=_boolean(values.get("log_circuits", False), "log_circuits"),
     )
     if "bytes" in values and not spec.bytes:
         raise UserError(
-            f"bytes={values['bytes']} gives no text to train on; give a count above 0, such as '20M'"
+            f"bytes={values['bytes']} gives no text to train on; expected a count above 0, such as '20M'"
         )
     own = [arm.label for arm in arms if "tokens" in arm.training]
     if spec.bytes and (own or "tokens" in training):
         where = f" (tokens of arm '{own[0]}')" if own else ""
-        raise UserError(f"a study's length is given in tokens or in bytes; both are given{where}")
+        raise UserError(f"tokens and bytes are both given{where}; give only one of them")
     for name in spec.sizes:
         for arm in spec.arms:
             arm.layout.layers(spec.size(name, arm).layers)
             for context in spec.contexts or (0,):
                 size = spec.size(name, arm, context)
                 settings, window = spec.train_settings(arm, size), size.context
-                if tasks:  # a step of a task holds whole examples
+                if tasks:  # a step of a task consists of whole examples
                     continue
                 settings.steps(window)
                 if spec.tune:
@@ -236,20 +236,18 @@ _OF_CORPORA = ("corpus", "bytes", "branches")
 
 
 def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
-    """Return the tasks; what belongs to corpora alone, or to tasks alone, is refused with the other."""
-    tasks = _words(values["tasks"], "tasks") if "tasks" in values else ()
+    """Return the tasks; raise UserError for a setting that does not apply to tasks, or to corpora."""
+    tasks = _names(values["tasks"], "tasks") if "tasks" in values else ()
     for key in values:
         if tasks and key in _OF_CORPORA:
-            raise UserError(
-                f"{key} is of studies of corpora; a study of tasks cannot have it (tasks = {list(tasks)})"
-            )
+            raise UserError(f"{key} applies to corpora only; remove it or tasks = {list(tasks)}")
         if not tasks and key in _OF_TASKS:
             raise UserError(
-                f"{key} is of studies of tasks; give tasks too, such as tasks = ['recall', 'induction']"
+                f"{key} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
             )
     for arm in arms:
         if arm.start and not tasks:
-            raise UserError(f"arm '{arm.label}': from is of studies of tasks; give tasks too")
+            raise UserError(f"arm '{arm.label}': from applies to tasks only; add tasks")
     for name in tasks:
         check_task_known(name)
     return tasks
@@ -262,13 +260,13 @@ def _causal(value: Any) -> bool:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML study file; a mistake in it is named with its line."""
+    """Return the values of a TOML study file; a syntax error names the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"no such study file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"study file {path} cannot be read: {error}") from None
+        raise UserError(f"cannot read study file {path}: {error}") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -285,7 +283,7 @@ def _arms(given: Any) -> tuple[Arm, ...]:
         arm = _arm(entry)
         if any(arm.text == other.text and arm.label == other.label for other in arms):
             raise UserError(
-                f"arm '{arm.label}' is given twice; give one of them a name and settings of its own"
+                f"arm '{arm.label}' is given twice; give one of them another name and its own settings"
             )
         if any(arm.label == other.label for other in arms):
             arm = dataclasses.replace(arm, label=arm.text)
@@ -298,7 +296,7 @@ def _arm(entry: Any) -> Arm:
         layout = parse_layout(entry)
         return Arm(layout.text, layout.label, layout)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("arm"), str | type):
-        raise UserError(f"an arm is a text, or a table with 'arm' and settings of its own; got {entry!r}")
+        raise UserError(f"an arm is a string, or a table with 'arm' and its own settings; got {entry!r}")
     layout = parse_layout(entry["arm"])
     own = ("arm", "name", "model", "from")
     rest = {key: value for key, value in entry.items() if key not in own}
@@ -319,7 +317,7 @@ def _contexts(value: Any) -> tuple[int, ...]:
 
 
 def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tuple[int, ...]:
-    """Return the token counts of the branches; the longest becomes the study's tokens, and its schedule is wsd."""
+    """Return the token counts of the branches. Sets `tokens` to the largest and `schedule` to wsd in `training`."""
     if value is None:
         return ()
     given = value if isinstance(value, list | tuple) else [value]
@@ -327,41 +325,41 @@ def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tu
     if len(counts) < 2 or not counts[0]:
         raise UserError(
             f"branches takes two token counts or more, such as ['1M', '4M', '16M'], got {value!r}; "
-            "tokens and schedule = 'wsd' give one"
+            "for a single count use tokens and schedule = 'wsd'"
         )
     if "tokens" in training and parse_count(training["tokens"], "tokens") != counts[-1]:
         raise UserError(
             f"tokens={training['tokens']} and branches up to {exact_count(counts[-1])} are both given; "
-            "the longest branch is the whole length, so leave tokens out"
+            "the longest branch sets the length, so leave tokens out"
         )
     for owner, settings in [("", training), *((f"arm '{arm.label}': ", arm.training) for arm in arms)]:
         if settings.get("schedule", "wsd") != "wsd":
             raise UserError(
-                f"{owner}schedule={settings['schedule']} has no decay to branch off: branches need wsd"
+                f"{owner}schedule={settings['schedule']} has no separate decay phase: branches need wsd"
             )
     for arm in arms:
         if "tokens" in arm.training:
-            raise UserError(f"arm '{arm.label}' has tokens of its own; branches give every arm its tokens")
+            raise UserError(f"arm '{arm.label}' has tokens of its own; with branches leave them out")
     training |= {"tokens": counts[-1], "schedule": "wsd"}
     return counts
 
 
-def _yes(value: Any, name: str) -> bool:
+def _boolean(value: Any, name: str) -> bool:
     if value not in (True, False, "true", "false"):
         raise UserError(f"{name} takes true or false, got {value!r}")
     return value in (True, "true")
 
 
 def _probes(values: Mapping[str, Any], of_tasks: bool) -> tuple[str, ...]:
-    """Return the probes in their one spelling; `corpora` alone means every corpus of the study."""
-    every = corpora.argument(_words(values.get("corpus", "stdlib"), "corpus"))
+    """Return the probes in canonical form; `corpora` without names means every corpus of the study."""
+    every = corpora.argument(_names(values.get("corpus", "stdlib"), "corpus"))
     found = probe_names(values.get("probes", ()))
     check_probes_apply(found, "tasks" if of_tasks else "corpora")
     return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
 
 
 def changed_settings(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others in place of some: tables are joined, and of two that exclude each other the new one stays."""
+    """Return `values` updated with `changes`. Tables are merged; a changed setting removes those that exclude it."""
     joined = dict(values)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping)
@@ -385,12 +383,14 @@ def _tune(value: Any, defaults: dict[str, Any], training: dict[str, Any], in_byt
         if key not in ("lr", "tokens"):
             raise unknown("tune setting", str(key), ("lr", "tokens"))
     if "lr" in training:
-        raise UserError("a study has a learning rate or tunes it; lr and tune are both given")
+        raise UserError("lr and tune are both given; give only one of them")
     rates = value["lr"]
     if not all(map(is_number, rates)):
         raise UserError(f"tune.lr takes numbers, got {rates!r}")
     if in_bytes and "tokens" not in value:
-        raise UserError("tune needs tokens of its own where the study's length is given in bytes")
+        raise UserError(
+            "tune needs tokens of its own if the study's length is given in bytes; add tune.tokens"
+        )
     whole = train_settings(defaults | training).tokens
     tokens = parse_count(value.get("tokens", whole), "tune.tokens")
     return Tune(tuple(sorted({float(rate) for rate in rates})), tokens)
@@ -415,18 +415,18 @@ def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
     return dict(table)
 
 
-def _words(value: Any, name: str) -> tuple[str, ...]:
-    words = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
-    if not words or not all(isinstance(word, str) for word in words):
+def _names(value: Any, name: str) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(item, str) for item in names):
         raise UserError(f"{name} takes a name or a list of names, got {value!r}")
-    return tuple(dict.fromkeys(words))
+    return tuple(dict.fromkeys(names))
 
 
 def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    for word in _words(value, name):
-        if word not in allowed:
-            raise unknown(f"{name} rule", word, allowed)
-    return _words(value, name)
+    for item in _names(value, name):
+        if item not in allowed:
+            raise unknown(f"{name} rule", item, allowed)
+    return _names(value, name)
 
 
 _MAX_SEEDS = 10_000
@@ -436,20 +436,20 @@ def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, list | tuple):
         seeds = tuple(parse_count(seed, "seeds") for seed in value)
         if len(set(seeds)) != len(seeds):
-            raise UserError(f"seeds {list(seeds)} hold one twice")
+            raise UserError(f"seeds {list(seeds)} contain a duplicate")
     else:
         count = parse_count(value, "seeds")
         if count > _MAX_SEEDS:
             raise UserError(f"seeds={count:,} is too many; at most {_MAX_SEEDS:,}")
         seeds = tuple(range(1, count + 1))
     if not seeds:
-        raise UserError("seeds=0 gives no runs; at least 1 is needed, and 2 for an interval")
+        raise UserError("seeds=0 gives no runs; give 1 or more, or 2 or more for an interval")
     return seeds
 
 
 def _margin(value: Any) -> float:
     if not is_number(value) or not 0 <= value < 1e6:
         raise UserError(
-            f"margin takes a number of bits per byte, or of a task's metric, 0 or more, got {value!r}"
+            f"margin takes a number of 0 or more, in bits per byte or the task's metric, got {value!r}"
         )
     return float(value)

@@ -1,1 +1,1 @@
-"""Statistics, verdicts, trends, forecasts: what finished runs support."""
+"""Statistics, verdicts, trends and forecasts from finished runs."""

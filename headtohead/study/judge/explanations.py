@@ -1,4 +1,4 @@
-"""Where a study's arms look on their tasks, seeds joined: what the probe `explain` found, as means with intervals."""
+"""Where a study's arms attend on their tasks: results of the probe `explain`, as means over seeds with intervals."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class ArmExplanation:
     label: str
     seeds: tuple[int, ...]
     found: dict[str, Any]
-    """What study/probes/explain.py lists, every number as {mean, low, high, n} over the seeds."""
+    """The fields listed in study/probes/explain.py, each number as {mean, low, high, n} over the seeds."""
 
     def mean(self, path: str) -> float | None:
-        """Return the mean at a path such as `explanations.rollout.mass`, or None where there is none."""
+        """Return the mean at a path such as `explanations.rollout.mass`, or None if there is none."""
         value: Any = self.found
-        for word in path.split("."):
-            value = value.get(word) if isinstance(value, dict) else None
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
         return float(value["mean"]) if isinstance(value, dict) and "mean" in value else value
 
 
 def study_explanations(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> list[ArmExplanation]:
-    """Return the arms of every contest that the probe was taken on; a damaged file is left out."""
+    """Return the arms of every contest on which the probe was taken; damaged files are left out."""
     names = [name for name in manifest.probes if name.partition(":")[0] == "explain"]
     rows = []
     for contest in manifest.contests() if names else ():

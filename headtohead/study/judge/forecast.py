@@ -1,4 +1,4 @@
-"""What a study will take and what it could find, before anything of it runs."""
+"""Forecast a study before it runs: its cost and the differences it can detect."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from headtohead.training.trainer import LOGGED_POINTS
 
 Progress = Callable[[str, float], None]
 _STEPS = 5
-"""The first step warms up, the others are measured."""
+"""The first step is a warm-up, the others are measured."""
 _SECONDS = 4.0
-"""An arm is measured no longer than that, but for two steps."""
+"""Limit per arm; at least two steps are measured."""
 _ROW_BYTES = 200
 _RESULT_BYTES = 40_000
-"""A run's JSON files together: spec, environment, cost, and the result with its blocks."""
+"""Size of a run's JSON files: spec, environment, cost, and the result with its blocks."""
 _SEEDS_SHOWN = (3, 5, 8, 12, 20)
 _MAX_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class ArmForecast:
-    """One arm in one contest: what its runs still to do will take."""
+    """Cost of the unfinished runs of one arm in one contest."""
 
     label: str
     contest: str
     runs: int
     tokens: int
     flops: float
-    """Of training, three times the forward."""
+    """FLOPs of training, three times the forward pass."""
     tokens_per_second: float
     seconds: float
-    """Of all its runs, one after the other; scoring counted."""
+    """For all its runs in sequence, including scoring."""
     source: str
-    """measured (here, now) or seen (in the directory's finished runs)."""
+    """measured (on this device, now) or seen (in the directory's finished runs)."""
 
 
 @dataclass(frozen=True)
 class Detectable:
-    """What so many seeds would find with the power stated."""
+    """The difference that a number of seeds detects with the stated power."""
 
     seeds: int
     alone: float | None
-    """Among two arms: two-sided 5 %."""
+    """With two arms, two-sided 5 %."""
     holm: float | None
-    """Among all arms of the study, at the first and hardest step of Holm's rule."""
+    """With all arms of the study, at the first and strictest step of Holm's correction."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a study will take and what it could find."""
+    """The cost of a study and the differences it can detect."""
 
     runs: int
     done: int
@@ -76,25 +76,25 @@ class Forecast:
     workers: int
     device: str
     disk_bytes: int
-    """What stays when all is done: weights, curves, results."""
+    """Disk space after the study: weights, curves, results."""
     working_bytes: int
-    """Checkpoints of the runs at work, on top."""
+    """Additional disk space for checkpoints while runs are training."""
     arms: list[ArmForecast]
     spread: float | None
-    """Standard deviation over seeds of the paired difference, in the metric; None: not known."""
+    """Standard deviation over seeds of the paired difference, in the metric; None: unknown."""
     spread_source: str
     seeds: int
-    """Planned for every arm."""
+    """Seeds planned per arm."""
     power: float
     margin: float
     compared: int
     """Arms compared with the baseline."""
     detectable: list[Detectable]
-    """In the metric; in spreads where the spread is not known."""
+    """In the metric, or in units of the spread if the spread is unknown."""
     seeds_for_margin: int | None
-    """Seeds that would find a difference as large as the margin; None where that is not known or over a thousand."""
+    """Seeds needed to detect a difference as large as the margin; None if unknown or above 1000."""
     metric: str = METRIC
-    """What spread, margin and differences are of: that of the first contest."""
+    """The metric of spread, margin and differences: that of the first contest."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forecast, JSON-ready."""
@@ -102,14 +102,14 @@ class Forecast:
 
 
 def seen_spread(verdicts: Sequence[Verdict]) -> float | None:
-    """Return the spread of paired differences over seeds that finished runs show, all arms pooled; None: no two pairs.
+    """Return the standard deviation over seeds of paired differences, pooled over arms; None with fewer than two pairs.
 
-    Tasks that are judged by another metric than the first are left out.
+    Tasks judged by another metric than the first are left out.
     """
     weights, total = 0, 0.0
     for row in [row for row in verdicts if row.metric == verdicts[0].metric]:
         differences = [a - b for a, b in zip(row.values, row.baseline_values, strict=True)]
-        # Arms that share the baseline's runs differ by nothing, and say nothing of the spread.
+        # Arms that share the baseline's runs have zero differences and carry no information about the spread.
         if len(differences) > 1 and any(differences):
             weights += len(differences) - 1
             total += (len(differences) - 1) * statistics.variance(differences)
@@ -125,9 +125,9 @@ def forecast_plan(
     spread: float | None = None,
     spread_source: str = "",
     keep_weights: bool = True,
-    progress: Progress = lambda words, share: None,
+    progress: Progress = lambda message, share: None,
 ) -> Forecast:
-    """Return what the runs of a plan that have no result yet will take, and what the study could find."""
+    """Return the cost of the unfinished runs of a plan and the differences that the study can detect."""
     runs = plan.distinct()
     left = [run for run in runs if store is None or not store.run(run.id).finished()]
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -136,11 +136,11 @@ def forecast_plan(
     seen = _seen_rates(store, device) if store is not None else {}
     measured: dict[str, float] = {}
     arms = []
-    for place, ((contest, label), members) in enumerate(groups.items()):
+    for index, ((contest, label), members) in enumerate(groups.items()):
         first = members[0]
         key = _kind(first.identity)
         if key not in seen and key not in measured:
-            progress(f"measuring {label}", place / len(groups))
+            progress(f"measuring {label}", index / len(groups))
             measured[key] = _measure(first, plan, device)
         rate = seen.get(key) or measured[key]
         tokens = first.tokens * len(members)
@@ -175,7 +175,7 @@ def forecast_plan(
         device=str(device),
         disk_bytes=(sum(weights) if keep_weights else 0)
         + len(runs) * (LOGGED_POINTS * _ROW_BYTES + _RESULT_BYTES),
-        # A checkpoint holds the weights and AdamW's two momenta; a trunk keeps one for each of its branches.
+        # A checkpoint holds the weights and AdamW's two moments; a trunk keeps one checkpoint per branch.
         working_bytes=min(workers, len(left))
         * (KEPT + 1 + max((len(run.branches) for run in left), default=0))
         * 3
@@ -201,7 +201,7 @@ def forecast_plan(
 
 
 def _seeds_for(margin: float, spread: float | None) -> int | None:
-    """Return the fewest seeds that find a difference of `margin`, by halving: more seeds never find less."""
+    """Return the smallest number of seeds that detects a difference of `margin`, by bisection."""
     if spread is None or margin <= 0:
         return None
     low, high = 2, _MAX_SEEDS
@@ -221,7 +221,7 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 
 def _scored_tokens(run: Run, plan: Plan) -> int:
-    """Return the tokens of valid and test, on which a run is scored at its end."""
+    """Return the tokens of valid and test, on which a run is scored after training."""
     return _dataset(run, plan).scored_tokens()
 
 
@@ -230,7 +230,7 @@ def _dataset(run: Run, plan: Plan) -> Dataset:
 
 
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
-    """Return tokens per second by kind of run, from a directory's finished runs on a device like this one."""
+    """Return tokens per second by kind of run, from finished runs in a directory on the same kind of device."""
     found: dict[str, list[float]] = {}
     for run in store.runs():
         rate = run.costs().get("tokens_per_second")
@@ -239,17 +239,17 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
             continue
         try:
             found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))
-        except UnreadableFile:  # a damaged run says nothing of speed
+        except UnreadableFile:  # a damaged run is skipped
             continue
     return {key: statistics.median(rates) for key, rates in found.items()}
 
 
 def _measure(run: Run, plan: Plan, device: torch.device) -> float:
-    """Return tokens per second of a few training steps of a run, on this device, in this process."""
+    """Return tokens per second over a few training steps of a run on this device, in this process."""
     trainer = trial(run, _dataset(run, plan), ExecutionSettings(device=str(device)))
     times: list[float] = []
     while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
         times.append(trainer.timed_step())
-    # The first step pays for what is set up once.
+    # The first step includes one-time setup.
     tokens = trainer.batches.tokens(len(times)) - trainer.batches.tokens(1)
     return tokens / max(1e-9, sum(times[1:]))

@@ -1,4 +1,4 @@
-"""Numbers of several seeds as one: the mean and its t interval, leaf by leaf of any table."""
+"""Combine the tables of several seeds: the mean and t interval of every number."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headtohead.study.judge.statistics import ALPHA
 
 
 def over_seeds(rows: Sequence[Any]) -> Any:
-    """Return tables of one shape with every number as {mean, low, high, n}; other values as they are where all agree.
+    """Return tables of the same structure combined into one, with every number as {mean, low, high, n}.
 
-    So are whole numbers, which count something. A number that some seed lacks is taken over the others; what differs
-    and is no number becomes a list.
+    Integers and non-numbers that are equal for all seeds are kept. A number that is missing for some seeds is averaged over
+    the others; non-numbers that differ become a list.
     """
     known = [row for row in rows if row is not None]
     if not known:
@@ -28,7 +28,7 @@ def over_seeds(rows: Sequence[Any]) -> Any:
         return _interval([float(row) for row in known])
     lists = all(isinstance(row, list) for row in known)
     if lists and known[0] and len({len(row) for row in known}) == 1 and not isinstance(known[0][0], str):
-        return [over_seeds([row[place] for row in known]) for place in range(len(known[0]))]
+        return [over_seeds([row[index] for row in known]) for index in range(len(known[0]))]
     return known[0] if all(row == known[0] for row in known) else known
 
 

@@ -1,4 +1,4 @@
-"""Runs as a table: the runs.csv of a study, and tables of runs trained elsewhere."""
+"""Tables of runs: write a study's runs.csv, and judge tables of runs trained elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headtohead.study.store.validation import STATUSES
 _SCORES = ("nats", "perplexity", "bits_per_byte")
 _BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
 _AFTER = ("train_seconds", "tokens_per_second", "untrained")
-"""The last: what an untrained model scores, by the bigram line or the best of a task's trivial answers."""
+"""`untrained` is the score of an untrained model: the bigram line, or the best of a task's trivial answers."""
 
 
 def _split_columns(scores: Sequence[str]) -> tuple[str, ...]:
@@ -36,10 +36,10 @@ COLUMNS = (
     *(*_BEFORE, *_split_columns(_SCORES), *_AFTER),
 )
 _SOME_COLUMNS = ("context", "branch")
-"""Behind the length, in studies that have several."""
+"""After `length`, in studies that have several."""
 CONTEST_COLUMNS = ("corpus", "size", "shape", "length", "context", "branch", "numerics")
 MARGIN = 0.005
-"""In bits per byte; another metric has no margin until one is given."""
+"""In bits per byte. Other metrics have no default margin."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MAX_BYTES = 64 * 2**20
 
@@ -47,13 +47,13 @@ _MAX_BYTES = 64 * 2**20
 def runs_csv(
     store: Store, manifest: Manifest, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
 ) -> str:
-    """Return a study's runs as CSV, one row per arm, seed and contest; what is not known is empty."""
+    """Return a study's runs as CSV, one row per arm, seed and contest; unknown values are empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     extra = [name for name in _SOME_COLUMNS if any(getattr(contest, name) for contest in manifest.contests())]
-    behind = COLUMNS.index("length") + 1
+    after = COLUMNS.index("length") + 1
     scores = _scores(manifest, results)
-    columns = (*COLUMNS[:behind], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
+    columns = (*COLUMNS[:after], *extra, "numerics", *_BEFORE, *_split_columns(scores), *_AFTER)
     writer.writerow(columns)
     texts = {label: text for text, label in manifest.arms}
     for contest in manifest.contests():
@@ -61,7 +61,7 @@ def runs_csv(
             facts: dict[str, Any] = {}
             for seed, run_id in manifest.runs(contest, label).items():
                 run = store.run(run_id)
-                # Seeds differ in nothing that a record says of an arm: one record serves them all.
+                # These facts are the same for all seeds of an arm, so one record is enough.
                 facts = facts or _facts(store, run_id)
                 result, cost = results.get(run_id, {}), run.costs()
                 row: dict[str, Any] = {
@@ -85,7 +85,7 @@ def runs_csv(
 
 
 def _scores(manifest: Manifest, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """Return the scores that a study's runs have: of tasks every metric that one of them is scored by."""
+    """Return the score columns of a study; for tasks, every metric that occurs in a result."""
     if not manifest.measures:
         return _SCORES
     tests = [result["test"] for result in results.values() if result.get("status") == "done"]
@@ -101,7 +101,7 @@ def _facts(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    """Return a cell; a text that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    """Return a cell; text that a spreadsheet would read as a formula is prefixed with an apostrophe."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -111,26 +111,26 @@ def _cell(value: Any) -> str:
 
 
 def _text(cell: str) -> str:
-    """Return what `_cell` was given."""
+    """Invert `_cell`."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith((*_FORMULA, "'")) else cell
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table say what."""
+    """The roles of a table's columns."""
 
     arm: str
     seed: str
     metric: str
     by: tuple[str, ...] | None = None
-    """What sets contests apart; those of corpus, size, shape, length, context and branch that the table has, when None.
+    """Columns that separate contests; None: those of corpus, size, shape, length, context and branch in the table.
 
-    A column `numerics` always does: runs of two numerics are never compared."""
+    A column `numerics` always separates them: runs with different numerics are never compared."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A table of runs, judged."""
+    """A table of runs with its verdicts."""
 
     manifest: Manifest
     results: dict[str, dict[str, Any]]
@@ -147,12 +147,12 @@ def judge_table(
     margin: float | None = None,
     better: str = "lower",
 ) -> Judged:
-    """Return the verdicts of a table of runs; the first arm is the baseline unless one is named.
+    """Return the verdicts of a table of runs. The first arm is the baseline by default.
 
-    No comparison is taken to have been planned unless `primary` names its arm.
+    No comparison counts as planned unless `primary` names its arm.
     """
     header, rows = _read(path)
-    # A study's own column holds the study's own metric: read back, it gives the study's own verdicts.
+    # Reading back the column of a study's own metric gives the study's own verdicts.
     measure = Measure(METRIC if columns.metric == f"test_{METRIC}" else columns.metric, better)
     manifest, results, added = _manifest(path, header, rows, columns, measure)
     labels = [label for _, label in manifest.arms]
@@ -162,7 +162,7 @@ def judge_table(
     chosen = baseline or labels[0]
     if len(labels) < 2:
         raise UserError(
-            f"{path}: column '{columns.arm}' holds one arm, '{labels[0]}'; two or more are needed"
+            f"{path}: column '{columns.arm}' has only one arm, '{labels[0]}'; two or more are needed"
         )
     if primary == chosen:
         raise UserError(f"the primary arm '{primary}' is the baseline; it cannot be compared with itself")
@@ -186,7 +186,7 @@ def judge_table(
 def _unpaired(
     manifest: Manifest, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
 ) -> list[str]:
-    """Say which seeds stand on one side alone, and which the baseline has no number for."""
+    """Return notes on seeds that only one side has, and on seeds for which the baseline has no number."""
     ours, theirs = (set(manifest.runs(contest, label)) for label in (row.label, row.baseline_label))
     base = manifest.runs(contest, row.baseline_label)
     empty = {seed for seed in ours & theirs if results.get(base[seed], {}).get("status") != "done"}
@@ -195,7 +195,7 @@ def _unpaired(
         (theirs - ours, f"of {row.baseline_label} without a partner: left out"),
         (empty, f"of {row.baseline_label} without a number: left out"),
     )
-    return [f"{_seeds(seeds)} {words}" for seeds, words in found if seeds]
+    return [f"{_seeds(seeds)} {note}" for seeds, note in found if seeds]
 
 
 def _seeds(seeds: set[int]) -> str:
@@ -204,10 +204,12 @@ def _seeds(seeds: set[int]) -> str:
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return a table's header, and its rows with their numbers as a spreadsheet counts them."""
+    """Return a table's header, and its rows with their numbers in a spreadsheet (the header is row 1)."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{path} holds {path.stat().st_size:,} bytes; a table of runs has at most 64 MiB")
+            raise UserError(
+                f"{path} has {path.stat().st_size:,} bytes; the limit for a table of runs is 64 MiB"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"no such table: {path}") from None
@@ -222,14 +224,16 @@ def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except csv.Error as error:
         raise UserError(f"table {path} is not CSV: {error}") from None
     if not found or not any(found[0]):
-        raise UserError(f"table {path} has no header: its first row names the columns")
+        raise UserError(f"table {path} has no header; the first row must name the columns")
     header = [cell.strip() for cell in found[0]]
     rows = [(number, row) for number, row in enumerate(found[1:], 2) if any(cell.strip() for cell in row)]
     if not rows:
         raise UserError(f"table {path} has no rows below its header")
     for number, row in rows:
         if len(row) != len(header):
-            raise UserError(f"{path}, row {number}: {len(row)} cells under {len(header)} columns")
+            raise UserError(
+                f"{path}, row {number}: {len(row)} cells, but the header has {len(header)} columns"
+            )
     return header, rows
 
 
@@ -240,7 +244,7 @@ def _manifest(
     columns: Columns,
     measure: Measure,
 ) -> tuple[Manifest, dict[str, dict[str, Any]], frozenset[int]]:
-    def place(name: str) -> int:
+    def index_of(name: str) -> int:
         if name not in header:
             raise unknown(f"column of {path}", name, header)
         if header.count(name) > 1:
@@ -256,7 +260,7 @@ def _manifest(
     names = (*chosen, *by)
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UserError(f"column '{twice}' is given twice; arm, seed, metric and by take one column each")
-    at = {name: place(name) for name in names}
+    at = {name: index_of(name) for name in names}
     status_at = header.index("status") if "status" in header else None
     added_at = header.index("added_later") if "added_later" in header else None
     line_at = header.index("untrained") if "untrained" in header else None
@@ -275,8 +279,8 @@ def _manifest(
         if (first := seen.setdefault((contest, label, seed), number)) != number:
             where = f" in {contest.title}" if contest.title else ""
             raise UserError(
-                f"{path}, row {number}: arm '{label}', seed {seed}{where} stands in row {first} already; "
-                "keep one of them, or name in --by the columns that set them apart"
+                f"{path}, row {number}: arm '{label}', seed {seed}{where} is already in row {first}; "
+                "remove one of them, or give the columns that distinguish them with --by"
             )
         run_id = digest(f"{path.name}:{number}")[:16]
         entries.append(Entry(run_id, label, seed, contest))
@@ -303,7 +307,7 @@ def _manifest(
 
 
 def _line(path: Path, number: int, cell: str) -> float:
-    """Return what an untrained model scores, by the column of runs.csv."""
+    """Return the score of an untrained model from its column in runs.csv."""
     try:
         value = float(cell)
     except ValueError:
@@ -335,7 +339,7 @@ def _seed(path: Path, number: int, column: str, cell: str) -> int:
 def _result(
     path: Path, number: int, column: str, cell: str, status: str, metric: str
 ) -> dict[str, Any] | None:
-    """Return the result a row gives, or None where it has none; NaN and infinity are what a diverged run leaves."""
+    """Return the result of a row, or None if it has none; NaN and infinity mean that the run diverged."""
     if status in STATUSES and status != "done":
         return {"status": status}
     if not cell.strip():

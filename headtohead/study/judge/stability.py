@@ -1,4 +1,4 @@
-"""Stability and sample efficiency of a study's arms: how often they diverge and leap, how soon they learn."""
+"""Stability and sample efficiency of a study's arms: divergence, loss spikes, tokens to a target loss."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stability:
-    """One arm in one contest; None where a number is not defined."""
+    """One arm in one contest; None if a number is undefined."""
 
     label: str
     contest: str
     runs: int
-    """With a result: done or diverged."""
+    """Runs with a result: done or diverged."""
     diverged: int
     diverged_low: float | None
-    """The exact 95 % interval of the share that diverges."""
+    """Exact 95 % interval of the share of runs that diverge."""
     diverged_high: float | None
     spikes: float | None
     """Mean per run."""
@@ -34,13 +34,13 @@ class Stability:
     pairs: int
     """Seeds with a curve of this arm and of the baseline."""
     reached: int
-    """Of these, how many fell to the baseline's final loss."""
+    """Number of these that reached the baseline's final loss."""
     tokens_ratio: float | None
-    """Tokens to the baseline's final loss over the baseline's own; None unless every pair reached it."""
+    """Tokens to the baseline's final loss divided by the baseline's own; None unless every pair reached it."""
     tokens_ratio_low: float | None
     tokens_ratio_high: float | None
     rate_rise: float | None = None
-    """Bits per byte on valid that the worse neighbour of its tuned learning rate costs; None where none was tuned."""
+    """Bits per byte on valid lost at the worse neighbor of the tuned learning rate; None without tuning."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row, JSON-ready."""
@@ -48,7 +48,7 @@ class Stability:
 
 
 def study_stability(store: Store, manifest: Manifest, results: dict[str, Row]) -> list[Stability]:
-    """Return one row per contest and arm, the baseline first in its own right."""
+    """Return one row per contest and arm, including the baseline."""
     return [
         row for contest in manifest.contests() for row in contest_stability(store, manifest, contest, results)
     ]
@@ -58,20 +58,20 @@ def contest_stability(
     store: Store, manifest: Manifest, contest: Contest, results: dict[str, Row]
 ) -> list[Stability]:
     """Return one row per arm of a contest."""
-    looks = {label: _Look() for _, label in manifest.arms}
+    curves_of = {label: _Curves() for _, label in manifest.arms}
     seeds = dict.fromkeys(seed for _, label in manifest.arms for seed in manifest.runs(contest, label))
-    # Seed by seed: the rows of a whole contest would not fit where a study is large.
+    # Seed by seed: the rows of a whole contest may not fit in memory.
     for seed in seeds:
         curves = {}
-        for label in looks:
+        for label in curves_of:
             run = manifest.runs(contest, label).get(seed, "")
             if results.get(run, {}).get("status") in ("done", "diverged"):
                 curves[label] = store.run(run).metrics()
         for label, rows in curves.items():
             if rows:
-                looks[label].take(rows, curves.get(manifest.baseline, []))
+                curves_of[label].add(rows, curves.get(manifest.baseline, []))
     found = []
-    for label, look in looks.items():
+    for label, curve in curves_of.items():
         status = [results.get(run, {}).get("status") for run in manifest.runs(contest, label).values()]
         diverged = status.count("diverged")
         count = diverged + status.count("done")
@@ -84,11 +84,11 @@ def contest_stability(
                 diverged,
                 low,
                 high,
-                statistics.fmean(look.spikes) if look.spikes else None,
-                statistics.median(look.tails) if look.tails else None,
-                look.pairs,
-                len(look.ours),
-                *look.ratio(),
+                statistics.fmean(curve.spikes) if curve.spikes else None,
+                statistics.median(curve.tails) if curve.tails else None,
+                curve.pairs,
+                len(curve.ours),
+                *curve.ratio(),
                 rate_rise(manifest, contest, label),
             )
         )
@@ -96,18 +96,18 @@ def contest_stability(
 
 
 @dataclass
-class _Look:
-    """What the curves of one arm's runs come to."""
+class _Curves:
+    """Statistics of the training curves of one arm's runs."""
 
     spikes: list[int] = field(default_factory=list)
     tails: list[float] = field(default_factory=list)
     pairs: int = 0
     ours: list[float] = field(default_factory=list)
-    """Log of the tokens to the baseline's final loss, of each pair that reached it."""
+    """Log of the tokens to the baseline's final loss, for each pair that reached it."""
     theirs: list[float] = field(default_factory=list)
 
-    def take(self, rows: list[Row], baseline: list[Row]) -> None:
-        """Count one run, and its pair with the baseline's."""
+    def add(self, rows: list[Row], baseline: list[Row]) -> None:
+        """Add one run and its pair with the baseline's run."""
         self.spikes.append(spikes(rows))
         if (tail := gradient_tail(rows)) is not None:
             self.tails.append(tail)
@@ -121,9 +121,9 @@ class _Look:
             self.theirs.append(math.log(own))
 
     def ratio(self) -> tuple[float | None, float | None, float | None]:
-        """Return the ratio of tokens with its paired interval, where every pair reached the target.
+        """Return the ratio of tokens with its paired interval, if every pair reached the target.
 
-        Ratios are compared as logarithms: half the tokens and twice the tokens are equally far from none.
+        Ratios are compared as logarithms: half the tokens and twice the tokens are equally far from 1.
         """
         if not self.pairs or len(self.ours) < self.pairs:
             return None, None, None
@@ -136,24 +136,24 @@ class _Look:
 
 
 def rate_rise(manifest: Manifest, contest: Contest, label: str) -> float | None:
-    """Return what the worse neighbour of an arm's chosen rate scores above it: one seed, one step of the grid.
+    """Return the score difference between an arm's chosen rate and its worse neighbor on the grid, for one seed.
 
-    A neighbour that did not train has no score and is passed over.
+    A neighbor that did not train has no score and is skipped.
     """
     place = (contest.corpus, contest.size, contest.shape)
     tried = sorted(
         (row for row in manifest.tuning if row.label == label and (row.corpus, row.size, row.shape) == place),
         key=lambda row: row.lr,
     )
-    at = next((index for index, row in enumerate(tried) if row.chosen), None)
-    if at is None or (best := tried[at].score) is None:
+    chosen = next((index for index, row in enumerate(tried) if row.chosen), None)
+    if chosen is None or (best := tried[chosen].score) is None:
         return None
-    near = [tried[index].score for index in (at - 1, at + 1) if 0 <= index < len(tried)]
+    near = [tried[index].score for index in (chosen - 1, chosen + 1) if 0 <= index < len(tried)]
     return max((abs(score - best) for score in near if score is not None), default=None)
 
 
 def share_interval(count: int, total: int) -> tuple[float | None, float | None]:
-    """Return the exact 95 % interval (Clopper and Pearson's) of a share; nothing where there is no case."""
+    """Return the exact (Clopper-Pearson) 95 % interval of a proportion, or (None, None) if `total` is 0."""
     if not total:
         return None, None
     from scipy import special

@@ -1,4 +1,4 @@
-"""Paired comparisons: the t interval that decides, Holm over arms, equivalence, and what could have been seen."""
+"""Paired comparisons: t intervals, Holm's correction over arms, equivalence, and the detectable difference."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 ALPHA = 0.05
 POWER = 0.8
 ZERO_SPREAD = 1e-12
-"""Differences that vary by less, relative to the values, are equal up to rounding: they have no interval and no p."""
+"""Differences with a smaller relative spread are equal up to rounding: they have no interval and no p."""
 MEDIAN_SEEDS = 6
-"""The fewest pairs whose medians can be told apart at 5 %."""
+"""The smallest number of pairs for which a difference of medians can be significant at 5 %."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The differences of paired values, and what they say; None where a number is not defined."""
+    """The comparison of paired values; None if a number is undefined."""
 
     n: int
     difference: float | None
@@ -31,11 +31,11 @@ class Paired:
     equivalence_high: float | None
     detectable: float | None
     correlation: float | None
-    """Between the arms over seeds: what pairing gave."""
+    """Correlation between the arms over seeds."""
 
 
 def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """Return the paired comparison arm - baseline; one entry per seed in both, in the same order."""
+    """Return the paired comparison arm - baseline; both have one entry per seed, in the same order."""
     a, b = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     differences = a - b
     n = len(differences)
@@ -44,11 +44,11 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     mean = float(differences.mean())
     if n == 1:
         return Paired(1, mean, None, None, None, None, None, None, None)
-    from scipy import special  # scipy.stats has the same laws, and takes half a second more to import
+    from scipy import special  # scipy.stats has the same distributions but takes 0.5 s longer to import
 
     sd = float(differences.std(ddof=1))
     if sd <= ZERO_SPREAD * max(float(np.abs(a).max()), float(np.abs(b).max()), ZERO_SPREAD):
-        # Equal differences say nothing of how differences vary: rounded metrics and two seeds give them by chance.
+        # Equal differences carry no information about their variance: rounded metrics and two seeds give them by chance.
         return Paired(n, mean, None, None, None, None, None, None, None)
     error = sd / math.sqrt(n)
     wide, narrow = (float(special.stdtrit(n - 1, 1 - share / 2)) * error for share in (ALPHA, 2 * ALPHA))
@@ -69,10 +69,10 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
 
 
 def detectable_difference(sd: float, n: int, power: float = POWER, arms: int = 1) -> float | None:
-    """Return the smallest true difference that a two-sided 5 % test would find with that power.
+    """Return the smallest true difference that a two-sided 5 % test detects with the given power.
 
-    `sd` is of the paired differences over seeds; `arms` are the comparisons Holm divides the 5 % among at its first,
-    hardest step.
+    `sd` is the standard deviation of the paired differences over seeds. `arms` is the number of comparisons among which
+    Holm's correction divides the 5 % at its first, strictest step.
     """
     if n < 2 or not math.isfinite(sd):
         return None
@@ -81,13 +81,13 @@ def detectable_difference(sd: float, n: int, power: float = POWER, arms: int = 1
 
 @cache
 def _detectable_shift(n: int, power: float, alpha: float) -> float:
-    """Return the detectable difference in standard errors: it depends on the number of pairs alone."""
+    """Return the detectable difference in standard errors, which depends only on the number of pairs."""
     from scipy import optimize, special
 
     df = n - 1
     critical = float(special.stdtrit(df, 1 - alpha / 2))
-    # The power is an average over the estimated spread; its quantiles in even steps of probability stand for it.
-    # (scipy's noncentral t loses its footing at one degree of freedom.)
+    # The power is an average over the estimated spread, approximated by its quantiles at even steps of probability.
+    # (scipy's noncentral t is inaccurate at one degree of freedom.)
     spreads = np.sqrt(2 * special.gammaincinv(df / 2, (np.arange(4000) + 0.5) / 4000) / df)
 
     def shortfall(shift: float) -> float:
@@ -100,9 +100,9 @@ def _detectable_shift(n: int, power: float, alpha: float) -> float:
 def compare_medians(arm: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
     """Return the difference of two medians over paired seeds, and its exact two-sided p value.
 
-    If nothing but the name sets two arms apart, each seed's two values may as well be swapped: p is the share of all
-    2^n swaps whose medians differ by as much. It is exact at every n, asks for no normal law, and cannot fall below
-    2 / 2^n, so that fewer than six seeds decide nothing and have no p. Beyond 16 seeds, 65,536 swaps are drawn.
+    If two arms do not differ, the two values of each seed are exchangeable: p is the share of all 2^n swaps whose medians
+    differ by at least as much. It is exact at every n and does not assume normality. It cannot be below 2 / 2^n, so
+    fewer than six seeds decide nothing and have no p. Above 16 seeds, 65,536 random swaps are used.
     """
     a, b = np.asarray(arm, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
     difference = float(np.median(a) - np.median(b))
@@ -119,13 +119,13 @@ def compare_medians(arm: Sequence[float], baseline: Sequence[float]) -> tuple[fl
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return Holm-adjusted p values; undefined ones stay undefined and do not count."""
-    defined = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    """Return Holm-adjusted p values; undefined ones stay undefined and are not counted."""
+    defined = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
-    for rank, (p, place) in enumerate(defined):
+    for rank, (p, index) in enumerate(defined):
         highest = max(highest, min(1.0, (len(defined) - rank) * p))
-        adjusted[place] = highest
+        adjusted[index] = highest
     return adjusted
 
 
@@ -137,9 +137,9 @@ def decide(
     margin: float,
     better: str = "lower",
 ) -> str:
-    """Return better, worse, equivalent or undecided; `better` says whether a lower or a higher metric is.
+    """Return better, worse, equivalent or undecided; `better` states whether a lower or a higher metric is better.
 
-    `low` and `high` are the 90 % interval, which must lie inside the margin for equivalence.
+    `low` and `high` are the 90 % interval, which must be inside the margin for equivalence.
     """
     if p_holm is None or difference is None:
         return "undecided"
@@ -151,17 +151,17 @@ def decide(
 
 
 def two_groups(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return where a set of seeds falls apart, (end of the lower group, start of the upper), or None.
+    """Return the gap that splits the values into two groups, (end of the lower, start of the upper), or None.
 
-    One gap more than three times all the others together; five draws of one normal law show that in 4.6 % of cases,
-    eight in 0.1 %. Fewer than five say nothing.
+    A split is one gap larger than three times the sum of all others. Five draws from one normal distribution show it in
+    4.6 % of cases, eight in 0.1 %. Fewer than five values return None.
     """
     ordered = sorted(values)
     gaps = np.diff(ordered)
     if len(ordered) < 5 or gaps.max() <= 3 * (gaps.sum() - gaps.max()):
         return None
-    place = int(gaps.argmax())
-    return ordered[place], ordered[place + 1]
+    index = int(gaps.argmax())
+    return ordered[index], ordered[index + 1]
 
 
 def document_interval(
@@ -171,9 +171,9 @@ def document_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference over documents, in bits per byte.
 
-    Each argument holds, per seed, [nats, bytes] of every block of the test set; of a task [sum of the metric, count],
-    and `unit` is what sums are divided by. The seeds are averaged, the blocks
-    are what varies: a ratio estimate with its linearised error.
+    `arm` and `baseline` hold, per seed, [nats, bytes] for every block of the test set, or [sum of the metric, count] for
+    a task. Sums are divided by `unit`. Seeds are averaged; the variance is over blocks, as a ratio estimate with its
+    linearized error.
     """
     if not arm or len(arm) != len(baseline):
         return None

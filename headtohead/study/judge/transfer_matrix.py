@@ -1,4 +1,4 @@
-"""The matrix: arm x training corpus x evaluation corpus, judged by the rules of a contest."""
+"""Transfer matrix: arm x training corpus x evaluation corpus, judged by the rules of a contest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headtohead.study.store.run_store import Store
 from headtohead.study.store.validation import validate_score
 
 Probes = Mapping[str, Mapping[str, Any]]
-"""What the probes found, by run and the probe's name."""
+"""Probe results by run and probe name."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm trained on one corpus and evaluated on another (or on its own), against the baseline trained on the same."""
+    """An arm trained on one corpus and evaluated on another or the same, compared with the baseline trained on that corpus."""
 
     contest: Contest
-    """Of the training corpus."""
+    """Contest of the training corpus."""
     trained: str
     evaluated: str
     """Labels of the corpora."""
@@ -35,14 +35,14 @@ class Cell:
 
 
 def places(cells: Iterable[Cell]) -> dict[Contest, str]:
-    """Return what sets cells of the same corpora apart, in words, by contest: nothing where there is one of each."""
+    """Return a title for each contest that distinguishes cells of the same corpora, empty if there is only one of each."""
     bare = {cell.contest: dataclasses.replace(cell.contest, corpus="", corpus_label="") for cell in cells}
     several = len(set(bare.values())) > 1
     return {contest: one.title_among(list(bare.values())) if several else "" for contest, one in bare.items()}
 
 
 def read_probes(store: Store, manifest: Manifest, results: Mapping[str, Any]) -> Probes:
-    """Return what the runs of a study scored on other corpora; a damaged file is left out, and its run with it."""
+    """Return the scores of a study's runs on other corpora; runs with a damaged file are left out."""
     names = [name for name in manifest.probes if name.startswith(f"{NAME}:")]
     found: dict[str, dict[str, Any]] = {}
     for run_id in results if names else ():
@@ -56,9 +56,9 @@ def read_probes(store: Store, manifest: Manifest, results: Mapping[str, Any]) ->
 
 
 def corpus_matrix(manifest: Manifest, results: dict[str, dict[str, Any]], probes: Probes) -> list[Cell]:
-    """Return every cell that has a score, by contest, evaluation corpus and arm; Holm's rule goes over the arms of a cell.
+    """Return every cell that has a score, by contest, evaluation corpus and arm; Holm's correction is over arms.
 
-    A study without another corpus to be evaluated on has none.
+    A study that is evaluated on no other corpus has no cells.
     """
     scores = {run: _scores(found) for run, found in probes.items()}
     labels = dict.fromkeys(contest.corpus_label for contest in manifest.contests())
@@ -73,7 +73,7 @@ def corpus_matrix(manifest: Manifest, results: dict[str, dict[str, Any]], probes
             moved = results if own else _moved(results, scores, label, {entry.run for entry in entries})
             if not any(entry.run in moved for entry in entries):
                 continue
-            # What has learnt nothing is told by the frequencies of the text it is evaluated on.
+            # Whether a model is untrained is judged by the token frequencies of the text it is evaluated on.
             lines = {contest.corpus_label: manifest.references[label]} if label in manifest.references else {}
             part = dataclasses.replace(manifest, entries=entries, references=lines, primary=None)
             cells += [Cell(contest, contest.corpus_label, label, row) for row in study_verdicts(part, moved)]
@@ -81,14 +81,14 @@ def corpus_matrix(manifest: Manifest, results: dict[str, dict[str, Any]], probes
 
 
 def short_labels(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return the corpora of a matrix by label, without what stands in parentheses where that still tells them apart."""
+    """Return a short name for each corpus label, without the part in parentheses if the names stay distinct."""
     labels = dict.fromkeys(label for cell in cells for label in (cell.trained, cell.evaluated))
     short = {label: label.partition("(")[0] or label for label in labels}
     return short if len(set(short.values())) == len(labels) else {label: label for label in labels}
 
 
 def _scores(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the sound scores of a run by the label of the corpus."""
+    """Return the valid scores of a run by corpus label."""
     return {
         str(row["label"]): row
         for probe, corpora in found.items()
@@ -105,9 +105,9 @@ def _moved(
     corpus: str,
     runs: set[str],
 ) -> dict[str, dict[str, Any]]:
-    """Return the results of runs as they would stand on another corpus' test split.
+    """Return the results of runs with the scores on another corpus' test split in place of their own.
 
-    Runs that were scored on another text of the same name than most are left out: an edited file, another Python.
+    Runs scored on a different text of the same name than most (an edited file, another Python) are left out.
     """
     known = {run: scores[run][corpus] for run in sorted(runs) if corpus in scores.get(run, {})}
     contents = [str(row["content"]) for row in known.values()]

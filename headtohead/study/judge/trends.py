@@ -1,11 +1,11 @@
-"""How an arm's gap to the baseline moves with size, tokens per parameter or context.
+"""How an arm's gap to the baseline changes with size, tokens per parameter or context.
 
-The gap is arm - baseline of one seed in one contest. Where a study has three or more values of what it is read against,
-each seed gives a line by least squares, gap against log2 of the value; the mean of the seeds' slopes and its t interval
-over seeds say how the gap moves per doubling. That holds whether a seed's runs are independent of each other, as at
-different sizes, or share a trunk, as branches do, and whether or not all sizes spread alike. The band is the t interval
-of the mean line. Beyond the largest value the line is drawn four times as far, with an interval for one further pair of
-runs; it covers at least 95 % while the line goes on, which nobody can know.
+The gap is arm - baseline for one seed in one contest. With three or more values on the axis, a line is fitted to each
+seed by least squares, gap against log2 of the value. The mean of the seeds' slopes and its t interval over seeds state
+the change of the gap per doubling. This is valid whether a seed's runs are independent, as at different sizes, or share
+a trunk, as branches do, and whether or not the variance is the same at all sizes. The band is the t interval of the mean
+line. The line is extended to four times the largest value, with a prediction interval for one further pair of runs; its
+coverage is at least 95 % if the line continues, which the data cannot show.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from headtohead.study.judge.verdict import METRIC, Result, Verdict
 from headtohead.study.store.manifest import Contest, Manifest
 
 MIN_POINTS = 3
-"""Values that a line takes: through two points there always is one."""
+"""Values needed for a line: two points always fit one."""
 FACTOR = 4.0
-"""How far beyond the largest value the line is drawn."""
+"""The line is extended to this multiple of the largest value."""
 
 
 @dataclass(frozen=True)
 class Over:
-    """What a gap is read against."""
+    """An axis against which the gap is fitted."""
 
     field: str
-    """Which of a contest's fields it is."""
+    """The field of a contest."""
     words: str
     axis: str
-    """The title of its axis."""
+    """The axis title."""
 
 
 OVER = {
@@ -50,7 +50,7 @@ OVER = {
 
 @dataclass(frozen=True)
 class Reach:
-    """A place on a line, with the interval there."""
+    """A point on a line with its interval."""
 
     value: float
     gap: float
@@ -60,14 +60,14 @@ class Reach:
 
 @dataclass(frozen=True)
 class Line:
-    """A straight line through the gaps, against log2 of the value; intervals are None with one seed."""
+    """A straight line fitted to the gaps against log2 of the value; intervals are None with one seed."""
 
     slope: Paired
-    """Per doubling."""
+    """Change per doubling."""
     within: list[Reach]
-    """With the 95 % interval of the mean line."""
+    """Points with the 95 % interval of the mean line."""
     beyond: list[Reach]
-    """With the 95 % interval of one further pair of runs."""
+    """Points with the 95 % prediction interval of one further pair of runs."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Point:
     """The gap at one value."""
 
     name: str
-    """The value in the study's own words: a size, a branch, a context."""
+    """The value as the study names it: a size, a branch, a context."""
     value: float
     seeds: list[int]
     gaps: list[float]
@@ -86,24 +86,24 @@ class Point:
 
 @dataclass(frozen=True)
 class Trend:
-    """One arm's gap to the baseline, in contests that differ in one thing alone."""
+    """One arm's gap to the baseline in contests that differ only on one axis."""
 
     label: str
     baseline: str
     over: str
     place: dict[str, str]
-    """What the contests have in common."""
+    """The fields that the contests have in common."""
     where: str
-    """The same in words."""
+    """The same as a title."""
     metric: str
     points: list[Point]
     n: int
-    """Seeds that have a gap at every value; the line is theirs."""
+    """Seeds that have a gap at every value; the line is fitted to these."""
     line: Line | None
     p_holm: float | None
-    """Of the slope, over the arms of these contests."""
+    """p of the slope, Holm-adjusted over the arms of these contests."""
     decision: str
-    """shrinks, grows or turns; falls or rises where neither end says who is ahead; or undecided."""
+    """shrinks, grows or turns (changes sign); falls or rises if the sign is open at both ends; or undecided."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -117,13 +117,13 @@ class Trend:
         span = f"{slope.difference:+.4f} bits per byte per doubling"
         if slope.ci_low is not None:
             span += f" ({slope.ci_low:+.4f} to {slope.ci_high:+.4f}, {self.n} seeds)"
-        first, last = (self.line.within[place].gap > 0 for place in (0, -1))
+        first, last = (self.line.within[index].gap > 0 for index in (0, -1))
         if self.decision == "undecided":
-            moves = f"no trend with {what} can be told"
+            moves = f"no trend with {what} can be established"
         elif self.decision == "turns":
-            moves = f"turns from {'worse to better' if first else 'better to worse'} with {what}"
+            moves = f"changes from {'worse to better' if first else 'better to worse'} with {what}"
         elif self.decision in ("falls", "rises"):
-            moves = f"its gap {self.decision} with {what}, and who is ahead cannot be told"
+            moves = f"its gap {self.decision} with {what}; which arm is ahead cannot be established"
         else:
             worse = first if self.decision == "shrinks" else last
             moves = f"its {'disadvantage' if worse else 'advantage'} {self.decision} with {what}"
@@ -135,7 +135,10 @@ class Trend:
         if end is None or end.low is None:
             return ""
         where = f"{short_count(end.value)} {_units(self.over)}"
-        return f"; if the line goes on, one further pair of runs at {where} lies between {end.low:+.4f} and {end.high:+.4f}"
+        return (
+            f"; if the line continues, one further pair of runs at {where} is expected between {end.low:+.4f} "
+            f"and {end.high:+.4f}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the trend, JSON-ready."""
@@ -147,7 +150,7 @@ def _units(over: str) -> str:
 
 
 def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: int = 24) -> Line:
-    """Return the line through the gaps (seeds, values), at so many places: each seed's own least squares, averaged."""
+    """Return the line through the gaps (seeds, values) at `places` points: the mean of each seed's least-squares line."""
     x, y = np.log2(np.asarray(values, dtype=np.float64)), np.asarray(gaps, dtype=np.float64)
     seeds = len(y)
     middle = float(x.mean())
@@ -160,7 +163,7 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
         return compare_paired((means + slopes * (at - middle)).tolist(), none)
 
     def further(at: float) -> Reach:
-        """A seed's own line spreads at `at` as its fit does; a further pair spreads by no more than `share` of that.
+        """Return the prediction at `at`: the variance of a further pair is at most `share` times that of a seed's line.
 
         With noise s in each gap and v at `at` between seeds, a seed's line has variance v + h s², the pair v + s².
         """
@@ -178,7 +181,7 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
         return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
 
     def outwards(reaches: list[Reach]) -> list[Reach]:
-        """Where the lines of few seeds cross they seem sure of themselves: farther out nothing is surer than nearer."""
+        """Make intervals non-decreasing outwards: where the lines of few seeds cross they would be too narrow."""
         widest, found = 0.0, []
         for reach in reaches:
             if reach.low is not None:
@@ -199,7 +202,7 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
 def study_trends(
     manifest: Manifest, results: Mapping[str, Result], verdicts: Sequence[Verdict]
 ) -> list[Trend]:
-    """Return a trend for each arm over all that its study has two or more values of; of corpora, in bits per byte."""
+    """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks."""
     if manifest.measures:
         return []
     contests = manifest.contests()
@@ -214,7 +217,7 @@ def study_trends(
 
 
 def groups(contests: Sequence[Contest], over: str) -> list[list[Contest]]:
-    """Return the contests that differ in one thing alone, where there are several of them."""
+    """Return the groups of two or more contests that differ only in `over`."""
     name = OVER[over].field
     found: dict[Contest, list[Contest]] = {}
     for contest in contests:
@@ -223,7 +226,7 @@ def groups(contests: Sequence[Contest], over: str) -> list[list[Contest]]:
 
 
 def axis_values(manifest: Manifest, results: Mapping[str, Result]) -> dict[tuple[str, Contest], float]:
-    """Return where each contest stands on each axis: the baseline's parameters, its tokens over them, the context."""
+    """Return the position of each contest on each axis: the baseline's parameters, its tokens per parameter, the context."""
     found: dict[tuple[str, Contest], float] = {}
     for contest in manifest.contests():
         if contest.context.isdecimal():
@@ -262,7 +265,7 @@ def _arms(
         metric = next(iter(rows.values())).metric
         trend = trend_of(label, manifest.baseline, over, gaps, values, metric)
         if diverged := sum(row.diverged for row in rows.values()):
-            trend.notes.append(f"{diverged} of its runs diverged; the others cannot stand for all")
+            trend.notes.append(f"{diverged} of its runs diverged; the others are not representative")
             partial.add(label)
         trends.append(trend)
     adjusted = holm([trend.line.slope.p if trend.line else None for trend in trends])
@@ -278,7 +281,7 @@ def trend_of(
     values: Mapping[tuple[str, Contest], float],
     metric: str = METRIC,
 ) -> Trend:
-    """Return the trend of gaps by contest and seed, before anything is decided."""
+    """Return the trend of gaps by contest and seed, with decision `undecided`."""
     name = OVER[over].field
     ordered = sorted(
         (contest for contest in gaps if gaps[contest]), key=lambda contest: values[over, contest]
@@ -295,9 +298,9 @@ def trend_of(
     notes = []
     line = None
     if distinct < MIN_POINTS:
-        notes.append(f"{distinct} values of {OVER[over].words}: a trend takes {MIN_POINTS} or more")
+        notes.append(f"{distinct} values of {OVER[over].words}; a trend needs {MIN_POINTS} or more")
     elif not seeds:
-        notes.append("no seed has a gap at every value: no line")
+        notes.append("no seed has a gap at every value, so no line is fitted")
     else:
         line = fit_line(
             [point.value for point in points],
@@ -306,7 +309,7 @@ def trend_of(
         if len(seeds) == 1:
             notes.append("one seed gives no interval")
         if any(len(point.seeds) > len(seeds) for point in points):
-            notes.append("the line is through the seeds that have a gap at every value")
+            notes.append("the line is fitted to the seeds that have a gap at every value")
     place = {key: value for key, value in ordered[0].place.items() if key != name} if ordered else {}
     where = replace(ordered[0], **{name: ""}).title if ordered else ""
     return Trend(
@@ -315,7 +318,7 @@ def trend_of(
 
 
 def _decided(trend: Trend, p: float | None) -> Trend:
-    """Decide after Holm; who is ahead is named only where the line's interval leaves out none."""
+    """Decide after Holm's correction; which arm is ahead is stated only if the line's interval excludes 0."""
     if p is None or p >= ALPHA or trend.line is None:
         return replace(trend, p_holm=p)
     first, last = trend.line.within[0], trend.line.within[-1]
@@ -331,7 +334,7 @@ def _decided(trend: Trend, p: float | None) -> Trend:
 
 
 def _side(reach: Reach) -> int:
-    """Return 1 where the gap is surely above 0, -1 where it is surely below, 0 where neither is sure."""
+    """Return 1 if the interval is above 0, -1 if it is below 0, otherwise 0."""
     if reach.low is None or reach.high is None:
         return 0
     return int(reach.low > 0) - int(reach.high < 0)

@@ -1,4 +1,4 @@
-"""What weakens a verdict besides its statistics: failed checks, scores too good to be true, counted FLOPs."""
+"""Qualify verdicts by more than statistics: failed checks, implausibly good scores, counted FLOPs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 COMPRESSOR = "xz"
 _TOO_GOOD = 0.5
-"""A score below this share of the compressor's is flagged: small models do not get there honestly."""
+"""A score below this share of the compressor's is flagged: small models do not reach it without a leak."""
 
 
 def failed_checks(
     manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Return what the gate found in an arm before training, and in its trained runs."""
+    """Return the gate's findings for an arm before training and for its trained runs."""
     found = list(manifest.check(contest, label).failed)
     runs = manifest.runs(contest, label).values()
-    after = [words for run in runs if (words := _after(results.get(run)).get("failed"))]
+    after = [failed for run in runs if (failed := _after(results.get(run)).get("failed"))]
     if after:
-        found.append(f"after training {len(after)} of {len(runs)} runs: {after[0][0]}")
+        found.append(f"after training, in {len(after)} of {len(runs)} runs: {after[0][0]}")
     return found
 
 
@@ -35,29 +35,29 @@ def _after(result: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def weaken(
     row: Verdict, manifest: Manifest, contest: Contest, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Take back what a verdict may not say, and note why: of the arm, and of the baseline it is compared with.
+    """Withhold verdicts that a failed check of the arm or the baseline does not allow, and note the reason.
 
-    A leak lowers a loss. So an arm that failed its check may be worse, and no more than that; against a baseline that
-    failed, an arm may be better, and no more than that.
+    A leak lowers the loss. So an arm that failed its check can only be called worse, and an arm compared with a baseline
+    that failed its check can only be called better.
     """
     row.failed_check = failed_checks(manifest, contest, row.label, results)
     row.baseline_failed_check = failed_checks(manifest, contest, manifest.baseline, results)
-    for label, words, withheld in (
+    for label, failed, withheld in (
         (row.label, row.failed_check, ("better", "equivalent")),
         (row.baseline_label, row.baseline_failed_check, ("worse", "equivalent")),
     ):
-        if not words:
+        if not failed:
             continue
-        row.notes.append(f"{label} failed its check: {'; '.join(words)}")
+        row.notes.append(f"{label} failed its check: {'; '.join(failed)}")
         if row.verdict in withheld:
             row.notes.append(f"after a failed check it cannot be called {row.verdict}")
             row.verdict = "undecided"
     for label in (row.label, row.baseline_label):
         after = [_after(results.get(run)).get("marks", ()) for run in manifest.runs(contest, label).values()]
         marks = dict.fromkeys(
-            [*manifest.check(contest, label).marks, *(words for part in after for words in part)]
+            [*manifest.check(contest, label).marks, *(mark for part in after for mark in part)]
         )
-        row.notes += [f"{label}: {words}" for words in marks]
+        row.notes += [f"{label}: {mark}" for mark in marks]
     _too_good(row, manifest, contest)
     row.flops_source = manifest.flops.get(row.label, "")
     row.baseline_flops_source = manifest.flops.get(row.baseline_label, "")
@@ -79,7 +79,7 @@ def _too_good(row: Verdict, manifest: Manifest, contest: Contest) -> None:
 
 
 def failed_check_label(row: Verdict) -> str:
-    """Return that an arm or the baseline failed its check, for a sentence about the verdict; or nothing."""
+    """Return a clause for a verdict's sentence if the arm or the baseline failed its check, else an empty string."""
     both = ((row.label, row.failed_check), (row.baseline_label, row.baseline_failed_check))
-    labels = [label for label, words in both if words]
-    return f", with a failed check of {' and '.join(labels)}" if labels else ""
+    labels = [label for label, failed in both if failed]
+    return f", and {' and '.join(labels)} failed the causality check" if labels else ""

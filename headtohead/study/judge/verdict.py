@@ -1,4 +1,4 @@
-"""Verdicts: what the statistics say of each arm against the baseline, and no more than that."""
+"""Verdicts: the result of each arm's comparison with the baseline, as far as the statistics support one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 ]
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
 MAX_LISTED = 4
-"""Contests that a headline tells one by one; of more it gives the first and counts."""
+"""A headline lists up to this many contests; with more, it gives the first and the counts."""
 Result = dict[str, Any]
 
 
 @dataclass
 class Verdict:
-    """One arm against the baseline in one contest."""
+    """The comparison of one arm with the baseline in one contest."""
 
     arm: str
     baseline: str
@@ -68,43 +68,43 @@ class Verdict:
     documents_low: float | None = None
     documents_high: float | None = None
     scope: str = "seeds and documents"
-    """What the verdict reaches: over new seeds and new documents, or `this test set` where documents disagree."""
+    """What the verdict generalizes to: new seeds and documents, or only `this test set` if documents disagree."""
     diverged: int = 0
     failed: int = 0
     missing: int = 0
     added_seeds: list[int] = field(default_factory=list)
     unlearnt: int = 0
-    """Runs of the arm that are not better than the bigram line, or do a task no better than one answer."""
+    """Runs of the arm that do not beat the bigram line, or on a task a constant answer."""
     baseline_unlearnt: int = 0
     baseline_diverged: int = 0
     falling: int = 0
-    """Runs, the baseline's counted, whose loss still fell steeply at the end."""
+    """Runs, including the baseline's, whose loss was still falling steeply at the end."""
     moved: int = 0
-    """Runs, the baseline's counted, that were resumed under another torch, device or number of threads."""
+    """Runs, including the baseline's, that were resumed with another torch version, device or number of threads."""
     notes: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
-    """Those of the notes that every sentence about the verdict carries."""
+    """The notes that are part of every sentence about the verdict."""
     better: str = "lower"
-    """Which way the metric is better: lower or higher."""
+    """Whether a lower or a higher metric is better."""
     context: str = ""
-    """Where the study has several; so with the branch."""
+    """Set if the study has several contexts; likewise `branch`."""
     branch: str = ""
     numerics: str = ""
-    """The number of the arithmetic that both sides were computed with; empty in a table that does not say."""
+    """The numerics version of both sides; empty in a table without that column."""
     failed_check: list[str] = field(default_factory=list)
-    """What the causality gate found in the arm, before training or after it."""
+    """The causality gate's findings for the arm, before and after training."""
     baseline_failed_check: list[str] = field(default_factory=list)
     flops_source: str = ""
     """How the arm's FLOPs were obtained: declared or counted."""
     baseline_flops_source: str = ""
 
-    def mark(self, words: str) -> None:
-        """Add a note that every sentence about the verdict carries."""
-        self.notes.append(words)
-        self.marks.append(words)
+    def mark(self, note: str) -> None:
+        """Add a note that is part of every sentence about the verdict."""
+        self.notes.append(note)
+        self.marks.append(note)
 
     def of(self, contest: Contest) -> bool:
-        """Return whether the verdict is given for that contest."""
+        """Return whether the verdict belongs to the contest."""
         return all(getattr(self, name) == value for name, value in contest.place.items())
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def study_verdicts(
     marks: Marks = NO_MARKS,
     measure: Measure | None = None,
 ) -> list[Verdict]:
-    """Return one verdict per contest and arm but the baseline, from results by run id.
+    """Return one verdict per contest and arm other than the baseline, from results by run id.
 
-    `marks` is what was changed after results existed, from the study's history. A contest is judged by its own measure where
-    none is given. Holm's correction counts every comparison that was ever reported in a contest.
+    `marks` are the changes made after results existed, from the study's history. By default each contest is judged by its
+    own measure. Holm's correction counts every comparison ever reported in a contest.
     """
     verdicts = []
     for contest in manifest.contests():
@@ -136,12 +136,12 @@ def study_verdicts(
             _judge(row)
             weaken(row, manifest, contest, results)
             if row.added_seeds:
-                row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after looking")
+                row.mark(f"seeds {', '.join(map(str, row.added_seeds))} were added after results existed")
             if (contest.title, row.label) in marks.added_arms:
-                row.mark("this arm was added after looking")
+                row.mark("this arm was added after results existed")
             if dropped:
                 row.mark(
-                    f"Holm's correction counts {len(dropped)} comparisons that were reported and dropped since"
+                    f"Holm's correction also counts {len(dropped)} comparisons that were reported and later dropped"
                 )
             if contest.outdated:
                 row.mark(f"computed with numerics {contest.numerics}")
@@ -153,9 +153,9 @@ def study_verdicts(
         if not row.primary:
             row.notes.append("exploratory")
         if row.label == manifest.primary and not planned:
-            row.mark("named the primary comparison after looking")
-        for words in (*marks.notes, *_edges(row, manifest)):
-            row.mark(words)
+            row.mark("became the primary comparison after results existed")
+        for note in (*marks.notes, *_edges(row, manifest)):
+            row.mark(note)
     return verdicts
 
 
@@ -224,7 +224,7 @@ def _compare(
         documents_low=documents[0] if documents else None,
         documents_high=documents[1] if documents else None,
         diverged=status.count("diverged"),
-        failed=len([word for word in status if word not in ("done", "diverged", "missing")]),
+        failed=len([state for state in status if state not in ("done", "diverged", "missing")]),
         missing=status.count("missing"),
         added_seeds=sorted(marks.added_seeds.intersection(seeds)),
         unlearnt=sum(is_untrained(value, manifest, contest) for value in mine),
@@ -237,9 +237,9 @@ def _compare(
 
 
 def is_untrained(value: float, manifest: Manifest, contest: Contest) -> bool:
-    """Return whether counting pairs of tokens, or always the same answer, scores as well on the test split.
+    """Return whether a bigram model, or on a task a constant answer, scores at least as well on the test split.
 
-    On a task as well means within the margin: less than that above counts as no difference anywhere else too.
+    On a task the score must exceed that line by more than the margin.
     """
     line = untrained_line(manifest, contest)
     if line is None:
@@ -250,7 +250,7 @@ def is_untrained(value: float, manifest: Manifest, contest: Contest) -> bool:
 
 
 def untrained_line(manifest: Manifest, contest: Contest) -> float | None:
-    """Return what a model has to pass to count as trained: the bigram line, or the best of a task's trivial answers."""
+    """Return the score a model must beat to count as trained: the bigram line, or the best of a task's trivial answers."""
     lines = manifest.references.get(contest.corpus_label, {})
     if _is_task(manifest, contest):
         return max(lines.values())
@@ -262,59 +262,61 @@ def _is_task(manifest: Manifest, contest: Contest) -> bool:
 
 
 STEEP = 0.1
-"""A loss that the second half of training lowered by more than this share of itself still falls steeply."""
+"""A loss is falling steeply if the second half of training lowered it by more than this share."""
 
 
 def _falling(results: dict[int, Result | None], seeds: list[int]) -> int:
-    """Return how many of these runs ended while their loss still fell steeply."""
+    """Return the number of these runs whose loss was still falling steeply at the end."""
     falls = [(results.get(seed) or {}).get("late_fall") for seed in seeds]
     return sum(fall is not None and fall > STEEP for fall in falls)
 
 
 def _moved(results: dict[int, Result | None]) -> int:
-    """Return how many of these runs went on under another torch, device or number of threads."""
+    """Return the number of these runs that were resumed with another torch version, device or number of threads."""
     return sum(bool(result and result.get("environment_changed")) for result in results.values())
 
 
 _UNITS = {METRIC: math.log(2)}
-"""What the sums of blocks are divided by to be in the metric: those of a loss are in nats."""
+"""Divisor that converts the sums of blocks to the metric; a loss is stored in nats."""
 
 
 def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) -> list[list[list[float]]]:
-    """Return the blocks of each seed; a task has some for each metric that is a mean over examples."""
+    """Return the blocks of each seed; a task has blocks for each metric that is a mean over examples."""
     found = [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
     return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
 
 
 NOTHING = {
-    True: "predict no better than pairs of tokens (the bigram line)",
-    False: "do no better than chance or one answer",
+    True: "score no better than a bigram model (the bigram line)",
+    False: "score no better than chance or a constant answer",
 }
 
 
 def _judge(row: Verdict) -> None:
-    """Decide after Holm, then take back what the data do not bear."""
+    """Decide after Holm's correction, then withhold what the data do not support."""
     row.verdict = decide(
         row.difference, row.p_holm, row.equivalence_low, row.equivalence_high, row.margin, row.better
     )
     if row.n < 2:
         row.notes.append(f"{row.n} paired seeds give no interval")
     elif row.n == 2:
-        row.notes.append("an interval from two seeds leans wholly on the normal law")
+        row.notes.append(
+            "an interval from two seeds depends entirely on the assumption of a normal distribution"
+        )
     if row.p is not None and row.p_holm is not None and row.p < ALPHA <= row.p_holm:
-        row.notes.append(f"p is {row.p:.2g} alone, {row.p_holm:.2g} after Holm's correction for several arms")
+        row.notes.append(
+            f"p is {row.p:.2g} before and {row.p_holm:.2g} after Holm's correction for several arms"
+        )
     if row.n >= 2 and row.p is None:
-        row.notes.append("the difference is the same for every seed: zero spread decides nothing")
+        row.notes.append("the difference is the same for every seed; with zero spread no test is possible")
     if row.diverged:
         row.notes.append(f"{row.diverged} of its runs diverged")
     if row.baseline_diverged:
         row.notes.append(f"{row.baseline_diverged} runs of the baseline diverged")
     if row.diverged or row.baseline_diverged:
-        _withhold(row, _VERDICTS[:3], "the runs that did not diverge cannot represent all")
+        _withhold(row, _VERDICTS[:3], "the runs that did not diverge are not representative")
     if (groups := two_groups(row.values)) is not None:
-        row.notes.append(
-            f"its seeds may fall into two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}"
-        )
+        row.notes.append(f"its seeds may form two groups, up to {groups[0]:.3f} and from {groups[1]:.3f}")
     if row.failed:
         row.notes.append(f"{row.failed} of its runs failed")
     if row.missing:
@@ -329,25 +331,27 @@ def _judge(row: Verdict) -> None:
         _withhold(
             row,
             ("worse", "equivalent"),
-            "against an untrained baseline an arm is neither worse nor equivalent",
+            "compared with an untrained baseline an arm can be neither worse nor equivalent",
         )
     if row.falling:
         row.notes.append(
-            f"the loss of {row.falling} of the runs compared still fell steeply at the end: train longer"
+            f"the loss of {row.falling} of the compared runs was still falling steeply at the end; train longer"
         )
     if row.moved:
-        row.notes.append(f"{row.moved} of the runs compared went on under another torch, device or threads")
+        row.notes.append(
+            f"{row.moved} of the compared runs were resumed with another torch version, device or number of threads"
+        )
     low, high = row.documents_low, row.documents_high
     if row.verdict in ("better", "worse") and low is not None and high is not None and low <= 0 <= high:
         row.scope = "this test set"
         parts = "documents" if row.metric == METRIC else "examples"
-        row.notes.append(f"on this test set: over its {parts} the difference could be none")
+        row.notes.append(f"on this test set only: the interval over its {parts} includes 0")
     if row.verdict in ("better", "worse") and row.difference is not None and abs(row.difference) < row.margin:
-        row.notes.append(f"a real difference, but within the margin of {row.margin:g}")
+        row.notes.append(f"a significant difference, but within the margin of {row.margin:g}")
 
 
 def _edges(row: Verdict, manifest: Manifest) -> list[str]:
-    """Say of the arm and the baseline whether the best learning rate lies at the edge of the grid that was tried."""
+    """Return a note for the arm and the baseline if the best learning rate is at the edge of the grid."""
     place = (row.corpus, row.size, row.shape, row.context)
     edges = {
         rate.label
@@ -357,27 +361,27 @@ def _edges(row: Verdict, manifest: Manifest) -> list[str]:
         and place == (_label(manifest, rate.corpus), rate.size, rate.shape, rate.context)
     }
     return [
-        f"the best learning rate of {label} lies at the edge of the grid"
+        f"the best learning rate of {label} is at the edge of the grid"
         for label in (row.label, row.baseline_label)
         if label in edges
     ]
 
 
 def _label(manifest: Manifest, corpus: str) -> str:
-    """Return the label of a corpus that tuning rows name."""
+    """Return the label of a corpus named in tuning rows."""
     labels = {contest.corpus: contest.corpus_label for contest in manifest.contests()}
     return labels.get(corpus, corpus)
 
 
 def _withhold(row: Verdict, verdicts: Sequence[str], reason: str) -> None:
-    """Turn these verdicts into `undecided`, and say why."""
+    """Replace the given verdicts by `undecided` and note the reason."""
     if row.verdict in verdicts:
         row.notes.append(f"{row.verdict} is withheld: {reason}")
         row.verdict = "undecided"
 
 
 def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
-    """Return the verdict in one plain sentence; corpus, size, context and branch are named where they differ `among` them."""
+    """Return the verdict as a sentence; corpus, size, context and branch are named if they differ in `among`."""
     where = _where(row, among)
     if row.verdict in ("better", "worse") and row.difference is not None:
         return f"{row.label} is {row.verdict} than {row.baseline_label}{_by(row)}{where}{_marked(row)}."
@@ -390,14 +394,14 @@ def sentence(row: Verdict, among: Sequence[Verdict] = ()) -> str:
 
 
 def _marked(row: Verdict) -> str:
-    """Return the marks of a verdict as a sentence carries them."""
+    """Return the marks of a verdict in the form used in a sentence."""
     return f" [{'; '.join(row.marks)}]" if row.marks else ""
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
-    """Return one sentence per arm over all its contests, with the verdict they agree on, or `mixed`.
+    """Return one sentence per arm over all its contests, with their common verdict or `mixed`.
 
-    Of more contests than a sentence can hold, the first is told and the verdicts of all are counted.
+    With more than MAX_LISTED contests, the sentence gives the first and counts the verdicts of all.
     """
     lines = []
     for label in dict.fromkeys(row.label for row in verdicts):
@@ -412,17 +416,17 @@ def headlines(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
 
 
 def _counted(rows: Sequence[Verdict]) -> str:
-    """Return how many contests of an arm got each verdict."""
+    """Return the number of contests of an arm with each verdict."""
     judged = [row for row in rows if row.difference is not None]
     counts = {word: sum(row.verdict == word for row in judged) for word in _VERDICTS}
-    words = [f"{word} in {number}" for word, number in counts.items() if number]
+    parts = [f"{word} in {number}" for word, number in counts.items() if number]
     if len(judged) < len(rows):
-        words.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")
-    return f"of all {len(rows)} contests, {', '.join(words)}"
+        parts.append(f"no finished pair of runs yet in {len(rows) - len(judged)}")
+    return f"of all {len(rows)} contests, {', '.join(parts)}"
 
 
 def _clause(row: Verdict, among: Sequence[Verdict]) -> str:
-    """Return what a sentence about the same arm goes on with."""
+    """Return the verdict as a further clause of a sentence about the same arm."""
     where = _where(row, among)
     if row.difference is None:
         return f"no finished pair of runs yet{where}"
@@ -449,16 +453,16 @@ def _span(row: Verdict) -> str:
 
 
 def _form(row: Verdict) -> str:
-    # Another metric than bits per byte may be of any magnitude.
+    # Metrics other than bits per byte can have any magnitude.
     return ".3f" if row.metric == METRIC else ".3g"
 
 
 def _where(row: Verdict, among: Sequence[Verdict]) -> str:
-    """Return what was held equal, and in which of several corpora, sizes, contexts and branches."""
+    """Return what was held equal, and the corpus, size, context and branch if there are several."""
     length = {"time_plain": "plain-path time"}.get(row.length, row.length)
     shape = {"as_is": "", "params": " and parameters"}.get(row.shape, f" and {row.shape}")
     scope = " on this test set" if row.scope == "this test set" else ""
-    words = {
+    forms = {
         "corpus": "{}",
         "size": "{}",
         "context": "context {}",
@@ -467,9 +471,9 @@ def _where(row: Verdict, among: Sequence[Verdict]) -> str:
     }
     names = [
         form.format(getattr(row, key))
-        for key, form in words.items()
+        for key, form in forms.items()
         if len({getattr(other, key) for other in among}) > 1
     ]
     place = f" ({', '.join(names)})" if names else ""
-    # A table of runs trained elsewhere need not say what was held equal.
+    # A table of runs trained elsewhere may not state what was held equal.
     return (f" at equal {length}{shape}" if row.length else "") + place + scope + failed_check_label(row)

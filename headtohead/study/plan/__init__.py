@@ -1,1 +1,1 @@
-"""From a study to its runs: datasets, budgets, tuning, branches, populations, step timing."""
+"""Planning of a study's runs: datasets, budgets, tuning, branches, populations, step timing."""

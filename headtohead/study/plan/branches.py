@@ -1,10 +1,10 @@
-"""Over-training from one run: a trunk at the stable rate, and a branch that decays from it for each token count.
+"""Several training lengths from one run: a trunk at the constant rate, and a decaying branch for each token count.
 
-A branch is a warm-up-stable-decay run of its own length. Up to the step at which its decay begins it does what its
-trunk did, so it starts from the trunk's checkpoint of that step, and on CPU it ends bit for bit where the uninterrupted
-run would. All branches of a trunk warm up over the same steps: those of the shortest. The trunk ends where the decay of
-the longest begins. It keeps the checkpoints until the last branch has a result; a branch that finds none, or a damaged
-one, does the trunk's steps itself.
+A branch is a warmup-stable-decay run of its own length. Until its decay begins it is identical to its trunk, so it
+starts from the trunk's checkpoint of that step; on CPU its result equals that of the uninterrupted run bit for bit. All
+branches of a trunk use the warm-up steps of the shortest. The trunk ends where the decay of the longest begins. It keeps
+the checkpoints until the last branch has a result. A branch whose checkpoint is missing or damaged repeats the trunk's
+steps itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headtohead.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Parent:
-    """The run a branch starts from, and the step at which it leaves it."""
+    """The run and step that a branch starts from."""
 
     run: str
     step: int
@@ -32,7 +32,7 @@ class Parent:
 def grow(
     lengths: Sequence[TrainSettings], context: int
 ) -> tuple[TrainSettings, list[TrainSettings], list[int]]:
-    """Return how the trunk of these runs is trained, each of them as its branch, and the step each starts at."""
+    """Return the settings of the trunk, the settings of each branch, and the step each branch starts at."""
     counts = [settings.steps(context) for settings in lengths]
     shortest = min(counts)
     rises = [max(1, round(settings.warmup * shortest)) if settings.warmup else 0 for settings in lengths]
@@ -41,8 +41,8 @@ def grow(
         fall = round(settings.decay_share * count)
         if fall < 1 or rise > count - fall or count == fall:
             raise UserError(
-                f"branches: {count} steps ({settings.tokens:,} tokens) do not hold a warm-up of {rise}, a stable part and "
-                f"a decay of {fall} steps; give more tokens, a smaller batch, or another warmup and decay_share"
+                f"branches: {count} steps ({settings.tokens:,} tokens) are too few for {rise} warm-up steps, a stable phase and "
+                f"{fall} decay steps; give more tokens, a smaller batch, or another warmup and decay_share"
             )
         branches.append(dataclasses.replace(settings, warmup=rise / count))
         starts.append(count - fall)
@@ -55,12 +55,12 @@ def grow(
 
 
 def kept_checkpoint(trunk: RunDirectory, step: int) -> Path:
-    """Return where a trunk keeps the checkpoint of a step for its branch."""
+    """Return the path of the checkpoint that a trunk keeps for the branch at `step`."""
     return checkpoint_path(trunk.branches, step)
 
 
 def drop_checkpoints(store: Store, branches: Iterable[tuple[str, Parent]]) -> None:
-    """Drop what trunks kept for their branches, where all of these (run, parent) have results."""
+    """Delete the checkpoints of trunks whose branches, given as (run, parent), all have results."""
     waiting: dict[str, bool] = {}
     for run, parent in branches:
         waiting[parent.run] = waiting.get(parent.run, False) or not store.run(run).finished()

@@ -1,13 +1,13 @@
-"""Budgets that are solved: what is held equal between an arm and the baseline.
+"""Solves the quantities that are held equal between an arm and the baseline.
 
 shape = as_is    every arm has the size's own dimensions
         params   the arm's feed-forward width is solved so that its parameters equal the baseline's
-        cache    the arm's kv heads, where it left them open, else its width are solved so that the cache bytes of
-                 one token (bf16, all layers) equal the baseline's
+        cache    the arm's kv heads, if unset, else its width are solved so that the cache bytes of one token (bf16,
+                 all layers) equal the baseline's
 length = tokens      every arm sees the same tokens
          flops       the arm's tokens are solved so that its training FLOPs equal the baseline's
          time        the arm's tokens are solved so that its training seconds equal the baseline's (study/plan/step_timing.py)
-         time_plain  the same, every fused operation timed by its plain twin
+         time_plain  the same, with every fused operation timed by its plain reference
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.training.settings import TrainSettings
 
-# Farther apart than this is not a match.
+# Maximum relative deviation of a match.
 TOLERANCE = 0.005
 
 
@@ -33,9 +33,9 @@ def match_params(
     target: int,
     on_meta: Callable[[Size, Sequence[Composed]], Decoder] = Decoder.on_meta,
 ) -> Size:
-    """Return the size with the feed-forward width at which the arm's parameters are nearest to `target`.
+    """Return the size with the feed-forward width at which the arm's parameter count is closest to `target`.
 
-    `outline` gives the model without values: a task's has a head of its own.
+    `on_meta` builds the model on the meta device; a task's model has its own head.
     """
     here = on_meta(size, layers).parameter_count()
     if here == target:
@@ -43,35 +43,36 @@ def match_params(
     step = on_meta(dataclasses.replace(size, ffn=size.ffn + 1), layers).parameter_count() - here
     if step == 0:
         raise UserError(
-            "shape=params cannot be met: the arm has no feed-forward part whose width could be solved"
+            "shape=params cannot be met: the arm has no feed-forward layer whose width could be solved"
         )
     width = size.ffn + round((target - here) / step)
     if width < 1:
         raise UserError(
-            f"shape=params cannot be met: without any feed-forward part the arm has {here - size.ffn * step:,} "
+            f"shape=params cannot be met: without feed-forward layers the arm has {here - size.ffn * step:,} "
             f"parameters, the baseline {target:,}"
         )
     solved = dataclasses.replace(size, ffn=width)
     count = on_meta(solved, layers).parameter_count()
     if abs(count - target) > TOLERANCE * target:
-        raise UserError(f"shape=params cannot be met within 0.5 %: {count:,} parameters against {target:,}")
+        raise UserError(
+            f"shape=params cannot be met within 0.5 %: {count:,} parameters, the baseline has {target:,}"
+        )
     return solved
 
 
 def match_cache(
     size: Size, layers: tuple[Composed, ...], target: int | None
 ) -> tuple[Size, tuple[Composed, ...]]:
-    """Return size and layers whose cache bytes per token equal `target`: by kv heads left open, else by width.
+    """Return size and layers whose cache bytes per token equal `target`, solved by unset kv heads, else by width.
 
-    A number of kv heads that the arm was given is what the arm is, and stays. The heads stay too, and so does the
-    feed-forward width: one number is solved.
+    Only one number is solved: kv heads given by the arm, the number of heads and the feed-forward width do not change.
     """
     here = _cache_bytes(size, layers)
     for owner, amount in (("the baseline", target), ("the arm", here)):
         if amount is None:
-            raise UserError(f"shape=cache cannot be met: {owner} keeps no cache, decoding recomputes")
+            raise UserError(f"shape=cache cannot be met: {owner} has no cache (decoding recomputes)")
         if amount == 0:
-            raise UserError(f"shape=cache cannot be met: what {owner} keeps does not grow with the text")
+            raise UserError(f"shape=cache cannot be met: the cache of {owner} does not grow with the text")
     assert target is not None
     assert here is not None
     if here == target:
@@ -85,7 +86,7 @@ def match_cache(
     wider = _cache_bytes(dataclasses.replace(size, width=2 * size.width), layers) or 0
     if wider <= here:
         raise UserError(
-            f"shape=cache cannot be met: the arm keeps {here:,} bytes per token at any width, the baseline {target:,}"
+            f"shape=cache cannot be met: the arm's cache takes {here:,} bytes per token at any width, the baseline's {target:,}"
         )
     guess = head + (target - here) * head / (wider - here)
     heads = sorted(
@@ -96,18 +97,18 @@ def match_cache(
     if found is None or abs(found[0] - target) > TOLERANCE * target:
         nearest = f"{found[0]:,} bytes per token at width {found[1][0].width}" if found else "no width"
         raise UserError(
-            f"shape=cache cannot be met within 0.5 %: nearest is {nearest}, the baseline keeps {target:,}"
+            f"shape=cache cannot be met within 0.5 %: nearest is {nearest}, the baseline has {target:,}"
         )
     return found[1]
 
 
 _NEAR = 8
-"""Head widths tried on either side of the solution, since a mechanism may refuse some of them."""
+"""Head widths tried on either side of the solution, since a mechanism may reject some of them."""
 _Shaped = tuple[Size, tuple[Composed, ...]]
 
 
 def _nearest(candidates: Iterable[_Shaped], target: int) -> tuple[int, _Shaped] | None:
-    """Return the cache bytes and shape nearest to `target`, of those that can be built."""
+    """Return the cache bytes and shape closest to `target` among the valid candidates."""
     found: tuple[int, _Shaped] | None = None
     for size, layers in candidates:
         try:
@@ -130,7 +131,7 @@ def _open_kv_heads(layers: Sequence[Composed]) -> bool:
 
 
 def _with_kv_heads(layers: Sequence[Composed], count: int) -> tuple[Composed, ...]:
-    """Return the layers with so many kv heads wherever they were left open; a mechanism that cannot have them keeps its own."""
+    """Return the layers with `count` kv heads wherever they are unset; mechanisms that reject `count` stay unchanged."""
     changed = []
     for composed in layers:
         base = composed.base
@@ -157,5 +158,5 @@ def match_time(rule: str, settings: TrainSettings, arm: float, baseline: float) 
 def _match_tokens(rule: str, settings: TrainSettings, arm: float, baseline: float) -> TrainSettings:
     tokens = round(settings.tokens // settings.batch * baseline / arm) * settings.batch
     if tokens < settings.batch:
-        raise UserError(f"length={rule} cannot be met: the arm costs so much that no whole step is left")
+        raise UserError(f"length={rule} cannot be met: at the arm's cost the budget is less than one step")
     return dataclasses.replace(settings, tokens=tokens)

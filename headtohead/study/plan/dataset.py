@@ -1,4 +1,4 @@
-"""What a run is trained and scored on: a corpus or a task, behind one face for plans, runs and clocks."""
+"""Datasets: a common interface to corpora and tasks for planning, training and evaluation."""
 
 from __future__ import annotations
 
@@ -55,70 +55,70 @@ class Dataset(Protocol):
 
     label: str
     content: str
-    """The digest of everything that decides what a run sees of it."""
+    """Hash of everything that determines the data a run sees."""
     vocabulary: int
     tokenizer: Tokenizer | None
     task: dict[str, Any] | None
-    """What a model for the task is like, for the run's identity; None for a corpus."""
+    """The kind of model for the task, part of the run's identity; None for a corpus."""
     notes: Mapping[str, int]
-    """What a task left out, and why; nothing for a corpus."""
+    """Counts of the examples that a task leaves out, by reason; empty for a corpus."""
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the train split."""
+        """Mean bytes per token of the train split."""
         ...
 
     def name(self, given: str) -> str:
-        """Return the name under which it is found again from anywhere."""
+        """Return a name that does not depend on the working directory."""
         ...
 
     def measure(self, margin: float | None) -> Measure | None:
-        """Return what runs are compared by; None: bits per byte, and the study's margin."""
+        """Return the metric and margin of a comparison; None means bits per byte and the study's margin."""
         ...
 
     def references(self) -> dict[str, float]:
-        """Return what one gets without a model, by name."""
+        """Return the scores of trivial predictors, by name."""
         ...
 
     def on_meta(self, size: Size, layers: Layers) -> Decoder:
-        """Return the model without memory or values."""
+        """Return the model on the meta device."""
         ...
 
     def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
-        """Return the model with its start values."""
+        """Return the initialized model."""
         ...
 
     def check_arm(self, size: Size, model: Decoder) -> None:
-        """Refuse a model that it cannot train."""
+        """Raise UserError if the model cannot be trained on this dataset."""
         ...
 
     def batches(self, size: Size, training: TrainSettings, seed: int) -> BatchSource:
-        """Return the steps of a run."""
+        """Return the batches of a run."""
         ...
 
     def steps(self, size: Size, training: TrainSettings) -> int:
-        """Return how many steps a run has."""
+        """Return the number of steps of a run."""
         ...
 
     def trained(self, training: TrainSettings, steps: int) -> int:
-        """Return the real tokens of so many steps; for a task on average over orders."""
+        """Return the non-padding tokens of `steps` steps; for a task, the average over data orders."""
         ...
 
     def flops(self, model: Decoder, training: TrainSettings) -> float:
-        """Return forward FLOPs per token of a training step, keys seen counted."""
+        """Return forward FLOPs per token of a training step, counting only the keys each query attends to."""
         ...
 
     def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
-        """Return the scores of a split, JSON-ready."""
+        """Return the scores of a split as JSON-compatible values."""
         ...
 
     def scored_tokens(self) -> int:
-        """Return the tokens of valid and test, on which a run is scored at its end."""
+        """Return the number of tokens in valid and test, which the final evaluation scores."""
         ...
 
 
 class CorpusDataset:
-    """A corpus: windows of text, judged in bits per byte."""
+    """A corpus: windows of text, scored in bits per byte."""
 
     task: dict[str, Any] | None = None
     notes: Mapping[str, int] = MappingProxyType({})
@@ -130,16 +130,16 @@ class CorpusDataset:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the train split."""
+        """Mean bytes per token of the train split."""
         train = self.corpus.splits["train"]
         return train.bytes / max(1, len(train.tokens))
 
     def name(self, given: str) -> str:
-        """Return the name under which it is found again from anywhere."""
+        """Return a name that does not depend on the working directory."""
         return stable_name(given)
 
     def measure(self, margin: float | None) -> Measure | None:
-        """Return nothing: bits per byte, and the study's margin."""
+        """Return None: bits per byte and the study's margin."""
         return None
 
     def references(self) -> dict[str, float]:
@@ -147,20 +147,20 @@ class CorpusDataset:
         return reference_lines(self.corpus)
 
     def on_meta(self, size: Size, layers: Layers) -> Decoder:
-        """Return the decoder without memory or values."""
+        """Return the decoder on the meta device."""
         return Decoder.on_meta(size, layers)
 
     def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
-        """Return the decoder; a companion is cut from the train split."""
+        """Return the decoder; a companion is taken from the train split."""
         return Decoder(size, layers, seed, companion=self.corpus.splits["train"].tokens)
 
     def check_arm(self, size: Size, model: Decoder) -> None:
-        """Refuse a context longer than a split, and a companion longer than the train split."""
+        """Raise UserError if the context is longer than a split or the companion longer than the train split."""
         for split in ("train", "test", "valid"):
             tokens = len(self.corpus.splits[split].tokens)
             if tokens <= size.context:
                 raise UserError(
-                    f"corpus {self.label}: the {split} split holds {tokens:,} tokens, fewer than the context {size.context}"
+                    f"corpus {self.label}: the {split} split has {tokens:,} tokens, fewer than the context {size.context}"
                 )
         check_piece_length(self.label, self.corpus.notes, size.context * self.bytes_per_token)
         _check_companion_length(f"corpus {self.label}", len(self.corpus.splits["train"].tokens), model)
@@ -171,15 +171,15 @@ class CorpusDataset:
         return WindowBatches(windows, training, size.vocabulary)
 
     def steps(self, size: Size, training: TrainSettings) -> int:
-        """Return how many steps a run has."""
+        """Return the number of steps of a run."""
         return training.steps(size.context)
 
     def trained(self, training: TrainSettings, steps: int) -> int:
-        """Return the tokens of so many steps."""
+        """Return the tokens of `steps` steps."""
         return steps * training.batch
 
     def flops(self, model: Decoder, training: TrainSettings) -> float:
-        """Return forward FLOPs per token at the whole context."""
+        """Return forward FLOPs per token at the full context."""
         context = model.size.context
         return model.flops(context, max(1, training.batch // context)).causal
 
@@ -190,12 +190,12 @@ class CorpusDataset:
         return found.as_dict()
 
     def scored_tokens(self) -> int:
-        """Return the tokens of valid and test."""
+        """Return the number of tokens in valid and test."""
         return sum(len(self.corpus.splits[split].tokens) for split in ("valid", "test"))
 
 
 class TaskDataset:
-    """A task: a classifier, a reader, or one that points, judged by the task's metric."""
+    """A task: its model is a classifier, a reader or a pointer, scored by the task's metric."""
 
     def __init__(self, task: Task, *, causal: bool = True, answer: str = "write", metric: str = "") -> None:
         self.examples, self.label, self.content = task, task.name, task.content
@@ -206,27 +206,27 @@ class TaskDataset:
         if self.pointing:
             check_answerable(task)
         elif task.written and not causal:
-            places = "" if task.tokenizer else "; form=place reads the answer at the list's own places"
+            hint = "" if task.tokenizer else "; form=place reads the answer at the input positions"
             raise UserError(
-                f"task '{task.name}' writes its answer out, and a model that looks both ways would see it{places}"
+                f"task '{task.name}' generates its answer and needs a causal model; a bidirectional one would see it{hint}"
             )
         kind = "classifier" if task.classes else "pointer" if self.pointing else "reader"
         self.task: dict[str, Any] | None = {
             "model": kind,
             "classes": len(task.classes),
             "causal": causal,
-            # Runs whose answers were drawn by chance, before this was said, are not compared with these.
+            # Changes the run id: earlier runs sampled their answers and are not comparable.
             **({"answers": "likeliest"} if kind == "reader" and as_phrase(task) else {}),
         }
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Real tokens of each example of the train split."""
+        """Non-padding tokens of each example of the train split."""
         return [example_length(example, not self.pointing) for example in self.examples.splits["train"]]
 
     @property
     def bytes_per_token(self) -> float:
-        """A task's length is given in tokens alone."""
+        """1: a task's length is always given in tokens."""
         return 1.0
 
     def name(self, given: str) -> str:
@@ -234,27 +234,27 @@ class TaskDataset:
         return given
 
     def measure(self, margin: float | None) -> Measure | None:
-        """Return the task's metric with its margin, or the one that is given."""
+        """Return the task's metric with `margin`, or with the default margin of the metric."""
         return Measure(self.metric, "higher", MARGINS[self.metric] if margin is None else margin)
 
     def references(self) -> dict[str, float]:
-        """Return chance and the majority class, in the task's metric."""
+        """Return the scores of chance and of the majority class in the task's metric."""
         return task_references(self.examples, self.metric)
 
     def on_meta(self, size: Size, layers: Layers) -> Decoder:
-        """Return the model without memory or values."""
+        """Return the model on the meta device."""
         assert self.task is not None
         with torch.device("meta"):
             return task_model(self.task, size, layers, None)
 
     def model(self, size: Size, layers: Layers, seed: int) -> Decoder:
-        """Return the model; a companion is cut from the train split, its examples one behind the other."""
+        """Return the model; a companion is taken from the concatenated examples of the train split."""
         assert self.task is not None
         text = np.concatenate([example.tokens for example in self.examples.splits["train"]])
         return task_model(self.task, size, layers, seed, text)
 
     def check_arm(self, size: Size, model: Decoder) -> None:
-        """Refuse mechanisms that cannot take padding or look both ways where the task needs it."""
+        """Raise UserError for mechanisms without the padding or bidirectional support that the task needs."""
         assert self.task is not None
         model._check_supported(len(set(self.lengths)) > 1, bool(self.task["causal"]))
         _check_companion_length(f"task {self.label}", sum(self.lengths), model)
@@ -268,15 +268,15 @@ class TaskDataset:
         return divide(self.lengths, training.batch)
 
     def steps(self, size: Size, training: TrainSettings) -> int:
-        """Return how many steps a run has."""
+        """Return the number of steps of a run."""
         return self._division(training).steps(training)
 
     def trained(self, training: TrainSettings, steps: int) -> int:
-        """Return the real tokens of so many steps, on average over orders."""
+        """Return the non-padding tokens of `steps` steps, averaged over data orders."""
         return self._division(training).trained(steps)
 
     def flops(self, model: Decoder, training: TrainSettings) -> float:
-        """Return forward FLOPs per token at the mean length of an example; looking both ways all keys are seen."""
+        """Return forward FLOPs per token at the mean example length; a bidirectional model attends to all keys."""
         assert self.task is not None
         mean = max(1, round(sum(self.lengths) / len(self.lengths)))
         found = model.flops(mean, self._division(training).examples)
@@ -288,7 +288,7 @@ class TaskDataset:
         return score_task(model, self.examples, split, precision=precision, progress=progress)
 
     def scored_tokens(self) -> int:
-        """Return the tokens of valid and test."""
+        """Return the number of tokens in valid and test."""
         return sum(
             example_length(example, not self.pointing)
             for split in ("valid", "test")
@@ -297,36 +297,36 @@ class TaskDataset:
 
 
 def dataset_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Dataset:
-    """Return what a run is trained and scored on; one that has changed since is refused."""
+    """Return the dataset of a run; raise UserError if its content has changed."""
     facts, task = record["corpus"], record.get("task")
     tokenizer: str = facts["tokenizer"]
     if (
         tokenizer.startswith("file:") and not Path(tokenizer[5:]).is_file()
-    ):  # it may have moved; the run has its own
+    ):  # it may have moved; the run keeps a copy
         tokenizer = f"file:{run.path / 'tokenizer.json'}"
     dataset: Dataset
     if task is None:
         dataset = CorpusDataset(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
     else:
-        place = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
+        key = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
         answer = "point" if task["model"] == "pointer" else "write"
-        dataset = TaskDataset(_task(*place, facts["content"]), causal=task["causal"], answer=answer)
+        dataset = TaskDataset(_task(*key, facts["content"]), causal=task["causal"], answer=answer)
     if dataset.content != facts["content"]:
         raise UserError(
-            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned: put the old text "
-            "back, or start the study again to plan new runs"
+            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned; restore the old "
+            "text, or start the study again to plan new runs"
         )
     return dataset
 
 
 @lru_cache(maxsize=2)
 def _task(name: str, tokenizer: str, context: int, data_dir: str, content: str) -> Task:
-    """Return a task; the runs of one, done one after the other, share it. `content` is what it is expected to be."""
+    """Return a task, cached for consecutive runs. `content`, its expected hash, is part of the cache key."""
     return prepare_task(name, tokenizer, context, data_dir=data_dir or None)
 
 
 def data_of(dataset: Dataset) -> Prepared | Task:
-    """Return the corpus or the task itself."""
+    """Return the underlying corpus or task."""
     if isinstance(dataset, TaskDataset):
         return dataset.examples
     assert isinstance(dataset, CorpusDataset)
@@ -336,7 +336,7 @@ def data_of(dataset: Dataset) -> Prepared | Task:
 def task_model(
     facts: dict[str, Any], size: Size, layers: Layers, seed: int | None, companion: Any = None
 ) -> Reader:
-    """Return the model that a run's facts describe."""
+    """Return the model that a run's `task` entry describes."""
     causal = bool(facts["causal"])
     if facts["model"] == "classifier":
         return Classifier(size, layers, int(facts["classes"]), seed, companion, causal=causal)
@@ -348,6 +348,6 @@ def _check_companion_length(where: str, tokens: int, model: Decoder) -> None:
     needed = model.companion_spec
     if needed and needed.start == "tokens" and tokens < needed.offset + needed.length:
         raise UserError(
-            f"{where}: the train split holds {tokens:,} tokens; the companion takes {needed.length:,} "
+            f"{where}: the train split has {tokens:,} tokens; the companion takes {needed.length:,} "
             f"from token {needed.offset:,} on"
         )

@@ -1,4 +1,4 @@
-"""Freezes a plan in study.lock.json before its first run; tells seeds added later from planned ones."""
+"""Freezes a plan in study.lock.json before the first run, and separates planned seeds from seeds added later."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headtohead.study.store.frozen import NAME, read_lock
 
 
 def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
-    """Return the seeds of this plan that were added after results could be looked at; write the lock.
+    """Write the lock and return the seeds of this plan that were added after results existed.
 
-    `started` says whether a run of this plan has a result already.
+    `started`: whether a run of this plan already has a result.
     """
     path = folder / NAME
     lock = read_lock(path) if path.is_file() else {"plans": {}}
@@ -34,11 +34,11 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
 
 
 def _comparison(plan: Plan) -> list[Any]:
-    """What the study compares, seeds aside."""
+    """Return what the study compares, without seeds."""
     distinct = {
         (run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs
     }
-    # The name of a branch's parent depends on the seed; its step does not.
+    # The id of a branch's parent depends on the seed; its step does not.
     return sorted(
         {
             canonical_json(
@@ -50,7 +50,7 @@ def _comparison(plan: Plan) -> list[Any]:
 
 
 def _solved(plan: Plan) -> list[dict[str, Any]]:
-    """The numbers that the shape and length rules gave each arm."""
+    """Return the numbers that the shape and length rules solved for each arm."""
     return [
         {
             "arm": run.arm.text,

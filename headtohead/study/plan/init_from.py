@@ -1,4 +1,4 @@
-"""Where a task's models start: the weights of a trained run, if they fit."""
+"""Initialization of a task's models from the weights of a trained run."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from headtohead.study.store.validation import size_of
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 _FREE = ("dropout", "init_std")
-"""Model settings that say nothing of what trained weights mean."""
+"""Model settings that may differ, because they do not change the meaning of trained weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A trained run that others start from."""
+    """A trained run whose weights other runs start from."""
 
     folder: RunDirectory
     record: dict[str, Any] = field(repr=False)
 
     @property
     def run(self) -> str:
-        """Its name."""
+        """The run's id."""
         return self.folder.id
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """What it was trained with; None where its task drew tokens of its own."""
+        """The run's tokenizer; None if its task generates its own tokens."""
         own = self.record["corpus"]["tokenizer"] == OWN_TOKENS
         return None if own else self.folder.tokenizer()
 
     @property
     def tokenizer_name(self) -> str:
-        """The same tokenizer, as a study's setting."""
+        """The tokenizer as a study setting."""
         if self.record["corpus"]["tokenizer"] in ("bytes", OWN_TOKENS):
             return "bytes"
         return f"file:{(self.folder.path / 'tokenizer.json').resolve()}"
 
 
 def find_start(given: str) -> Start:
-    """Return the run that is meant, with its weights at hand."""
+    """Return the run at `given`; raise UserError if it has no trained weights."""
     folder = find_run(given)
     check_trained_weights(folder)
     return Start(folder, folder.spec())
@@ -62,12 +62,12 @@ def find_start(given: str) -> Start:
 def check_compatible(
     start: Start, dataset: Dataset, size: Size, layers: Sequence[Composed], model: Decoder
 ) -> None:
-    """Refuse weights of another tokenizer, other model settings or another shape, in one line."""
+    """Raise UserError if tokenizer, model settings or tensor shapes differ from those of the run."""
     where = f"run {start.run} does not fit task '{dataset.label}'"
     if dataset.tokenizer is None:
         same = start.record["corpus"]["label"].partition(":")[0] == dataset.label.partition(":")[0]
         if start.tokenizer is not None or not same:
-            raise UserError(f"{where}: the task draws tokens of its own, which that run has never seen")
+            raise UserError(f"{where}: the task has tokens of its own, which that run was not trained on")
     elif start.tokenizer is None or start.tokenizer.digest != dataset.tokenizer.digest:
         raise UserError(
             f"{where}: it was trained with another tokenizer ({start.record['corpus']['tokenizer']}); "
@@ -76,10 +76,14 @@ def check_compatible(
     then = size_of(start.record)
     for name in ("width", "layers", "heads"):
         if getattr(then, name) != getattr(size, name):
-            raise UserError(f"{where}: its {name} is {getattr(then, name)}, and here {getattr(size, name)}")
+            raise UserError(
+                f"{where}: its {name} is {getattr(then, name)}, the study's is {getattr(size, name)}"
+            )
     for name, value in vars(then.settings).items():
         if name not in _FREE and value != getattr(size.settings, name):
-            raise UserError(f"{where}: model.{name} is {value}, and here {getattr(size.settings, name)}")
+            raise UserError(
+                f"{where}: its model.{name} is {value}, the study's is {getattr(size.settings, name)}"
+            )
     assert isinstance(model, Reader)
     shapes = tensor_shapes(start.folder.weights)
     try:
@@ -89,16 +93,16 @@ def check_compatible(
 
 
 def load_weights(model: Decoder, path: str, run: str) -> None:
-    """Give a model the weights of the run it starts from; one that is gone or changed is named."""
+    """Load the weights of the run that a model starts from; raise if they are missing or changed."""
     folder = RunDirectory(Path(path))
     if folder.id != run or not folder.weights.is_file():
-        raise UserError(f"run {run}, whose weights this one starts from, is not at {path} any more")
+        raise UserError(f"run {run}, whose weights this run starts from, is no longer at {path}")
     folder.check_weights_unchanged()
     assert isinstance(model, Reader)
     kind = folder.spec().get("task", {}).get("model", "reader")
     heads = {"classifier": Classifier, "pointer": Pointer}
     weights = read_tensors(folder.weights)
-    # Shapes alone do not tell a pointer's head from that of two classes.
+    # Shapes alone do not distinguish a pointer's head from a two-class head.
     if type(model) is not heads.get(kind, Reader):
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     model.start_from(weights)

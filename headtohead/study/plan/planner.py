@@ -1,4 +1,4 @@
-"""From a study to its runs: corpora prepared, sizes and lengths matched."""
+"""Plans the runs of a study: prepares datasets, solves sizes and lengths."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def plan_study(
     *,
     data_dir: str | Path | None = None,
     rates: Rates | None = None,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda message, share: None,
     step_times: StepTimes | None = None,
     stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
 ) -> Plan:
-    """Return the plan of a study; corpora that are not prepared yet are prepared on the way.
+    """Return the plan of a study, preparing datasets where needed.
 
-    `pace` gives seconds per step where a length rule holds time equal; `stack` says whether seeds are stacked, which
-    holds for all runs of a study or for none.
+    `step_times` returns seconds per step for length rules that hold time equal. `stack` returns whether the runs are
+    rows of populations, for all runs of a study or for none.
     """
     check_probes_ready(spec.probes, data_dir)
     datasets: dict[str, Dataset] = {}
@@ -63,10 +63,10 @@ def plan_study(
                     datasets[key] = _dataset(spec, name, tokenizer, shown.context, data_dir, progress)
                     label = datasets[key].label
                     _check_unique(labels.setdefault(label, name), name, label)
-                words = str(context) if len(spec.contexts) > 1 else ""
+                context_label = str(context) if len(spec.contexts) > 1 else ""
                 for shape, length in product(spec.shapes, spec.lengths):
                     contest = Contest(
-                        name, datasets[key].label, size, shape, length, words, numerics=str(NUMERICS)
+                        name, datasets[key].label, size, shape, length, context_label, numerics=str(NUMERICS)
                     )
                     found = _contest_runs(
                         spec,
@@ -96,7 +96,7 @@ def _starts(spec: StudySpec) -> dict[str, Start]:
 
 
 def _tokenizer(spec: StudySpec, size: Size, starts: dict[str, Start]) -> str:
-    """Return the tokenizer of a contest: the study's, that of the runs it starts from, or the size's."""
+    """Return the tokenizer of a contest: the study's, that of the runs it starts from, or the size's default."""
     if starts and not spec.tokenizer:
         return next(iter(starts.values())).tokenizer_name
     return spec.tokenizer_for(size)
@@ -117,18 +117,17 @@ def _dataset(
 
 
 def _check_unique(first: str, corpus: str, label: str) -> None:
-    """Refuse another corpus under a label that is taken: verdicts could not be told apart."""
+    """Raise UserError if two corpora have the same label, which would make their verdicts ambiguous."""
     if first != corpus:
         raise UserError(
-            f"corpora '{first}' and '{corpus}' would both be called '{label}'; "
-            "leave one out, or give its file another name"
+            f"corpora '{first}' and '{corpus}' would both be called '{label}'; remove one, or rename its file"
         )
 
 
 def _statistics(
     spec: StudySpec, runs: list[Run], datasets: dict[str, Dataset], progress: Callable[[str, float], None]
 ) -> dict[str, Statistics]:
-    """Return the statistics of several corpora, for windows as long as the first run's."""
+    """Return the statistics of several corpora, with the window length of the first run."""
     if len(spec.corpora) < 2:
         return {}
     found = {}
@@ -150,7 +149,7 @@ def _contest_runs(
     rates: Rates,
     starts: dict[str, Start],
 ) -> tuple[list[Run], list[Run], list[Solved]]:
-    """Return the runs of a contest, or of those of its branches, the trunks of these, and what was solved."""
+    """Return the runs of a contest (or of its branches), the trunks, and the solved numbers."""
     facts = {
         "name": dataset.name(name),
         "label": dataset.label,
@@ -167,7 +166,7 @@ def _contest_runs(
     shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
     solved: list[Solved] = []
     lengths: list[list[Run]] = []
-    # The longest first: it is the study's whole length, and the primary comparison.
+    # The longest first: it is the length of the study and the primary comparison.
     for tokens in spec.branches[::-1] or (None,):
         here, firsts = contest, shaped
         if tokens is not None:
@@ -191,7 +190,7 @@ def _of_length(run: Run, contest: Contest, tokens: int) -> Run:
 
 
 def _grown(lengths: list[list[Run]], contest: Contest, seeds: tuple[int, ...]) -> tuple[list[Run], list[Run]]:
-    """Return the branches, and a trunk for each arm and seed; `lengths` holds the arms' runs at each token count."""
+    """Return the branches, and a trunk for each arm and seed. `lengths`: the arms' runs at each token count."""
     runs: list[list[Run]] = [[] for _ in lengths]
     trunks = []
     for same_arm in zip(*lengths, strict=True):
@@ -205,10 +204,10 @@ def _grown(lengths: list[list[Run]], contest: Contest, seeds: tuple[int, ...]) -
                 first, arm=arm, contest=contest, training=training, seed=seed, branches=marks
             )
             trunks.append(trunk)
-            for place, run in enumerate(same_arm):
-                parent = Parent(trunk.id, starts[place])
-                runs[place].append(
-                    dataclasses.replace(run, training=branches[place], seed=seed, parent=parent)
+            for index, run in enumerate(same_arm):
+                parent = Parent(trunk.id, starts[index])
+                runs[index].append(
+                    dataclasses.replace(run, training=branches[index], seed=seed, parent=parent)
                 )
     return [run for branch in runs for run in branch], trunks
 
@@ -224,7 +223,7 @@ def _shaped(
     rates: Rates,
     start: Start | None,
 ) -> tuple[Run, list[Solved]]:
-    """Return an arm's run of the first seed under the contest's shape rule, its length not solved yet."""
+    """Return an arm's run of the first seed under the contest's shape rule, before its length is solved."""
     given = _with_vocabulary(spec.size(contest.size, arm, context), dataset)
     layers = tuple(arm.layout.layers(given.layers))
     size, solved = given, []
@@ -240,13 +239,13 @@ def _shaped(
         if start is not None:
             check_compatible(start, dataset, size, layers, model)
     training = spec.train_settings(arm, size, dataset.bytes_per_token)
-    circuits = model.circuits()  # refuses a parameter that no optimiser would move
+    circuits = model.circuits()  # raises if a parameter is in no parameter group
     with _naming(arm):
         assign(training.circuit_lr, circuits, size.layers)
     if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
         solved.append(_solved_bytes(spec, arm, contest, training, dataset))
-    place = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
-    if (tuned := rates.get(place)) is not None:
+    key = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
+    if (tuned := rates.get(key)) is not None:
         training = dataclasses.replace(training, lr=tuned)
     dataset.steps(size, training)
     costs = (
@@ -281,7 +280,7 @@ def _shaped(
 def _solved_shape(
     given: Size, written: tuple[Composed, ...], size: Size, layers: tuple[Composed, ...], shape: str
 ) -> tuple[str, int, int]:
-    """Return which number the shape rule solved, and from what to what."""
+    """Return the name of the number that the shape rule solved, and its value before and after."""
     if shape == "params":
         return "feed-forward width", given.ffn, size.ffn
     for before, after in zip(written, layers, strict=True):
@@ -293,7 +292,7 @@ def _solved_shape(
 def _lengthened(
     spec: StudySpec, firsts: list[Run], dataset: Dataset, contest: Contest, step_times: StepTimes | None
 ) -> tuple[list[Run], list[Solved]]:
-    """Return the runs with the tokens that the contest's length rule gives them."""
+    """Return the runs with the tokens solved by the contest's length rule."""
     base = next(run for run in firsts if run.arm is spec.baseline_arm)
     timed = contest.length != "flops"
     speeds: list[StepTime] = []
@@ -305,12 +304,12 @@ def _lengthened(
         speeds = step_times(firsts, dataset, "plain" if contest.length == "time_plain" else "fused")
         amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
     else:
-        # Forward and backward: three times the forward.
+        # Forward and backward cost three times the forward pass.
         amounts = [3 * run.flops for run in firsts]
     whole = amounts[firsts.index(base)]
     held = _trained(base.training) * whole
     runs, solved = [], []
-    for place, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
+    for index, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
         training = run.training
         with _naming(run.arm):
             if not timed:
@@ -321,8 +320,8 @@ def _lengthened(
         runs.append(dataclasses.replace(run, training=training))
         if run is base:
             continue
-        words = (
-            ("training seconds", speeds[place].words(speeds[firsts.index(base)]))
+        held_name, note = (
+            ("training seconds", speeds[index].describe(speeds[firsts.index(base)]))
             if timed
             else ("training FLOPs", _sources(run, base))
         )
@@ -334,29 +333,29 @@ def _lengthened(
                 "tokens",
                 run.training.tokens,
                 training.tokens,
-                words[0],
+                held_name,
                 _trained(training) * amount,
                 held,
-                words[1],
+                note,
             )
         )
     return runs, solved
 
 
 def _sources(run: Run, base: Run) -> str:
-    """Return how the FLOPs of an arm and of the baseline were obtained, where either was counted."""
+    """Return how the FLOPs of an arm and of the baseline were obtained, if either was counted."""
     rows = ((run.arm.label, run.flops_source), (base.arm.label, base.flops_source))
     return flops_label(dict(rows)) if any(source == "counted" for _, source in rows) else ""
 
 
 def _trained(training: TrainSettings) -> int:
-    """Return the tokens of the whole steps."""
+    """Return the tokens of all whole steps."""
     return training.tokens // training.batch * training.batch
 
 
 @contextmanager
 def _naming(arm: Arm | None) -> Iterator[None]:
-    """Let a refusal name the arm, where it is the arm's."""
+    """Prefix a UserError with the arm, unless `arm` is None."""
     try:
         yield
     except UserError as error:
@@ -368,9 +367,9 @@ def _naming(arm: Arm | None) -> Iterator[None]:
 def _solved_bytes(
     spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, dataset: Dataset
 ) -> Solved:
-    """Return how a length in bytes became tokens: the same for all arms, so it is told of the baseline alone."""
+    """Return how a length in bytes was converted to tokens; reported for the baseline only, since it is equal for all arms."""
     each = dataset.bytes_per_token
-    note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, against the bytes asked for"
+    note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, compared with the requested bytes"
     numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)
     return Solved(arm.label, contest, "bytes", "tokens", *numbers, note)
 

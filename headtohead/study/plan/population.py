@@ -1,6 +1,6 @@
-"""Which runs of a study are trained as rows of one population.
+"""Decides which runs of a study are trained as rows of one population.
 
-All runs of a study are rows or none is, so that what is compared was computed the same way.
+Either all runs of a study are rows or none, so that compared runs are computed the same way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headtohead.training.acceleration import is_small
 from headtohead.training.population import VERIFIED_MECHANISMS, population_blocker
 
 MOST = 16
-"""Seeds in one pass: beyond, a GPU has nothing left to gain."""
+"""Maximum rows of a population: a GPU gains nothing beyond."""
 
 
 class PopulationPolicy:
-    """Says of a study's runs whether seeds are stacked; where that was not asked for, only where it pays.
+    """Decides whether a study's runs are trained as populations; with `wanted=None`, only where it is faster.
 
-    A study that was `begun` one way goes on that way, on any device.
+    A study that was `started` one way continues that way, on any device.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class PopulationPolicy:
         self.wanted, self.execution, self.started = wanted, execution, started
 
     def __call__(self, runs: Sequence[Run]) -> bool:
-        """Return whether all of them are stacked; what was asked for and cannot be is refused by name."""
+        """Return whether all runs are rows of a population; raise UserError if that is requested but not possible."""
         wanted = self.started if self.wanted is None else self.wanted
         several = len({run.seed for run in runs}) > 1
-        if wanted is False or not (several or self.started):  # one seed alone is no stack
+        if wanted is False or not (several or self.started):  # one seed alone is no population
             return False
         if wanted:
-            if words := self._reason_against(runs):
+            if reason := self._reason_against(runs):
                 how = (
                     "stack=True"
                     if self.wanted
-                    else "this study's seeds are stacked (stack=False does all anew)"
+                    else "this study's runs are rows of populations (stack=False starts all of them again)"
                 )
-                raise UserError(f"{how}: {words}")
+                raise UserError(f"{how}: {reason}")
             return True
         able = torch.device(self.execution.device).type == "cuda"
         pays = several and all(is_small(run.size) for run in runs)
-        # What was compared on a GPU: these mechanisms, on windows of a corpus.
+        # Verified on a GPU: these mechanisms, on windows of a corpus.
         corpora = not any(run.dataset is not None and run.dataset.task for run in runs)
         known = corpora and all(
             term.is_ours(VERIFIED_MECHANISMS) for run in runs for layer in run.layers for term in layer.terms
@@ -66,28 +66,28 @@ class PopulationPolicy:
         return all(max_rows(size, training, device) > 1 for size, training in kinds)
 
     def _reason_against(self, runs: Sequence[Run]) -> str:
-        """Say what keeps the runs from being stacked, or nothing."""
+        """Return why the runs cannot be rows of a population, or an empty string."""
         if any(run.parent for run in runs):
-            return "runs with branches are not stacked"
+            return "runs with branches cannot be rows of a population"
         if any(run.contest.length.startswith("time") for run in runs):
-            return "under length=time a run has its seconds to itself, and is not stacked"
-        text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # as long as any companion wants
+            return "runs under length=time are timed alone and cannot be rows of a population"
+        text = np.broadcast_to(np.zeros(1, dtype=np.int64), 2**40)  # long enough for any companion
         for run in {(run.size, run.layers): run for run in runs}.values():
             task = run.dataset.task if run.dataset is not None else None
             layers = list(run.layers)
             model = task_model(task, run.size, layers, run.seed, text) if task else None
-            if words := population_blocker(model or Decoder(run.size, layers, run.seed, companion=text)):
-                return f"arm '{run.arm.text}': {words}"
+            if reason := population_blocker(model or Decoder(run.size, layers, run.seed, companion=text)):
+                return f"arm '{run.arm.text}': {reason}"
         return ""
 
 
 def in_population(record: dict[str, Any]) -> bool:
-    """Return whether a run's record says that it is trained with other seeds."""
+    """Return whether a run is a row of a population, according to its record."""
     return bool(record.get("identity", {}).get("stacked"))
 
 
 def group_populations(recorded: Iterable[dict[str, Any]], execution: ExecutionSettings) -> list[list[str]]:
-    """Return the names of runs by the stack they are trained in: alike in all but the seed, as many as fit."""
+    """Return run ids grouped into populations: runs that differ only in seed, as many as fit into memory."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for record in recorded:
         key = canonical_json({**record["identity"], "seed": None})
@@ -98,7 +98,7 @@ def group_populations(recorded: Iterable[dict[str, Any]], execution: ExecutionSe
         room = max_rows(size_of(members[0]), training_of(members[0]), device)
         most = max(1, min(MOST, room)) if device.type == "cuda" else MOST
         names = [str(record["id"]) for record in members]
-        # Stacks of about one size: 20 seeds are two of ten, not one of 16 and one of four.
+        # Populations of about equal size: 20 seeds become 10 + 10, not 16 + 4.
         parts = -(-len(names) // most)
-        found += [names[place::parts] for place in range(parts)]
+        found += [names[index::parts] for index in range(parts)]
     return found

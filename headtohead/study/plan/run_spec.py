@@ -1,4 +1,4 @@
-"""What a plan holds: runs with every number resolved, each named after the hash of what it is."""
+"""A plan and its runs: every number resolved, each run named by the hash of its identity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headtohead.study.plan.init_from import Start
 from headtohead.study.store.manifest import Check, Contest, Entry, Manifest, Measure, Solved
 from headtohead.training.settings import TrainSettings
 
-# Hundreds of runs share a size, a layout and their training: each is written out once.
+# Hundreds of runs share a size, a layout and training settings: each is converted once.
 
 
 @cache
@@ -40,7 +40,7 @@ def _plain_layers(layers: tuple[Composed, ...]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm, seed, corpus or task, size, shape rule and length rule, every number resolved."""
+    """One arm, seed, corpus or task, size, shape rule and length rule, with every number resolved."""
 
     arm: Arm
     layers: tuple[Composed, ...]
@@ -51,25 +51,25 @@ class Run:
     corpus: dict[str, str]
     parameters: int
     flops: float
-    """Forward FLOPs per token, keys seen counted; what a batch shares is divided by its sequences."""
+    """Forward FLOPs per token, counting attended keys; costs shared by a batch are divided by its sequences."""
     cache: int | None
-    """Cache bytes per token in bf16, or None where a layer keeps no cache."""
+    """Cache bytes per token in bf16, or None if a layer has no cache."""
     parent: Parent | None = None
-    """What a branch starts from."""
+    """The run and step that a branch starts from."""
     branches: tuple[int, ...] = ()
     """The steps at which a trunk's branches start."""
     dataset: Dataset | None = field(default=None, repr=False, compare=False)
-    """What it is trained on; None where only its name matters."""
+    """The dataset; None if only the run's id is needed."""
     start: Start | None = field(default=None, repr=False, compare=False)
     """The run whose weights it starts from."""
     stacked: bool = False
-    """Whether it is trained in one pass with other seeds."""
+    """Whether it is a row of a population."""
     flops_source: str = "declared"
     """How `flops` were obtained: declared, or counted in at least one layer."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that can change the result, and nothing that cannot.
+        """Everything that can change the result, and nothing else.
 
         A companion is covered: its tokens by corpus, size and options, its noise by the seed.
         """
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def _further(self) -> dict[str, Any]:
-        """What only some runs have; the others look as they did before there was any of it."""
+        """Keys that only some runs have; omitting them keeps the ids of the other runs unchanged."""
         task = self.dataset.task if self.dataset else None
         return {
             **({"parent": vars(self.parent)} if self.parent else {}),
@@ -96,11 +96,11 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """The run's name: the hash of its identity."""
+        """The run's id: the hash of its identity."""
         return digest(canonical_json(self.identity))[:16]
 
     def record(self) -> dict[str, Any]:
-        """Return what spec.json holds: the identity, and what is needed to build the run and to show it."""
+        """Return the content of spec.json: the identity, and what is needed to build and display the run."""
         return {
             "id": self.id,
             "arm": self.arm.text,
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """All steps, a trunk's before a branch counted."""
+        """All steps, including those of the trunk before a branch."""
         return (
             self.dataset.steps(self.size, self.training)
             if self.dataset
@@ -134,29 +134,29 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the steps it does itself: a branch's are those of its decay."""
+        """The tokens of its own steps: for a branch, those of its decay."""
         own = self.steps - (self.parent.step if self.parent else 0)
         return self.dataset.trained(self.training, own) if self.dataset else own * self.training.batch
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds that an arm's training step takes."""
+    """Seconds per training step of an arm."""
 
     seconds: float
     spread: float
-    """Half the range of the middle half of the steps timed, beside the first arm's, as a share."""
+    """Half the interquartile range of the step times relative to the first arm's, as a share."""
     where: str
-    """Device, threads and path, in words."""
+    """Device, threads and path, for display."""
 
-    def words(self, baseline: StepTime) -> str:
-        """Return the measurement in words."""
+    def describe(self, baseline: StepTime) -> str:
+        """Return the measurement as text."""
         both = f"{1000 * self.seconds:.4g} ms per step, the baseline {1000 * baseline.seconds:.4g}"
         return f"{both} (± {self.spread:.1%} from step to step; {self.where})"
 
 
 StepTimes = Callable[[list[Run], Dataset, str], list[StepTime]]
-"""From runs, what they are trained on and the path (fused or plain) to the speed of each."""
+"""Maps runs, their dataset and the path (fused or plain) to the step time of each run."""
 
 
 @dataclass(frozen=True)
@@ -168,16 +168,16 @@ class Plan:
     datasets: dict[str, Dataset]
     """Corpora or tasks, by name, tokenizer and, for tasks, context."""
     solved: tuple[Solved, ...] = ()
-    """What the rules gave each arm but the baseline."""
+    """The numbers that the rules solved for each arm except the baseline."""
     trunks: tuple[Run, ...] = ()
-    """What branches start from; none of them stands in a contest."""
+    """The runs that branches start from; they are not part of any contest."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
-    """What each corpus is like, by its label, where there are several."""
+    """Statistics of each corpus by label, if there are several corpora."""
     checks: tuple[Check, ...] = ()
-    """What the causality gate found in arms with user code."""
+    """Findings of the causality gate in arms with user code."""
 
     def manifest(self) -> Manifest:
-        """Return the plan without models and data: what verdicts and reports need."""
+        """Return the plan without models and data, as needed by verdicts and reports."""
         primary = self.spec.primary_arm
         datasets = list(self.datasets.values())
         found = {dataset.label: dataset.measure(self.spec.given_margin) for dataset in datasets}
@@ -200,25 +200,25 @@ class Plan:
             flops={run.arm.label: run.flops_source for run in self.runs},
             checks=self.checks,
             notes=tuple(
-                f"task {dataset.label}: {words}: {count:,}"
+                f"task {dataset.label}: {reason}: {count:,}"
                 for dataset in datasets
-                for words, count in dataset.notes.items()
+                for reason, count in dataset.notes.items()
             ),
         )
 
     def measure(self, contest: Contest) -> Measure:
-        """Return what a contest is judged by."""
+        """Return the metric and margin of a contest."""
         labels = (dataset for dataset in self.datasets.values() if dataset.label == contest.corpus_label)
         return next(labels).measure(self.spec.given_margin) or Measure()
 
     def distinct(self) -> list[Run]:
-        """Return each run once, seed by seed, so that a study stopped early is balanced; trunks before branches."""
-        place = {seed: index for index, seed in enumerate(self.spec.seeds)}
+        """Return each run once, ordered by seed so that a study stopped early is balanced, trunks before branches."""
+        order = {seed: index for index, seed in enumerate(self.spec.seeds)}
         steps: dict[str, set[int]] = {}
         for run in self.trunks:
             steps.setdefault(run.id, set()).update(run.branches)
         trunks = [dataclasses.replace(run, branches=tuple(sorted(steps[run.id]))) for run in self.trunks]
-        ordered = sorted([*trunks, *self.runs], key=lambda run: place[run.seed])
+        ordered = sorted([*trunks, *self.runs], key=lambda run: order[run.seed])
         return list({run.id: run for run in ordered}.values())
 
 

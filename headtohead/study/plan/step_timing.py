@@ -1,10 +1,10 @@
 """Seconds per step, for length = time: measured once, then frozen in study.lock.json.
 
-All arms of a contest stand in one process on one device and take turns, step by step, so that a machine that slows
-down slows all of them. The first steps, in which compilers and allocators settle, are not counted. Of the rest the
-median counts: for the first arm of its seconds, for the others of their ratio to the first arm in the same round. A
-measurement is never repeated while the lock has it, so a study resumed has the same runs; an arm that comes later is
-timed beside one that is known, and scaled by it.
+All arms of a contest run in one process on one device and take turns, step by step, so that a machine that slows
+down slows all of them. The first steps, which include compilation and allocator warm-up, are not counted. The result is
+the median: of the seconds for the first arm, of the ratio to the first arm in the same round for the others. A
+measurement in the lock is never repeated, so a resumed study has the same runs. An arm added later is timed together
+with a known one and scaled by it.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from headtohead.training.acceleration import compiles
 from headtohead.training.trainer import Trainer
 
 _WARM = 2
-"""Steps of each arm that are not counted."""
+"""Warm-up steps of each arm, not counted."""
 _FEWEST, _MOST = 8, 40
-"""Steps of each arm that are: a twentieth of one run, within these."""
-_LOOK_AGAIN_SECONDS = 0.5
+"""Counted steps of each arm: a twentieth of a run, within these limits."""
+_POLL_SECONDS = 0.5
 
 
 class FrozenStepTimes:
-    """Gives the seconds per step that study.lock.json holds, and measures those it does not hold yet."""
+    """Returns the seconds per step in study.lock.json, and measures the missing ones."""
 
     def __init__(
         self,
         folder: Path,
         execution: ExecutionSettings,
         *,
-        progress: Callable[[str, float], None] = lambda words, share: None,
+        progress: Callable[[str, float], None] = lambda message, share: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.folder, self.execution, self.progress, self.clock = folder, execution, progress, clock
 
     def __call__(self, runs: list[Run], dataset: Dataset, path: str) -> list[StepTime]:
-        """Return the speed of each run; what is measured is in the lock before it is used."""
+        """Return the step time of each run. Measurements are written to the lock before they are used."""
         keys = [_key(run, path) for run in runs]
         if any(key not in frozen_seconds(self.folder) for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
             leases = LeaseManager()
-            # Two executors that start at once would disturb each other's clocks and plan different runs.
+            # Two executors timing at once would slow each other down and plan different runs.
             while not self._measured_alone(leases, keys, runs, dataset, path):
-                self.progress("waiting for another process that times the arms", 0.0)
-                time.sleep(_LOOK_AGAIN_SECONDS)
+                self.progress("waiting for another process that is timing the arms", 0.0)
+                time.sleep(_POLL_SECONDS)
         known = frozen_seconds(self.folder)
         return [StepTime(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
 
@@ -87,24 +87,24 @@ class FrozenStepTimes:
         path: str,
     ) -> None:
         where = self._where(path, next(iter(runs.values())).size)
-        beside = [key for key in runs if key in known][:1]
-        for key in beside:
+        anchor = [key for key in runs if key in known][:1]
+        for key in anchor:
             if known[key]["where"] != where:
                 raise UserError(
-                    f"the seconds per step of this study were measured on {known[key]['where']}; {where} cannot add to "
-                    f"them: go on there, or remove {self.folder / NAME} to measure and plan anew"
+                    f"the seconds per step of this study were measured on {known[key]['where']}; {where} is not comparable: "
+                    f"continue there, or remove {self.folder / NAME} to measure and plan again"
                 )
-        names = [*beside, *missing]
+        names = [*anchor, *missing]
         samples = self._measure([runs[key] for key in names], dataset, path)
-        # What was measured before keeps its number; the others are measured by it.
-        whole = known[beside[0]]["seconds"] if beside else float(np.median(samples[0]))
+        # The known arm keeps its value; the others are scaled by it.
+        whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
         lock_path = self.folder / NAME
         lock = read_lock(lock_path) if lock_path.is_file() else {"plans": {}}
-        for place, key in enumerate(names):
+        for index, key in enumerate(names):
             if key not in missing:
                 continue
-            first = samples[0] if place else np.median(samples[0])
-            low, ratio, high = (float(share) for share in np.percentile(samples[place] / first, (25, 50, 75)))
+            first = samples[0] if index else np.median(samples[0])
+            low, ratio, high = (float(share) for share in np.percentile(samples[index] / first, (25, 50, 75)))
             lock.setdefault("seconds", {})[key] = {
                 "arm": runs[key].arm.text,
                 "size": runs[key].size.dims,
@@ -123,7 +123,7 @@ class FrozenStepTimes:
         return f"{device_name(device)}{threads}, {path} path{compiled}"
 
     def _measure(self, runs: list[Run], dataset: Dataset, path: str) -> np.ndarray[Any, Any]:
-        """Return the seconds of each run's counted steps (runs, steps)."""
+        """Return the seconds of each run's counted steps, shape (runs, steps)."""
         device = torch.device(self.execution.device)
         steps = max(run.steps for run in runs)
         rounds = _WARM + min(_MOST, max(_FEWEST, steps // 20))
@@ -138,18 +138,20 @@ class FrozenStepTimes:
                 for run in runs:
                     arm = run.arm.text
                     trainers.append(trial(run, dataset, self.execution))
-                for turn in range(rounds):
-                    self.progress(f"timing {len(runs)} arms, step {turn + 1} of {rounds}", turn / rounds)
-                    for place, trainer in enumerate(trainers):
-                        arm = runs[place].arm.text
+                for round_index in range(rounds):
+                    self.progress(
+                        f"timing {len(runs)} arms, step {round_index + 1} of {rounds}", round_index / rounds
+                    )
+                    for index, trainer in enumerate(trainers):
+                        arm = runs[index].arm.text
                         seconds = trainer.timed_step(self.clock)
-                        if turn >= _WARM:
-                            samples[place].append(seconds)
+                        if round_index >= _WARM:
+                            samples[index].append(seconds)
         except (OSError, UserError):
             raise
         except Exception as error:
-            words = str(error).strip().splitlines()
-            cause = f"{type(error).__name__}: {words[0] if words else 'no message'}"
+            lines = str(error).strip().splitlines()
+            cause = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
             raise UserError(
                 f"length=time cannot be met: timing a step of arm '{arm}' failed: {cause}"
             ) from error
@@ -157,12 +159,12 @@ class FrozenStepTimes:
             torch.set_num_threads(threads)
         taken = np.array(samples)
         if taken.min() <= 0:
-            raise UserError("length=time cannot be met: the clock shows no time between two steps")
+            raise UserError("length=time cannot be met: the clock measured 0 seconds for a step")
         return taken
 
 
 def trial(run: Run, dataset: Dataset, execution: ExecutionSettings) -> Trainer:
-    """Return the trainer of a run, for a few steps by the clock: nothing it does is kept."""
+    """Return a trainer of a run for a few timed steps; nothing is saved."""
     device = torch.device(execution.device)
     torch.manual_seed(run.seed)
     batches = dataset.batches(run.size, run.training, run.seed)
@@ -176,9 +178,9 @@ def trial(run: Run, dataset: Dataset, execution: ExecutionSettings) -> Trainer:
 
 
 def same_speed(identity: Mapping[str, Any]) -> list[Any]:
-    """Return what runs of the same speed have in common: the model and its step, and neither seed nor length."""
+    """Return the parts of an identity that determine the step time: model and step, not seed or length."""
     step = {key: identity["training"][key] for key in ("batch", "precision")}
-    # Examples of one task are shorter than those of another; windows of corpora are all as long as the context.
+    # Example lengths differ between tasks; windows of corpora are always as long as the context.
     task = [[identity["task"], identity["corpus"]]] if "task" in identity else []
     return [identity["layers"], identity["size"], step, *task]
 

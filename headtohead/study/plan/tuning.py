@@ -1,8 +1,7 @@
-"""Learning rates that are tuned, equally for every arm: one grid, one budget, chosen on valid, judged on test.
+"""Learning-rate tuning: one grid and one budget for every arm, chosen on valid, judged on test.
 
-Where an arm's best rate lies at the edge of the grid, the grid is extended for all arms until no optimum does: an arm
-that was stopped at an edge proves nothing. What was chosen is kept in study.lock.json, so that a study resumed means the
-same thing.
+If an arm's best rate is at the edge of the grid, the grid is extended for all arms until every optimum is inside. The
+chosen rates are kept in study.lock.json, so that a resumed study uses the same ones.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
 
 MAX_EXTENSIONS = 6
-"""A grid that has grown so often has no end in sight: what was found is used, and said to lie at the edge."""
+"""After this many extensions the best rate found is used and marked as being at the edge."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning found: the rate of every arm in every corpus, size and shape, and all that was tried."""
+    """Result of tuning: all trials of every arm in every corpus, size and shape, with the chosen rates."""
 
     rows: tuple[Rate, ...] = ()
 
@@ -41,9 +40,9 @@ class Tuning:
         }
 
     def warnings(self) -> list[str]:
-        """Say which arms were left at the edge of the grid."""
+        """Return a warning for each arm whose best rate is at the edge of the grid."""
         return [
-            f"{row.label}: its best learning rate {row.lr:g} lies at the edge of the grid"
+            f"{row.label}: its best learning rate {row.lr:g} is at the edge of the grid"
             for row in self.rows
             if row.chosen and row.edge
         ]
@@ -56,7 +55,7 @@ def tune_study(
     run: Callable[[Plan], bool],
     say: Callable[[str], None],
 ) -> Tuning | None:
-    """Return the tuned rates, running what is missing; None when `run` was stopped before it was done."""
+    """Return the tuned rates, running missing trials; None if `run` was stopped early."""
     assert spec.tune is not None
     key = digest(
         canonical_json(
@@ -82,7 +81,7 @@ def tune_study(
         if high:
             grid.append(_beyond(grid[-2], grid[-1]))
         say(
-            f"a best learning rate lies at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
+            f"a best learning rate is at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
         )
     lock = read_lock(path) if path.is_file() else {"plans": {}}
     lock.setdefault("tuning", {})[key] = [dataclasses.asdict(row) for row in rows]
@@ -91,19 +90,19 @@ def tune_study(
 
 
 def _beyond(inner: float, edge: float) -> float:
-    """Return the next rate outwards, in the grid's own ratio, without the dust of floating point."""
+    """Return the next rate outside the grid, at the ratio of the last two, rounded to 6 digits."""
     return float(f"{edge * edge / inner:.6g}")
 
 
 def grid_spec(spec: StudySpec, grid: tuple[float, ...]) -> StudySpec:
-    """Return the study in which every arm stands once for each rate, on the tuning budget and one seed."""
+    """Return the study with one arm for each arm and rate, the tuning budget and one seed."""
     assert spec.tune is not None
     arms = []
     for lr in grid:
         for arm in spec.arms:
             if "lr" in arm.training:
                 raise UserError(
-                    f"arm '{arm.label}' has a learning rate of its own; tune chooses it for all arms"
+                    f"arm '{arm.label}' has a learning rate of its own; remove it, because tune sets lr for all arms"
                 )
             training = {**arm.training, "lr": lr, "tokens": spec.tune.tokens}
             arms.append(dataclasses.replace(arm, label=_label(arm.label, lr), training=training))
@@ -126,7 +125,7 @@ def _label(label: str, lr: float) -> str:
 
 
 def _identity(plan: Plan) -> list[Any]:
-    """What is tuned, rates aside."""
+    """Return what is tuned, without the rates."""
     return sorted(
         canonical_json({**run.identity, "training": {**run.identity["training"], "lr": None}})
         for run in plan.runs
@@ -145,18 +144,19 @@ def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[
         value = result["valid"][measure.name] if result.get("status") == "done" else None
         signs[run.contest.corpus] = 1 if measure.better == "lower" else -1
         contest = run.contest
-        place = (contest.corpus, contest.size, contest.context, contest.shape, label)
-        scores.setdefault(place, {})[lr] = value
+        key = (contest.corpus, contest.size, contest.context, contest.shape, label)
+        scores.setdefault(key, {})[lr] = value
     rows = []
-    for place, values in scores.items():
-        corpus, size, context, shape, label = place
+    for (corpus, size, context, shape, label), values in scores.items():
         sign = signs[corpus]
-        # Of rates that score alike, as where a task is done without a fault, the middle one is taken.
+        # Ties, such as several rates with a perfect task score, are resolved to the middle rate.
         ranked = sorted((math.inf if score is None else sign * score, lr) for lr, score in values.items())
         ties = [lr for value, lr in ranked if value == ranked[0][0]]
         best = ties[len(ties) // 2]
         if values[best] is None:
-            raise UserError(f"{place[4]}: no learning rate of {', '.join(f'{lr:g}' for lr in grid)} trained")
+            raise UserError(
+                f"{label}: training failed at every learning rate ({', '.join(f'{lr:g}' for lr in grid)})"
+            )
         rows += [
             Rate(
                 *(corpus, size, shape, label, lr, value),
@@ -171,7 +171,7 @@ def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[
 
 def _row(row: Any, path: Any) -> Rate:
     try:
-        # Locks of before call it by its one unit.
+        # Older locks use the key bits_per_byte.
         return Rate(**{"score" if key == "bits_per_byte" else key: value for key, value in row.items()})
     except TypeError as error:
         raise DamagedFile(f"damaged file {path}: tuning: {error}") from None

@@ -1,1 +1,1 @@
-"""Executes the runs of a plan: worker processes, the claim loop, one run or one population, the causality gate."""
+"""Run a plan: worker processes, the claim loop, one run or one population, the causality gate."""

@@ -1,7 +1,7 @@
-"""Which arms are admitted to a study: those with user code pass the causality gate before anything is trained.
+"""Check the causality of arms with user code before a study trains anything.
 
-What passed is kept in the user's cache by source, options, size, precision, batch and package version. What failed is
-checked again at every start: a file that it imports may have been repaired.
+A passed check is cached by source, options, size, precision, batch and package version. A failed check is repeated at
+every start, because a file that the arm imports may have been fixed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headtohead.study.store.run_store import RunDirectory
 from headtohead.study.store.validation import size_of, training_of
 
 RULES = 1
-"""The number of the gate's rules; what passed other rules is checked again."""
+"""Version of the gate's rules. Results cached under another version are not used."""
 
 
 def check_plan(
@@ -43,11 +43,11 @@ def check_plan(
     *,
     allow: bool = False,
     apart: bool = False,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda message, share: None,
 ) -> tuple[Check, ...]:
-    """Return what the gate found in each arm with user code, by contest; one that fails is rejected unless allowed.
+    """Return the gate's findings for each arm with user code, by contest. Raise if an arm fails, unless `allow` is set.
 
-    `apart` checks in another process, as runs are trained in others: code that kills its process ends only that one.
+    With `apart` the checks run in a separate process, so code that kills its process ends only that one.
     """
     first = plan.spec.seeds[0]
     runs = [run for run in plan.runs if run.seed == first and has_user_code(run.layers)]
@@ -56,8 +56,8 @@ def check_plan(
     missing = {key: run for key, run in by_key.items() if key not in known}
     apart = apart and all(composed.portable for run in missing.values() for composed in run.layers)
     inspect = _checked_apart if apart else _checked_here
-    for place, (key, found) in enumerate(zip(missing, inspect([*missing.values()], execution), strict=True)):
-        progress(f"checking {missing[key].arm.label}", place / len(missing))
+    for index, (key, found) in enumerate(zip(missing, inspect([*missing.values()], execution), strict=True)):
+        progress(f"checking {missing[key].arm.label}", index / len(missing))
         known[key] = found
         _keep(key, missing[key], found)
     found_in = [(run, known[_key(run, execution)]) for run in runs]
@@ -67,19 +67,19 @@ def check_plan(
         texts = {arm.label: arm.text for arm in plan.spec.arms}
         raise UserError(
             "; ".join(f"arm '{texts[label]}': {'; '.join(check.failed)}" for label, check in failed.items())
-            + ". Nothing was trained. h2h check examines a mechanism; --allow-failed-check (allow_failed_check=True) "
-            "trains it all the same, and no verdict will call it better or equivalent"
+            + ". Nothing was trained. Inspect the arm with h2h check; --allow-failed-check (allow_failed_check=True) "
+            "trains it anyway, but no verdict will call it better or equivalent"
         )
     return tuple(checks)
 
 
 def check_lines(checks: tuple[Check, ...]) -> list[str]:
-    """Return what is said of checked arms when a study starts, each thing once."""
+    """Return the lines about checked arms that are printed when a study starts, without duplicates."""
     return list(
         dict.fromkeys(
-            f"{check.label}: {words}"
+            f"{check.label}: {message}"
             for check in checks
-            for words in (*(f"failed check: {one}" for one in check.failed), *check.marks, *check.warnings)
+            for message in (*(f"failed check: {one}" for one in check.failed), *check.marks, *check.warnings)
         )
     )
 
@@ -87,19 +87,19 @@ def check_lines(checks: tuple[Check, ...]) -> list[str]:
 def check_record(
     record: dict[str, Any], execution: ExecutionSettings, layers: Sequence[Composed]
 ) -> GateResult:
-    """Return what the gate finds in the model of a run's record, at its start values."""
+    """Return the gate's findings for the model of a run's record at its initial values."""
     device = torch.device(execution.device)
     size, training, seed = size_of(record), training_of(record), int(record["seed"])
     try:
         with _threads(execution.threads, device):
-            # The run has no directory yet; a tokenizer is taken from there only when its file has moved since.
+            # The run has no directory yet. Its tokenizer is read from there only if the original file has moved.
             dataset = dataset_of(RunDirectory(Path(record["id"])), record, execution.data_dir)
             model = dataset.model(size, layers, seed).to(device)
             batches = dataset.batches(size, training, seed)
             micro = execution.micro or micro_batch(size, batches.sequences, device)
             trial = trial_of(dataset, batches, size.context, training.precision, micro, device)
             return check_causality_halving(model, trial, shake=True)
-    except Exception as error:  # its runs will fail alike, and are recorded so
+    except Exception as error:  # its runs will fail the same way and be recorded as failed
         return _unchecked(first_line(error))
 
 
@@ -113,7 +113,7 @@ def _checked_here(runs: list[Run], execution: ExecutionSettings) -> Iterator[Gat
 
 
 def _checked_apart(runs: list[Run], execution: ExecutionSettings) -> Iterator[GateResult]:
-    """Yield the same from another process; after one that died a new one goes on with the next run."""
+    """Yield the same from another process. If it dies, a new one continues with the next run."""
     records = [run.record() for run in runs]
     while records:
         order = json.dumps({"conditions": dataclasses.asdict(execution), "records": records})
@@ -146,11 +146,11 @@ def _checked_apart(runs: list[Run], execution: ExecutionSettings) -> Iterator[Ga
 
 
 ANSWER = "headtohead-gate "
-"""What a line of the other process begins with: user code may print lines of its own."""
+"""Prefix of result lines from the other process; user code may print lines of its own."""
 
 
 def _cached(key: str, run: Run) -> Path | None:
-    """Return where the gate's answer is kept; a class that was handed over in Python has no file whose hash names it."""
+    """Return the cache path of the gate's result, or None for a class passed in Python: it has no file to hash."""
     if not all(term.path or not term.source for composed in run.layers for term in composed.terms):
         return None
     return cache_dir() / "checks" / f"{key}.json"
@@ -159,12 +159,12 @@ def _cached(key: str, run: Run) -> Path | None:
 def _kept(key: str, run: Run) -> GateResult | None:
     try:
         return gate_result_from(read_json(path)) if (path := _cached(key, run)) else None
-    except (UserError, KeyError, TypeError, ValueError):  # not there, or damaged
+    except (UserError, KeyError, TypeError, ValueError):  # missing or damaged
         return None
 
 
 def _keep(key: str, run: Run, found: GateResult) -> None:
-    unchecked = any("could not be checked" in words for words in found.warnings)
+    unchecked = any("could not be checked" in text for text in found.warnings)
     path = _cached(key, run)
     if path is None or found.failed or unchecked:
         return
@@ -174,7 +174,7 @@ def _keep(key: str, run: Run, found: GateResult) -> None:
 
 
 def _key(run: Run, execution: ExecutionSettings) -> str:
-    """Return what stands for everything that the gate's answer depends on."""
+    """Return a hash of everything that the gate's result depends on."""
     return digest(
         canonical_json(
             {
@@ -182,7 +182,7 @@ def _key(run: Run, execution: ExecutionSettings) -> str:
                 "version": [VERSION, NUMERICS, torch.__version__],
                 "layers": run.identity["layers"],
                 "names": [composed.text for composed in run.layers],
-                # Classes without a file may share a name; what is found in them is not kept beyond this process.
+                # Classes without a file may share a name; their results are not cached beyond this process.
                 "classes": [
                     id(term.kind)
                     for composed in run.layers
@@ -202,7 +202,7 @@ def _key(run: Run, execution: ExecutionSettings) -> str:
 
 @contextmanager
 def _threads(count: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch uses as many threads as a run: more of them slow small models down."""
+    """Use as many torch threads as a run does: more threads slow small models down."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(count)

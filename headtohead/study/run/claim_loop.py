@@ -1,13 +1,13 @@
-"""The loop of one executor: take lease of a run that has no result, do it, go on; wait for runs that others lease.
+"""The claim loop of one executor: lease a run without a result, run it, continue; wait for runs leased by others.
 
-Several executors, on one host or on many, may work on one study at the same time. Each goes through the same list;
-whoever leases a run first does it. At the end an executor stays while others lease runs, and takes them over when
-their owner dies: a study is finished when any of its executors says so.
+Several executors, on one host or on several, can work on one study at the same time. Each goes through the same list,
+and the first to lease a run trains it. An executor that has no run left waits for the runs that others lease and takes
+them over if their owner dies, so a study is finished as soon as one of its executors returns.
 
-Stacked seeds are held together: an executor has the locks of all of them, or of none.
+The rows of a population are leased together: an executor holds the locks of all of them or of none.
 
-A branch waits until its trunk has kept the checkpoint it starts from, or has ended without one. Whoever finishes the
-last branch of a trunk drops what the trunk kept.
+A branch waits until its trunk has saved the checkpoint that the branch starts from, or has ended without one. The
+executor that finishes the last branch of a trunk deletes the trunk's saved checkpoints.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from headtohead.study.run.run_one import Event, missing_probes, run_one
 from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_store import RunDirectory, Store
 
-_LOOK_AGAIN_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to do; the layers are given where its record alone cannot build them."""
+    """A run to train. `layers` is given if they cannot be built from the record."""
 
     record: dict[str, Any]
     layers: tuple[Composed, ...] | None = None
     probes: tuple[str, ...] = ()
 
     def done(self, run: RunDirectory) -> bool:
-        """Return whether the run has its result, and every probe that can be taken."""
+        """Return whether the run has its result and every probe that can be taken."""
         return run.finished() and not (run.weights.is_file() and missing_probes(run, self.wanted))
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The probes to take: none of a trunk, which stands in no contest."""
+        """The probes to take: none for a trunk, which is in no contest."""
         return () if "branches" in self.record else self.probes
 
     @property
     def id(self) -> str:
-        """The run's name."""
+        """The run's id."""
         return str(self.record["id"])
 
     @property
@@ -60,10 +60,10 @@ class Job:
 
 
 def work(store: Store, jobs: list[Job], execution: ExecutionSettings, stop: Stop, emit: Event) -> None:
-    """Do every job that has no result and that nobody else does, until all have one or `stop` says so."""
+    """Run every job that has no result and no other owner, until all have a result or `stop` is true."""
     leases = LeaseManager()
     awaited: set[str] = set()
-    if not _work_on_stacks(store, jobs, leases, awaited, execution, stop, emit):
+    if not _work_on_populations(store, jobs, leases, awaited, execution, stop, emit):
         return
     jobs = [job for job in jobs if not in_population(job.record)]
     branches = [(job.id, parent) for job in jobs if (parent := job.parent)]
@@ -71,7 +71,7 @@ def work(store: Store, jobs: list[Job], execution: ExecutionSettings, stop: Stop
     while jobs and not stop():
         waiting = {job.id for job in jobs} - abandoned
         held = []
-        for place, job in enumerate(jobs):
+        for index, job in enumerate(jobs):
             if stop():
                 return
             if (parent := job.parent) and not _ready(store, parent) and parent.run in waiting:
@@ -90,18 +90,18 @@ def work(store: Store, jobs: list[Job], execution: ExecutionSettings, stop: Stop
             elif branches:
                 if parent:
                     drop_checkpoints(store, [pair for pair in branches if pair[1].run == parent.run])
-                # A trunk that has ended sets its branches free: they come before the next trunk.
-                held += jobs[place + 1 :]
+                # The branches of a trunk that has ended run before the next trunk.
+                held += jobs[index + 1 :]
                 break
         if len(held) == len(jobs):
-            if stop.late:  # all that is left is with others
+            if stop.late:  # other executors hold all remaining runs
                 return
             _report_owner(store, held, awaited, emit)
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            time.sleep(_POLL_SECONDS)
         jobs = held
 
 
-def _work_on_stacks(
+def _work_on_populations(
     store: Store,
     jobs: list[Job],
     leases: LeaseManager,
@@ -110,43 +110,43 @@ def _work_on_stacks(
     stop: Stop,
     emit: Event,
 ) -> bool:
-    """Do the jobs whose seeds are stacked; return whether there is anything left to go on with."""
+    """Run the jobs that are trained in populations; return whether to continue with the others."""
     by_id = {job.id: job for job in jobs if in_population(job.record)}
     groups = group_populations([job.record for job in by_id.values()], execution)
-    population_blocker = [[by_id[name] for name in names] for names in groups]
-    while population_blocker and not stop():
+    populations = [[by_id[name] for name in names] for names in groups]
+    while populations and not stop():
         held = []
-        for stack in population_blocker:
+        for population in populations:
             if stop():
                 return False
-            state = _attempt_stack(store, stack, leases, execution, stop, emit)
+            state = _attempt_population(store, population, leases, execution, stop, emit)
             if state == "held":
-                held.append(stack)
+                held.append(population)
             elif state == "blocked":
                 return False
-        if len(held) == len(population_blocker):
+        if len(held) == len(populations):
             if stop.late:
                 return False
-            _report_owner(store, [job for stack in held for job in stack], awaited, emit)
-            time.sleep(_LOOK_AGAIN_SECONDS)
-        population_blocker = held
+            _report_owner(store, [job for population in held for job in population], awaited, emit)
+            time.sleep(_POLL_SECONDS)
+        populations = held
     return not stop()
 
 
-def _attempt_stack(
+def _attempt_population(
     store: Store,
-    stack: list[Job],
+    population: list[Job],
     leases: LeaseManager,
     execution: ExecutionSettings,
     stop: Stop,
     emit: Event,
 ) -> str:
-    """Do the jobs of one stack unless they are done or one of them is held; return how that ended."""
+    """Run the jobs of one population unless they are done or one of them is leased; return the resulting state."""
     states = []
-    for job in stack:
+    for job in population:
         if store.run(job.id).finished():  # only its probes may be missing
             states.append(_attempt(store, job, leases, execution, stop, emit))
-    jobs = [job for job in stack if not store.run(job.id).finished()]
+    jobs = [job for job in population if not store.run(job.id).finished()]
     if jobs:
         states.append(_attempt_pass(store, jobs, leases, execution, stop, emit))
     return next((state for state in ("blocked", "held") if state in states), "done")
@@ -164,14 +164,14 @@ def _attempt_pass(
     try:
         for run, job in zip(runs, jobs, strict=True):
             run.open(job.record)
-        with ExitStack() as stack:
+        with ExitStack() as exits:
             owned = []
             for run in runs:
-                if (lease := stack.enter_context(leases.acquire(run.path))) is None:
+                if (lease := exits.enter_context(leases.acquire(run.path))) is None:
                     return "held"
                 owned.append(lease)
             if any(run.finished() for run in runs):
-                return "held"  # another executor was quicker; the next look finds what is left
+                return "held"  # another executor was faster; the next pass finds what is left
             for run in runs:
                 emit({"kind": "started", "run": run.id})
             states = run_population(
@@ -185,12 +185,12 @@ def _attempt_pass(
                 emit=emit,
             )
     except (OSError, UserError) as error:
-        words = (
+        message = (
             f"cannot write to {error.filename or runs[0].path}: {error.strerror}"
             if isinstance(error, OSError)
             else str(error)
         )
-        emit({"kind": "obstacle", "run": runs[0].id, "words": words})
+        emit({"kind": "obstacle", "run": runs[0].id, "words": message})
         return "blocked"
     if any(run.finished() for run in runs):
         stop.advance()
@@ -207,7 +207,7 @@ def _ready(store: Store, parent: Parent) -> bool:
 def _attempt(
     store: Store, job: Job, leases: LeaseManager, execution: ExecutionSettings, stop: Stop, emit: Event
 ) -> str:
-    """Do one job unless it is done or held; return how that ended."""
+    """Run one job unless it is done or leased; return the resulting state."""
     run = store.run(job.id)
     if job.done(run):
         return "done"
@@ -231,8 +231,10 @@ def _attempt(
                 emit=emit,
             )
     except (OSError, UserError) as error:
-        words = f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        emit({"kind": "obstacle", "run": run.id, "words": words})
+        message = (
+            f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        )
+        emit({"kind": "obstacle", "run": run.id, "words": message})
         return "blocked"
     if run.finished():
         stop.advance()

@@ -1,4 +1,4 @@
-"""Does the runs of a plan that are not done yet: in this process, or in one process per core."""
+"""Execute the unfinished runs of a plan, in this process or in one process per core."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import RunDirectory, Store
 
 _DEADLY = 2
-"""After so many deaths of its worker a run has failed."""
+"""A run has failed after its worker has died this many times."""
 
 
 @dataclass
 class Summary:
-    """How a stretch of work on a study ended."""
+    """How one execution of a study ended."""
 
     done: int = 0
-    """Runs finished in this stretch."""
+    """Runs finished in this execution."""
     left: int = 0
-    """Runs without a result; after a stop also those without a probe that was asked for."""
+    """Runs without a result; after a stop also those that lack a requested probe."""
     stopped: bool = False
-    """Whether it was asked to stop."""
+    """Whether a stop was requested."""
     trouble: list[str] = field(default_factory=list)
-    """What was in the way, in words."""
+    """Error messages."""
 
 
 def execute(
@@ -55,13 +55,13 @@ def execute(
     workers: int = 1,
     seconds: float = math.inf,
 ) -> Summary:
-    """Do every run that has no result, and take the probes that runs lack; stop cleanly on Ctrl-C or after `seconds`."""
+    """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`."""
 
     def done(run: Run, probes: tuple[str, ...]) -> bool:
         return Job(run.record(), probes=probes).done(store.run(run.id))
 
     pending = [run for run in runs if not done(run, probes)]
-    # A trunk whose branches are all done has nothing left to give.
+    # A trunk whose branches are all done is no longer needed.
     wanted = {run.parent.run for run in pending if run.parent}
     pending = [run for run in pending if not run.branches or run.id in wanted]
     display.begin(len(runs), len(runs) - len(pending), float(sum(run.tokens for run in pending)))
@@ -77,7 +77,7 @@ def execute(
                 _in_process(store, pending, execution, display, stop, summary, probes)
     finally:
         display.end()
-    # A process that was killed between a branch's result and this leaves it to the next.
+    # Repeated here in case a process was killed between a branch's result and this call.
     drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
     summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
     summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
@@ -86,7 +86,7 @@ def execute(
 
 @contextmanager
 def _interruptible(summary: Summary) -> Iterator[None]:
-    """Turn the first Ctrl-C (or a polite kill) into a clean stop; the second one is obeyed at once."""
+    """Turn the first Ctrl-C (or SIGTERM) into a clean stop; the second one interrupts immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,9 +137,9 @@ def _in_workers(
                 pool.ask_to_stop()
             event = pool.next_event()
             if event is None:
-                for words in pool.reap(replace=not (summary.stopped or stop.late)):
-                    summary.trouble.append(words)
-                    display.note(words)
+                for message in pool.reap(replace=not (summary.stopped or stop.late)):
+                    summary.trouble.append(message)
+                    display.note(message)
             elif event["kind"] != "waiting" or event["pid"] not in pool.pids:
                 _take(summary, display, store, by_id[event["run"]], event)
     finally:
@@ -148,7 +148,7 @@ def _in_workers(
 
 
 class _WorkerPool:
-    """The workers of one executor; one that dies is replaced, and a run that kills its worker twice has failed."""
+    """The workers of one executor. A dead worker is replaced; a run that kills its worker twice has failed."""
 
     def __init__(
         self,
@@ -170,24 +170,24 @@ class _WorkerPool:
         }
         self.threads = execution.threads
         self.deaths: dict[str, int] = {}
-        self.workers = [self._spawn(place) for place in range(count)]
+        self.workers = [self._spawn(index) for index in range(count)]
 
-    def _spawn(self, place: int) -> _Worker:
+    def _spawn(self, index: int) -> _Worker:
         order = json.dumps(self.order | {"seconds": self.stop.seconds_left})
-        return _Worker(place, self.store, order, self.threads, self.events)
+        return _Worker(index, self.store, order, self.threads, self.events)
 
     @property
     def busy(self) -> bool:
-        """Whether a worker lives or something is still to be read."""
+        """Whether a worker is alive or an event is unread."""
         return bool(self.workers) or not self.events.empty()
 
     @property
     def pids(self) -> set[int]:
-        """The process numbers of the workers."""
+        """The process ids of the workers."""
         return {worker.process.pid for worker in self.workers}
 
     def next_event(self) -> dict[str, Any] | None:
-        """Return what a worker says next, or None after a short while without a word."""
+        """Return the next event of a worker, or None if there is none within 0.2 s."""
         try:
             worker, event = self.events.get(timeout=0.2)
         except queue.Empty:
@@ -197,7 +197,7 @@ class _WorkerPool:
         return event
 
     def reap(self, replace: bool) -> list[str]:
-        """Let go of workers that have ended; replace those that died, and say what happened."""
+        """Remove workers that have ended, replace those that died, and return a message about each death."""
         notes = []
         for worker in [worker for worker in self.workers if not worker.alive]:
             self.workers.remove(worker)
@@ -208,35 +208,35 @@ class _WorkerPool:
             if worker.run and count == _DEADLY:
                 notes.append(self._record_death(worker, how))
             if replace and (worker.run or count < _DEADLY):
-                self.workers.append(self._spawn(worker.place))
+                self.workers.append(self._spawn(worker.index))
         return notes
 
     def _record_death(self, worker: _Worker, how: str) -> str:
         run = self.store.run(worker.run)
-        words = f"its process {how.partition(':')[0]} {_DEADLY} times"
+        message = f"its process {how.partition(':')[0]} ({_DEADLY} times)"
         with LeaseManager().acquire(run.path) as lease:
             if lease is not None and not run.finished():
-                run.finish({"status": "failed", "error": words})
-        return f"run {run.id} is recorded as failed: {words}; --retry failed tries it again"
+                run.finish({"status": "failed", "error": message})
+        return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"
 
     def ask_to_stop(self) -> None:
-        """Ask every worker to save and end."""
+        """Ask every worker to save a checkpoint and exit."""
         for worker in self.workers:
             worker.ask_to_stop()
 
     def wait(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all workers have exited."""
         for worker in self.workers:
             worker.wait()
 
 
 def _worker_environment(threads: int) -> dict[str, str]:
-    """Return what a worker's C libraries are told before they start."""
+    """Return the environment variables of a worker's C libraries."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # glibc gives large blocks back to the system and takes them again at every step, a page fault per 4 KiB:
-        # keeping them makes training 4 to 7 % faster.
+        # By default glibc returns large blocks to the system and takes them again at every step, with a page fault
+        # per 4 KiB. Keeping them makes training 4 to 7 % faster.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**32),
         "MALLOC_TOP_PAD_": str(2**24),
@@ -244,19 +244,19 @@ def _worker_environment(threads: int) -> dict[str, str]:
 
 
 class _Worker:
-    """One worker process and the thread that listens to it."""
+    """One worker process and the thread that reads its events."""
 
     def __init__(
         self,
-        place: int,
+        index: int,
         store: Store,
         order: str,
         threads: int,
         events: queue.Queue[tuple[_Worker, dict[str, Any]]],
     ) -> None:
-        self.place, self.log = place, store.path / "logs" / f"worker-{place + 1}.log"
+        self.index, self.log = index, store.path / "logs" / f"worker-{index + 1}.log"
         self.run = ""
-        """The run it is at."""
+        """The run it is training."""
         self.asked = False
         with open(self.log, "wb") as stream:
             self.process = subprocess.Popen(
@@ -269,7 +269,7 @@ class _Worker:
                 env=os.environ | _worker_environment(threads),
             )
         assert self.process.stdin is not None
-        with suppress(OSError):  # it died at once; its log says why
+        with suppress(OSError):  # it died immediately; its log says why
             self.process.stdin.write(order + "\n")
             self.process.stdin.flush()
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
@@ -277,18 +277,18 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it still has something to say."""
+        """Whether it can still send events."""
         return self.listener.is_alive()
 
     def ask_to_stop(self) -> None:
-        """Close its input: it saves a checkpoint and ends."""
+        """Close its input: it saves a checkpoint and exits."""
         if not self.asked and self.process.stdin is not None:
             self.asked = True
             with suppress(OSError):
                 self.process.stdin.close()
 
     def wait(self) -> str:
-        """Wait for its end; return how it died in words, or nothing."""
+        """Wait until it exits; return how it died, or an empty string."""
         try:
             code = self.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
@@ -299,7 +299,7 @@ class _Worker:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code == -signal.SIGKILL:
-            return f"was killed (signal 9), as the system does when memory runs out{last}"
+            return f"was killed (signal 9), often because memory ran out{last}"
         return (f"was killed (signal {-code})" if code < 0 else f"ended with code {code}") + last
 
     def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any]]]) -> None:
@@ -314,7 +314,7 @@ class _Worker:
 
 
 def _take(summary: Summary, display: Display, store: Store, run: Run, event: dict[str, Any]) -> None:
-    """Count and show what an executor tells of a run."""
+    """Count and display an event of a run."""
     kind = event["kind"]
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
     task = f"{run.contest.corpus_label}, " if run.dataset and run.dataset.task else ""
@@ -335,7 +335,7 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
             summary.trouble.append(event["words"])
             display.note(f"{name}: {event['words']}")
     elif kind == "waiting":
-        display.note(f"waiting for {name}, which {event['owner']} works on")
+        display.note(f"waiting for {name}, which {event['owner']} is running")
     elif kind == "ended" and event["state"] not in ("stopped", "deferred", "blocked"):
         summary.done += 1
         display.ended(run.id, _outcome(store.run(run.id)))

@@ -1,4 +1,4 @@
-"""The batches that the causality gate is run on, and the gate on a trained run."""
+"""The batches that the causality gate runs on, and the gate for a trained run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from headtohead.training.batches import BatchSource, WindowBatches
 
 
 def has_user_code(layers: Iterable[Composed]) -> bool:
-    """Return whether a layer holds a user's class."""
+    """Return whether a layer contains a user's class."""
     return any(composed.user_code for composed in layers)
 
 
 def trial_of(
     dataset: Dataset, batches: BatchSource, context: int, precision: str, micro: int, device: torch.device
 ) -> Trial:
-    """Return batches as large as those that a run is trained and scored with: a leak may exist in large ones alone."""
+    """Return batches as large as those used for training and scoring: a leak may appear only in large batches."""
     if isinstance(batches, WindowBatches):
         rows = (max(2, micro), max(2, windows_per_pass(device, context)))
         train, score = (batches.windows.batch(0, count)[0].to(device) for count in rows)
@@ -41,14 +41,14 @@ def trial_of(
 
 
 def _two(rows: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return rows on the device, two at least."""
+    """Return at least two rows on the device."""
     if rows is None:
         return None
     return (rows if len(rows) > 1 else rows.repeat(2, 1)).to(device)
 
 
 def check_causality_halving(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:
-    """Return what the gate finds, with smaller batches where memory runs out."""
+    """Return the gate's findings; halve the batches when memory runs out."""
     while True:
         try:
             return check_causality(model, trial, shake=shake)
@@ -71,12 +71,12 @@ def check_causality_halving(model: Decoder, trial: Trial, *, shake: bool) -> Gat
 def check_trained(
     model: Decoder, dataset: Dataset, batches: BatchSource, precision: str, micro: int
 ) -> GateResult:
-    """Return what the gate finds in a trained model, which stays as it is; a check that raises has failed."""
+    """Return the gate's findings for a trained model, which is left unchanged. A check that raises has failed."""
     training, compiled = model.training, model.__dict__.pop("hidden", None)
     kept = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     checked = model
     try:
-        with suppress(Exception):  # what cannot be copied is checked itself
+        with suppress(Exception):  # a model that cannot be copied is checked itself
             checked = copy.deepcopy(model)
         trial = trial_of(dataset, batches, model.size.context, precision, micro, model.readout.device)
         return check_causality_halving(checked, trial, shake=False)

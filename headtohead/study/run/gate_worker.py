@@ -1,4 +1,4 @@
-"""The process in which the causality gate runs user code: it reads runs from standard input and prints a line for each."""
+"""Process that runs the causality gate on user code: it reads runs from standard input and prints one line for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headtohead.study.run.admission import ANSWER, check_record
 
 
 def main() -> None:
-    """Check the runs that the first line of standard input names."""
+    """Check the runs given on the first line of standard input."""
     order = json.loads(sys.stdin.readline())
     execution = execution_settings_from(json.dumps(order["conditions"]))
     for record in order["records"]:

@@ -1,7 +1,7 @@
-"""Stacked seeds: whether a study's runs are trained so, which are trained together, and one stack from records to results.
+"""Train one population from records to results.
 
-All runs of a study are stacked or none is: what is compared was computed the same way. Each stays a run of its own, with
-its directory, lock, checkpoints and result.
+Either all runs of a study are rows of populations or none is, so that compared runs are computed the same way. Each row
+is still a run of its own, with its directory, lock, checkpoints and result.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def run_population(
     lost: Callable[[], bool] = lambda: False,
     emit: Event = lambda event: None,
 ) -> list[str]:
-    """Do runs that are alike in all but their seeds, or go on with them, in one pass; return how each ended.
+    """Train or resume runs that differ only in their seeds in one pass; return the resulting state of each.
 
-    Seeds that have begun and seeds that have not are two passes, so that no work is lost.
+    Runs that have started and runs that have not are trained in two passes, so that no work is lost.
     """
     started = [any(checkpoint_paths(run.checkpoints)) for run in runs]
     states: dict[str, str] = {}
     for part in (True, False):
-        chosen = [place for place, known in enumerate(started) if known is part]
+        chosen = [index for index, known in enumerate(started) if known is part]
         if not chosen:
             continue
         found = _one_pass(
-            [runs[place] for place in chosen],
-            [recorded[place] for place in chosen],
+            [runs[index] for index in chosen],
+            [recorded[index] for index in chosen],
             execution,
             layers,
             probes,
@@ -94,8 +94,8 @@ def _one_pass(
             for run, record in zip(runs, recorded, strict=True)
         ]
 
-        def ended(place: int, outcome: Outcome) -> None:
-            run, record, member = runs[place], recorded[place], members[place]
+        def ended(index: int, outcome: Outcome) -> None:
+            run, record, member = runs[index], recorded[index], members[index]
 
             def whole() -> str:
                 status = finish_run(member, outcome, execution, held, emit)
@@ -106,26 +106,26 @@ def _one_pass(
 
             states[run.id] = with_failures_recorded(run, emit, whole)
 
-        stack = PopulationTrainer(
+        trainer = PopulationTrainer(
             [member.trainer for member in members],
             record=may_record(first, chosen)
             and records(execution.record, size_of(first), device, compiled=False),
-            compile=bool(execution.compile),  # asked for or not, it is the same for all arms
+            compile=bool(execution.compile),  # only on request: it must be the same for all arms
             save_every=execution.save_every,
             stop=after_step(held),
         )
         try:
-            for place, outcome in enumerate(stack.run(ended)):
-                if runs[place].id not in states:
-                    ended(place, outcome)
-        except Stopped:  # what was trained stays, and is scored at the next start
-            stack.save([place for place, run in enumerate(runs) if run.id in states])
+            for index, outcome in enumerate(trainer.run(ended)):
+                if runs[index].id not in states:
+                    ended(index, outcome)
+        except Stopped:  # the training is saved and scored at the next start
+            trainer.save([index for index, run in enumerate(runs) if run.id in states])
             states.update({run.id: "stopped" for run in runs} | states)
 
     try:
         train()
     except Exception as error:
-        # What went wrong for all is recorded or told for each.
+        # An error that affects all rows is recorded or reported for each.
         for run in runs:
             if run.id not in states:
                 states[run.id] = with_failures_recorded(run, emit, _raising(error))

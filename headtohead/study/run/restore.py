@@ -1,4 +1,4 @@
-"""A trained run's model, from its directory."""
+"""Load a trained run's model from its directory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 
 def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
-    """Return the model with the weights that a finished run left; weights that do not fit are refused by name."""
+    """Return the model with the weights of a finished run. Raise if the weights do not match the model."""
     folder.check_weights_unchanged()
     size = size_of(record)
     shapes = tensor_shapes(folder.weights)
     if size.layers > len(shapes):
         raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
     task = record.get("task")
-    # The outline takes no memory: only a model that the file can fill is built.
+    # The model on the meta device takes no memory: the real model is built only if the weights match it.
     with torch.device("meta"):
         on_meta = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
     wanted = {name: tuple(tensor.shape) for name, tensor in on_meta.state_dict().items()}
     for name in sorted(wanted.keys() ^ shapes.keys()) or sorted(wanted):
         if wanted.get(name) != shapes.get(name):
-            found, meant = (str(table.get(name, "nothing")) for table in (shapes, wanted))
+            found, meant = (str(table.get(name, "missing")) for table in (shapes, wanted))
             raise UserError(
                 f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
             )

@@ -1,4 +1,4 @@
-"""What a study finds when it is started again: results that stand, runs to do once more, and what to say of both."""
+"""Resume a study: which results are valid, which runs are repeated, and the notes about both."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headtohead.study.store.run_store import RunDirectory, Store, set_aside
 
 
 def valid_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the results at hand, and a line about each damaged one: it is set aside and its run done again."""
+    """Return the valid results and a note about each damaged one, which is set aside so that its run is repeated."""
     damage: dict[str, str] = {}
     known = store.results(ids, damage)
     notes = []
-    for run_id, words in damage.items():
+    for run_id, message in damage.items():
         kept = set_aside(store.run(run_id).path / "result.json")
-        notes.append(f"{words}; kept as {kept.name}, and the run is done again")
+        notes.append(f"{message}; kept as {kept.name}, and the run is repeated")
     return known, notes
 
 
 def reset_failed(store: Store, ids: list[str]) -> None:
-    """Drop what failed runs left behind, so that they are done again."""
+    """Delete the files of failed runs, so that they run again."""
     for run_id in ids:
         run = store.run(run_id)
         if run.finished() and run.state() not in ("done", "diverged", "damaged"):
@@ -33,7 +33,7 @@ def reset_failed(store: Store, ids: list[str]) -> None:
 
 
 def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> list[str]:
-    """Say why runs are new or taken over: a mechanism's file that changed, results of another commit."""
+    """Return notes on why runs are new or reused: a changed mechanism file, results of another commit."""
     notes = []
     sources = {
         (term.path, term.kind.name): term.source
@@ -61,10 +61,10 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
         changed |= {
             path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
         }
-    notes += [f"{path} has changed: its runs start anew" for path in sorted(changed)]
+    notes += [f"{path} has changed: its runs start from scratch" for path in sorted(changed)]
     notes += [
-        f"{count} runs computed with numerics {numerics} are left as they are: this version computes with numerics "
-        f"{NUMERICS}, and never compares the two"
+        f"{count} runs computed with numerics {numerics} are not used: this version computes with numerics {NUMERICS} "
+        "and never compares the two"
         for numerics, count in older.items()
         if count
     ]
@@ -77,7 +77,7 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
 
 
 def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[str, ...]) -> list[str]:
-    """Say once that finished runs lack probes that cannot be taken any more, for they kept no weights."""
+    """Return a note if finished runs lack probes that cannot be taken because no weights were kept."""
     lacking: dict[str, None] = {}
     count = 0
     for run_id, result in known.items():
@@ -89,8 +89,8 @@ def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[
     if not count:
         return []
     return [
-        f"{count} finished runs kept no weights: {', '.join(lacking)} cannot be taken there "
-        "(another --out trains them anew, and keeps the weights)"
+        f"{count} finished runs kept no weights: {', '.join(lacking)} cannot be taken "
+        "(train them again in another --out to keep the weights)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""One run from its record to its result, in this process."""
+"""Train and score one run in this process, from its record to its result."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ Event = Callable[[dict[str, Any]], None]
 
 
 class ExternalError(Exception):
-    """Something outside a run is in its way: its corpus, the disk. The run keeps its place and has no result."""
+    """An error outside a run, such as a missing corpus or a full disk. The run is kept and has no result."""
 
 
 class Stopped(BaseException):
-    """A run was asked to stop while it was measured. No error: nothing on the way out may take it for one."""
+    """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
 
 
 def run_one(
@@ -63,11 +63,11 @@ def run_one(
     lost: Callable[[], bool] = lambda: False,
     emit: Event = lambda event: None,
 ) -> str:
-    """Do a run, or go on with it, then take the probes it lacks; return how it ended.
+    """Train or resume a run, then take its missing probes; return the resulting state.
 
-    done, diverged, failed, out of memory: it has a result; what is wrong with the arm is its result. stopped: it was
-    asked to. hindered: its corpus is missing or changed, or another process took the run over. blocked: nothing can be
-    written. An obstacle from outside is told in words, and the run keeps its place for the next start.
+    done, diverged, failed, out of memory: the run has a result; errors of the arm are results. stopped: a stop was
+    requested. deferred: the corpus is missing or changed, or another process took the run over. blocked: nothing can be
+    written. External errors are reported as events, and the run is tried again at the next start.
     """
     device = torch.device(execution.device)
     if device.type == "cpu":
@@ -86,7 +86,7 @@ def run_one(
                     started.model,
                     finish_run(started, started.trainer.run(), execution, held, emit),
                 )
-            except Stopped:  # what was trained stays, and is scored at the next start
+            except Stopped:  # the training is saved and scored at the next start
                 started.trainer.save()
                 return "stopped"
         if status == "done":
@@ -97,12 +97,12 @@ def run_one(
 
 
 def stop_when_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> Stop:
-    """Return `stop`, asked only while nobody else has taken the run over."""
+    """Return `stop` with a check that no other process has taken the run over; if one has, it raises ExternalError."""
 
     def requested() -> bool:
         if lost():
             raise ExternalError(
-                f"run {run.id} was taken over by another process: this one had been silent too long"
+                f"run {run.id} was taken over by another process: the heartbeat of this one had stopped too long"
             )
         return stop.requested()
 
@@ -110,7 +110,7 @@ def stop_when_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> S
 
 
 def after_step(stop: Stop) -> Callable[[], bool]:
-    """Return what a trainer asks after each step, which it saves where the answer is to stop."""
+    """Return the function that a trainer calls after each step; if it returns True, the trainer saves and stops."""
 
     def stopped() -> bool:
         stop.advance()
@@ -120,24 +120,24 @@ def after_step(stop: Stop) -> Callable[[], bool]:
 
 
 def with_failures_recorded(run: RunDirectory, emit: Event, work: Callable[[], str]) -> str:
-    """Return how the work on a run ended; what goes wrong is recorded or told, as `perform` says."""
+    """Call `work` and return the resulting state; errors are recorded or reported as `run_one` describes."""
     try:
         return work()
-    except (ExternalError, NewerFile) as obstacle:
-        emit({"kind": "obstacle", "run": run.id, "words": str(obstacle)})
+    except (ExternalError, NewerFile) as error:
+        emit({"kind": "obstacle", "run": run.id, "words": str(error)})
         return "deferred"
     except OSError as error:
-        words = f"cannot write to {run.path}: {error.strerror or error}"
+        message = f"cannot write to {run.path}: {error.strerror or error}"
     except Exception as error:
-        if run.finished():  # no reason to doubt its result
+        if run.finished():  # its result is still valid
             emit({"kind": "obstacle", "run": run.id, "words": f"{type(error).__name__}: {error}"})
             return "deferred"
         status = "out of memory" if _out_of_memory(error) else "failed"
         try:
             return _fail(run, status, error)
         except OSError as second:
-            words = f"cannot write to {run.path}: {second.strerror}"
-    emit({"kind": "obstacle", "run": run.id, "words": words})
+            message = f"cannot write to {run.path}: {second.strerror}"
+    emit({"kind": "obstacle", "run": run.id, "words": message})
     return "blocked"
 
 
@@ -149,13 +149,13 @@ class StartedRun:
     trainer: Trainer
     dataset: Dataset
     changes: list[str]
-    """What differs from the environment of the stretch before."""
+    """Differences from the environment before the last resume."""
     stacked: int = 0
-    """How many seeds share the pass; 0: it is trained by itself."""
+    """Number of rows in the population; 0: the run is trained alone."""
 
     @property
     def model(self) -> Decoder:
-        """The model that is trained."""
+        """The model in training."""
         return self.trainer.model
 
 
@@ -169,11 +169,11 @@ def begin(
     emit: Event,
     stacked: int = 0,
 ) -> StartedRun:
-    """Return a run ready to train, by itself or as one of several stacked seeds."""
+    """Return a run ready to train, alone or as a row of a population of `stacked` rows."""
     dataset = _dataset(run, record, execution)
     size, training = size_of(record), training_of(record)
     torch.manual_seed(int(record["seed"]))
-    # A companion is cut from the train split: corpus content and options, which the run's hash covers, say which.
+    # The companion is cut from the train split; corpus content and options, both in the run's hash, determine it.
     model = dataset.model(size, layers, int(record["seed"])).to(device)
     if "start" in record:
         _start(model, record)
@@ -186,16 +186,16 @@ def begin(
             {"kind": "step", "run": run.id, "step": step, "steps": batches.steps, "nats": nats, "rate": rate}
         )
 
-    def on_the_way() -> dict[str, Any]:
-        # Of a task test too: a run then knows what its best step would have scored.
+    def evaluate() -> dict[str, Any]:
+        # A task is also scored on test, so that the result includes the test score of the best step.
         splits, shown = ("valid", "test") if dataset.task else ("valid",), _measuring(run, stop, emit)
         found = {}
-        for place, split in enumerate(splits):
-            part = part_of(shown, place, place + 1, len(splits))
+        for index, split in enumerate(splits):
+            part = part_of(shown, index, index + 1, len(splits))
             found[split] = _brief(dataset.score(model, split, training.precision, part))
         return found
 
-    # A task's batches are of many lengths: each would be compiled, or recorded, anew.
+    # A task's batches have many lengths, and each would need its own compilation or CUDA graph.
     alone = not stacked and not dataset.task
     compiled = alone and compiles(execution.compile, size, device)
     trainer = Trainer(
@@ -215,20 +215,20 @@ def begin(
             log=run.log,
             progress=progress,
             stop=after_step(stop),
-            evaluate=on_the_way,
+            evaluate=evaluate,
             rewind=run.rewind,
             compiling=lambda: emit({"kind": "compiling", "run": run.id}),
-            warn=lambda words: emit({"kind": "warning", "run": run.id, "words": words}),
+            warn=lambda message: emit({"kind": "warning", "run": run.id, "words": message}),
         ),
     )
     return StartedRun(run, trainer, dataset, changes, stacked)
 
 
 def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
-    """Return whether the steps of a run may be recorded as a graph.
+    """Return whether the steps of a run may be captured as a CUDA graph.
 
-    A mechanism may do in Python what changes from step to step, and a graph would not see it: only those are recorded whose
-    recorded steps were compared with others. Under length = time the seconds per step were measured without one.
+    A CUDA graph does not repeat Python code that changes from step to step, so only mechanisms whose captured steps were
+    compared with eager ones are allowed. Under length = time the seconds per step were measured without a graph.
     """
     timed = str(record["length"]).startswith("time")
     return not timed and all(
@@ -237,7 +237,7 @@ def may_record(record: dict[str, Any], layers: Sequence[Composed]) -> bool:
 
 
 def _measuring(run: RunDirectory, stop: Stop, emit: Event) -> Callable[[float], None]:
-    """Return what is called with the share of a measurement that is done: it tells, and raises Stopped where asked to stop."""
+    """Return a progress callback for a measurement; it emits an event, and raises Stopped if a stop was requested."""
 
     def progress(share: float) -> None:
         if stop():
@@ -250,7 +250,7 @@ def _measuring(run: RunDirectory, stop: Stop, emit: Event) -> Callable[[float], 
 def finish_run(
     started: StartedRun, outcome: Outcome, execution: ExecutionSettings, stop: Stop, emit: Event
 ) -> str:
-    """Score a run that was trained, and write what it cost and its result; return how it ended."""
+    """Score a trained run and write its costs and its result; return the resulting state."""
     run, trainer, dataset = started.run, started.trainer, started.dataset
     model, training = trainer.model, trainer.settings
     if outcome.status == "stopped":
@@ -284,7 +284,7 @@ def finish_run(
     if result["status"] == "done" and has_user_code(model.arms):
         found = check_trained(model, dataset, trainer.batches, training.precision, trainer.micro)
         result["check"] = found.as_dict()
-    stop()  # the last moment to notice that another process has the run
+    stop()  # last check that no other process has taken the run over
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
     write_document(run.path / "cost.json", cost)
@@ -303,7 +303,7 @@ def _restored(run: RunDirectory, record: dict[str, Any], layers: list[Composed])
 
 
 def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
-    """Return which of the probes the run has not had; one whose file is damaged counts as not taken."""
+    """Return the probes that have not been taken on the run; a damaged file counts as not taken."""
     found = []
     for name in probes:
         try:
@@ -323,31 +323,31 @@ def take_probes(
     stop: Stop,
     emit: Event,
 ) -> None:
-    """Measure what was asked for on a trained run; a probe that is stopped in the middle is taken at the next start."""
+    """Take the given probes on a trained run; a probe that is interrupted is taken again at the next start."""
     if not probes:
         return
     dataset = _dataset(run, record, execution)
     progress = _measuring(run, stop, emit)
-    for place, name in enumerate(probes):
-        shown = part_of(progress, place, place + 1, len(probes))
+    for index, name in enumerate(probes):
+        shown = part_of(progress, index, index + 1, len(probes))
         subject = Subject(model, data_of(dataset), record, execution.data_dir, shown)
         try:
             shown(0.0)
             found = take(name, subject)
         except Stopped:
             return
-        except ExternalError:  # the run is another process's now
+        except ExternalError:  # another process has taken the run over
             raise
-        except Exception as error:  # no reason to doubt the run: the next start tries the probe again
-            words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            emit({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {words}".splitlines()[0]})
+        except Exception as error:  # the run is still valid; the next start tries the probe again
+            message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            emit({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {message}".splitlines()[0]})
             continue
         run.keep_probe(name, found)
         stop.advance()
 
 
 def _branching(run: RunDirectory, record: dict[str, Any]) -> Branching:
-    """Return what joins a run to its trunk, or a trunk to its branches; a branch that begins takes over the trunk's rows."""
+    """Return how a run relates to its trunk or its branches; a new branch first copies the trunk's rows of metrics.jsonl."""
     if "parent" not in record:
         return Branching(marks=frozenset(record.get("branches", ())), folder=run.branches)
     parent = Parent(**record["parent"])
@@ -392,8 +392,8 @@ def _result(
     }
     if outcome.status == "diverged":
         return result | {"diverged_at": outcome.diverged_at}
-    for place, split in enumerate(("valid", "test")):
-        score = dataset.score(model, split, training.precision, part_of(progress, place, place + 1, 2))
+    for index, split in enumerate(("valid", "test")):
+        score = dataset.score(model, split, training.precision, part_of(progress, index, index + 1, 2))
         if not math.isfinite(score["nats"]):
             return result | {"status": "diverged", "diverged_at": outcome.step}
         result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
@@ -408,22 +408,22 @@ def _brief(score: dict[str, Any]) -> dict[str, float]:
 
 
 def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return by metric of a task the step that is best on valid, the last one included, with its scores on valid and test."""
-    ways = [row for row in run.metrics() if "test" in row]
-    if not ways or result["status"] != "done":
+    """Return the step that is best on valid for each metric of a task, including the last, with its valid and test scores."""
+    evaluated = [row for row in run.metrics() if "test" in row]
+    if not evaluated or result["status"] != "done":
         return {}
     last = {split: _brief(result[split]) for split in ("valid", "test")}
-    rows = [*ways, {"step": result["step"], **last}]
+    rows = [*evaluated, {"step": result["step"], **last}]
     found = {}
     for metric in last["valid"]:
-        if metric != "nats":  # every metric of a task is better when higher
+        if metric != "nats":  # for every metric of a task, higher is better
             best = max(rows, key=lambda row: float(row["valid"].get(metric, -math.inf)))
             found[metric] = {name: best[name] for name in ("step", "valid", "test")}
     return found
 
 
 def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Return by which share of itself the second half of training lowered the loss, from rows of metrics.jsonl."""
+    """Return the relative decrease of the loss in the second half of training, from rows of metrics.jsonl."""
     curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]
     if not curve:
         return None
@@ -437,7 +437,7 @@ def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:
-    """Keep the weights, write the result, then drop the checkpoints."""
+    """Save the weights, write the result, then delete the checkpoints."""
     if keep_weights and result["status"] == "done":
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         run.keep_weights(save(tensors))
@@ -447,8 +447,8 @@ def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weig
 
 
 def _fail(run: RunDirectory, status: str, error: BaseException) -> str:
-    words = str(error).strip().splitlines()
-    message = f"{type(error).__name__}: {words[0] if words else 'no message'}"
+    lines = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     write_atomic(run.path / "failure.txt", "".join(traceback.format_exception(error)))
     run.finish({"status": status, "error": str(error) if isinstance(error, UserError) else message})
     return status
@@ -456,21 +456,21 @@ def _fail(run: RunDirectory, status: str, error: BaseException) -> str:
 
 def _out_of_memory(error: BaseException) -> bool:
     # torch's allocator on CPU raises a plain RuntimeError
-    words = str(error)
+    message = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words and "memory" in words
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in message and "memory" in message
     )
 
 
 def _record_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
-    """Add this stretch of work to environment.json; return what differs from the stretch before, the trunk's counted."""
+    """Append this environment to environment.json; return the differences between consecutive ones, including the trunk's."""
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
     before = run.stretches() if resumed else []
     if not resumed and branching.start is not None and branching.start.is_dir():
         before = RunDirectory(run.path.with_name(branching.trunk)).stretches()
     stretches = [*before, now]
     write_document(run.path / "environment.json", {"stretches": stretches})
-    return [words for before, after in pairwise(stretches) for words in differences(before, after)]
+    return [change for before, after in pairwise(stretches) for change in differences(before, after)]
 
 
 def _peak_bytes() -> int:

@@ -1,7 +1,7 @@
-"""A worker process: does the runs it is told of, one after another, and reports on standard output.
+"""A worker process: executes the given runs one after another and reports events on standard output.
 
-It is told everything on the first line of standard input; the end of standard input, whether the parent closed it or
-died, means: save a checkpoint and stop. It watches the time limit itself.
+It reads its whole order from the first line of standard input. When standard input ends, because the parent closed it
+or died, the worker saves a checkpoint and stops. It enforces the time limit itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headtohead.study.store.run_store import Store
 
 
 def main() -> None:
-    """Do the work that standard input names."""
+    """Execute the runs given on standard input."""
     order, requested = receive()
     execution = execution_settings_from(json.dumps(order["conditions"]))
     jobs = [Job(record, probes=tuple(order["probes"])) for record in order["records"]]

@@ -1,1 +1,1 @@
-"""Everything a study keeps on disk: run directories, leases, manifest, history, archives, repair."""
+"""Files of a study: run directories, leases, manifest, history, archives, repair."""

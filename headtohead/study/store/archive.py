@@ -1,4 +1,4 @@
-"""Finished runs from one machine to another: one file, without checkpoints, and nothing in it is trusted."""
+"""Export and import of finished runs as one archive without checkpoints. Imported content is not trusted."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MAX_PROBE_BYTES = 8 * 2**20
 
 
 def export_runs(store: Store, target: Path) -> int:
-    """Write every finished run of a study and its history into one file, .tar.gz or the smaller .tar.xz; return how many runs.
+    """Write all finished runs of a study and its history to a .tar.gz or .tar.xz file; return the number of runs.
 
-    Damaged ones are left out.
+    Damaged runs are skipped.
     """
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
@@ -56,11 +56,11 @@ def export_runs(store: Store, target: Path) -> int:
 
 
 def _portable(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a finished run's record without places of the machine it was made on; it has its own tokenizer."""
+    """Return a run's record without paths of the local machine; the export includes the tokenizer."""
     record = {name: value for name, value in record.items() if name != "start_path"}
-    kind, _, place = record["corpus"]["tokenizer"].partition(":")
+    kind, _, path = record["corpus"]["tokenizer"].partition(":")
     if kind == "file":
-        record["corpus"] = record["corpus"] | {"tokenizer": f"file:{Path(place).name}"}
+        record["corpus"] = record["corpus"] | {"tokenizer": f"file:{Path(path).name}"}
     return record
 
 
@@ -71,7 +71,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _probe_files(run: RunDirectory) -> list[str]:
-    """Return what was measured on a run besides its loss, damaged files left out."""
+    """Return the names of a run's undamaged probe files."""
     names = [f"probes/{path.name}" for path in sorted((run.path / "probes").glob("*.json"))]
     return [
         name
@@ -81,16 +81,16 @@ def _probe_files(run: RunDirectory) -> list[str]:
 
 
 def validate_probe(run: RunDirectory, name: str, content: bytes) -> str:
-    """Return what is wrong with a probe's file, or nothing: its seal, its name, the form of what was found."""
+    """Return the problem of a probe's file (checksum, name, content), or an empty string."""
     try:
         value = verify_checksum(content)
     except (ValueError, RecursionError) as error:
         return str(error)
     check_schema(value, run.path / name)
     if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
-        return "it does not say which probe it is of"
+        return "no probe name"
     if run.probe_path(value["probe"]) != run.path / name or not is_valid(value["probe"], value.get("found")):
-        return f"it is not what probe {value['probe'][:80]} finds"
+        return f"not a result of probe {value['probe'][:80]}"
     return ""
 
 
@@ -102,10 +102,10 @@ def _whole(run: RunDirectory) -> bool:
 
 
 def import_runs(store: Store, source: Path) -> tuple[int, int]:
-    """Add the runs of an exported file that are not here yet; return how many were new and how many known.
+    """Add the missing runs of an archive; return the number of new and of known runs.
 
-    Names become paths only when they are a run's name and one of the known files, and a run is taken only when its
-    name is the hash of what it says it is.
+    A member is written only if its path is a run id and a known file name, and a run only if its id is the hash of its
+    identity.
     """
     if not source.is_file():
         raise UserError(f"no such file: {source}")
@@ -125,7 +125,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
                     or not RUN_ID.fullmatch(run_id)
                     or not (name in FILES or _PROBE_FILE.fullmatch(name))
                 ):
-                    raise UserError(f"{source} is not an export of runs: it holds '{member.name}'")
+                    raise UserError(f"{source} is not an export of runs: it contains '{member.name}'")
                 if member.size > (_MAX_BYTES if name in FILES else _MAX_PROBE_BYTES):
                     raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
                 stream = archive.extractfile(member)
@@ -143,7 +143,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
         probes = [name for name in files if name not in FILES]
         if probes:
             (run.path / "probes").mkdir(parents=True, exist_ok=True)
-        # A run that is here already takes the probes it lacks; result.json comes last.
+        # A known run receives its missing probes; result.json is written last.
         for name in [*probes, *(() if run.finished() else FILES)]:
             if name in files and not (name in probes and (run.path / name).exists()):
                 run.path.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
 
 
 def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
-    """Refuse a run of which a file is of a newer schema; what is damaged is left to others to name."""
+    """Raise NewerFile if a file has a newer schema; damaged files are reported elsewhere."""
     for name, content in files.items():
         if not name.endswith(".json") or name == "tokenizer.json":
             continue
@@ -167,11 +167,11 @@ def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
 def _check_archive_rows(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
     try:
         spec, result = json.loads(files["spec.json"]), verify_checksum(files["result.json"])
-        words = validate_spec(spec, run.id) or validate_result(result)
+        problem = validate_spec(spec, run.id) or validate_result(result)
     except (KeyError, ValueError, RecursionError) as error:
-        words = f"{type(error).__name__}: {error}"
-    if words:
-        raise UserError(f"{source}: run {run.id} is damaged or is not what it says it is: {words}")
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise UserError(f"{source}: run {run.id} is damaged or does not match its id: {problem}")
     for name in (name for name in files if name not in FILES):
-        if words := validate_probe(run, name, files[name]):
-            raise UserError(f"{source}: {run.id}/{name} is damaged or is not what it says it is: {words}")
+        if problem := validate_probe(run, name, files[name]):
+            raise UserError(f"{source}: {run.id}/{name} is damaged: {problem}")

@@ -1,7 +1,7 @@
-"""Looks through a study's directory for damage and mends what is safe to mend.
+"""Checks a study's directory for damage and repairs what is safe to repair.
 
-Safe means: nothing that could still be wanted is deleted. A damaged file is renamed (`result.json.damaged`), and the
-study's own command then does that run again; what a dead process left behind (locks, temporary files) is removed.
+Safe means that no data is deleted. A damaged file is renamed (`result.json.damaged`), and the study's own command then
+repeats that run. Locks and temporary files of dead processes are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirecto
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
-"""A temporary file that nobody touched for so long has no owner any more."""
+"""A temporary file or ownerless lock is stale after this time without a change."""
 _ROOM_BYTES = 2**30
 _TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
 
@@ -37,37 +37,37 @@ Progress = Callable[[str, float], None]
 
 @dataclass
 class Finding:
-    """One thing that is not as it should be."""
+    """One problem in a study's directory."""
 
     path: Path
-    words: str
+    problem: str
     """What is wrong."""
     remedy: str
-    """What mending does, or what a person has to do."""
+    """What the repair does, or what the user has to do."""
     repair: Step | None = None
-    """Mends it, where that is safe."""
+    """Repairs it, if that is safe."""
     repaired: bool = False
 
     def __str__(self) -> str:
-        done = "mended" if self.repaired else "can be mended" if self.repair else "needs you"
-        return f"{done}: {self.path}: {self.words}; {self.remedy}"
+        done = "repaired" if self.repaired else "can be repaired" if self.repair else "not repaired"
+        return f"{done}: {self.path}: {self.problem}; {self.remedy}"
 
 
-def examine(folder: Path, progress: Progress = lambda words, share: None) -> list[Finding]:
-    """Return everything that is wrong in a study's directory; nothing is changed."""
+def examine(folder: Path, progress: Progress = lambda message, share: None) -> list[Finding]:
+    """Return all problems in a study's directory without changing it."""
     if not folder.is_dir():
-        raise UserError(f"no study in {folder}: there is no such directory")
+        raise UserError(f"no study in {folder}: no such directory")
     store = Store(folder)
     runs = store.runs()
     findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
-    for place, run in enumerate(runs):
-        progress("examining runs", place / len(runs))
+    for index, run in enumerate(runs):
+        progress("examining runs", index / len(runs))
         findings += [*_run(run), *_kept(run)]
     return findings
 
 
 def repair(findings: list[Finding]) -> None:
-    """Mend what is safe to mend."""
+    """Repair every finding that is safe to repair."""
     for finding in findings:
         if finding.repair is not None:
             finding.repair()
@@ -78,7 +78,7 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
     study, lock = folder / "study.json", folder / LOCK_NAME
     again = "the study's own command writes it again"
     if not study.is_file() and has_runs:
-        yield Finding(study, "it is missing", again)
+        yield Finding(study, "missing", again)
     elif study.is_file():
         try:
             read_manifest(study)
@@ -88,17 +88,17 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         try:
             read_lock(lock)
         except UnreadableFile as error:
-            words = (
-                "it is made again from study.json; seeds that are not in there count as added after looking"
-            )
-            yield Finding(lock, _cause(error), words, lambda: _renew_lock(lock, study))
+            remedy = "restored from study.json; seeds not listed there count as added after results existed"
+            yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
     free = shutil.disk_usage(folder).free
     if free < _ROOM_BYTES:
-        yield Finding(folder, f"{free / 2**20:,.0f} MiB of disk are left", "make room before going on")
+        yield Finding(
+            folder, f"only {free / 2**20:,.0f} MiB of disk space left", "free some space before continuing"
+        )
 
 
 def _renew_lock(lock: Path, study: Path) -> None:
-    """Put the damaged lock aside and keep what study.json knows of the seeds and the seconds per step."""
+    """Rename the damaged lock and restore seeds and seconds per step from study.json."""
     try:
         manifest, added = read_manifest(study)
         planned = [seed for seed in manifest.seeds if seed not in added]
@@ -110,12 +110,12 @@ def _renew_lock(lock: Path, study: Path) -> None:
 
 
 def _strays(folder: Path) -> Iterator[Finding]:
-    for place in (folder, folder / "runs"):
-        for path in sorted(place.iterdir()) if place.is_dir() else ():
+    for parent in (folder, folder / "runs"):
+        for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             yield from _temporary(path)
             known = RUN_ID.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)
-            if place != folder and not known:
-                yield Finding(path, "it is not a run", "it is left alone; remove it if it is not wanted")
+            if parent != folder and not known:
+                yield Finding(path, "not a run", "left unchanged; remove it if you do not need it")
 
 
 def _run(run: RunDirectory) -> Iterator[Finding]:
@@ -136,30 +136,30 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
     try:
         finished = run.result()
     except DamagedFile as error:
-        words = "it is set aside, and the study's own command does the run again"
-        yield _aside(run.path / "result.json", error, words)
+        remedy = "renamed; the study's own command repeats the run"
+        yield _aside(run.path / "result.json", error, remedy)
     yield from _metrics(run, finished is not None)
     for name in ("cost.json", "environment.json"):
         path = run.path / name
         if path.is_file() and not (run.costs() if name == "cost.json" else run.stretches()):
-            yield _aside(path, "it cannot be read", "it is set aside; the result does not depend on it")
+            yield _aside(path, "unreadable", "renamed; the result does not depend on it")
     if run.weights.is_file():
         try:
             run.check_weights_unchanged()
         except DamagedFile as error:
-            yield _aside(run.weights, error, "it is set aside; the result stands, the trained model is lost")
+            yield _aside(run.weights, error, "renamed; the result stays valid, the trained model is lost")
     for path in checkpoint_paths(run.checkpoints):
         if finished is not None:
-            yield Finding(path, "the run is done", "it is removed", partial(shutil.rmtree, path))
+            yield Finding(path, "the run is done", "removed", partial(shutil.rmtree, path))
             continue
         try:
             read_checkpoint(path)
         except UnreadableFile as error:
-            yield _aside(path, error, "it is set aside, and the one before is used")
+            yield _aside(path, error, "renamed; the previous checkpoint is used")
 
 
 def _kept(trunk: RunDirectory) -> Iterator[Finding]:
-    """What a trunk keeps for its branches: wanted until each of them has a result."""
+    """Check the checkpoints that a trunk keeps until each of its branches has a result."""
     if not trunk.branches.is_dir():
         return
     for path in sorted(trunk.branches.iterdir()):
@@ -178,13 +178,13 @@ def _kept(trunk: RunDirectory) -> Iterator[Finding]:
         steps = set()
     if steps and steps <= done:
         remove = partial(shutil.rmtree, trunk.branches)
-        yield Finding(trunk.branches, "the branches of this trunk are done", "it is removed", remove)
+        yield Finding(trunk.branches, "the branches of this trunk are done", "removed", remove)
         return
     for path in checkpoint_paths(trunk.branches):
         try:
             read_checkpoint(path)
         except UnreadableFile as error:
-            yield _aside(path, error, "it is set aside, and its branch does the trunk's steps again")
+            yield _aside(path, error, "renamed; its branch repeats the trunk's steps")
 
 
 def _probes(run: RunDirectory) -> Iterator[Finding]:
@@ -192,9 +192,9 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from _temporary(path)
         if path.suffix == ".json" and (
-            words := validate_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
+            problem := validate_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
         ):
-            yield _aside(path, words, "it is set aside, and the study's own command takes the probe again")
+            yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
 def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
@@ -203,12 +203,14 @@ def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
         return
     wanted = run.costs().get("metrics_sha256")
     if finished and wanted and digest_file(path) != wanted:
-        yield Finding(path, "it has changed since the run ended", "its curve may be wrong; the result is not")
+        yield Finding(
+            path, "changed since the run ended", "its curve may be wrong; the result is not affected"
+        )
     whole, lines = run.metrics(), path.read_text(encoding="utf-8", errors="replace").splitlines()
     if len(whole) < len(lines) and (finished or run.owner() is None):
         text = "".join(json.dumps(row) + "\n" for row in whole)
-        words = f"{len(lines) - len(whole)} of {len(lines)} lines are cut short or no rows"
-        yield Finding(path, words, "those lines are dropped", lambda: write_atomic(path, text))
+        problem = f"{len(lines) - len(whole)} of {len(lines)} lines are truncated or invalid"
+        yield Finding(path, problem, "those lines are dropped", lambda: write_atomic(path, text))
 
 
 def _lock(run: RunDirectory) -> Iterator[Finding]:
@@ -217,36 +219,36 @@ def _lock(run: RunDirectory) -> Iterator[Finding]:
         return
     owner = owner_of(lock)
     if owner is not None and owner.dead:
-        yield Finding(lock, f"{owner} is dead", "it is removed", lambda: _release(run))
+        yield Finding(lock, f"{owner} is dead", "removed", lambda: _release(run))
     elif owner is not None and not owner.here:
         idle = time.time() - lock.stat().st_mtime
         if idle > _OLD_SECONDS:
-            words = f"{owner} has not touched it for {idle / 3600:.0f} hours"
-            yield Finding(lock, words, "h2h race takes it over after watching it for a minute")
+            problem = f"{owner} has not updated it for {idle / 3600:.0f} hours"
+            yield Finding(lock, problem, "h2h race takes it over after watching it for a minute")
     elif owner is None and time.time() - lock.stat().st_mtime > _OLD_SECONDS:
-        yield Finding(lock, "it names no owner", "it is removed", lambda: _release(run))
+        yield Finding(lock, "no owner", "removed", lambda: _release(run))
 
 
 def _release(run: RunDirectory) -> None:
-    """Take the lock over the way an executor would, and let go of it."""
+    """Take over the lock as an executor would, and release it."""
     with LeaseManager().acquire(run.path):
         pass
 
 
 def _temporary(path: Path) -> Iterator[Finding]:
-    """What a process that died in the middle of a write left behind."""
+    """Find a temporary file of a process that died during a write."""
     if not _TEMPORARY.fullmatch(path.name) or time.time() - path.lstat().st_mtime < _OLD_SECONDS:
         return
 
     def remove() -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    yield Finding(path, "a write that was never finished", "it is removed", remove)
+    yield Finding(path, "unfinished write", "removed", remove)
 
 
 def _aside(path: Path, error: UserError | str, remedy: str) -> Finding:
-    words = error if isinstance(error, str) else _cause(error)
-    return Finding(path, words, f"{remedy} (kept as {path.name}{DAMAGED})", lambda: _put_aside(path))
+    problem = error if isinstance(error, str) else _cause(error)
+    return Finding(path, problem, f"{remedy} (kept as {path.name}{DAMAGED})", lambda: _put_aside(path))
 
 
 def _put_aside(path: Path) -> None:
@@ -254,5 +256,5 @@ def _put_aside(path: Path) -> None:
 
 
 def _cause(error: UserError) -> str:
-    """Return what an error says behind the path it names."""
+    """Return an error message without the path at its start."""
     return str(error).partition(": ")[2] or str(error)

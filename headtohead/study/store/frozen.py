@@ -1,4 +1,4 @@
-"""study.lock.json: what was planned before the first run, so that a study resumed means the same thing."""
+"""study.lock.json: the plan before the first run, so that a resumed study has the same runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "study.lock.json"
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Return the lock; a damaged one is refused, since it says which seeds were planned before looking."""
+    """Return the lock; raise DamagedFile if damaged, since it records which seeds were planned in advance."""
     lock = read_document(path)
     try:
         good = all(
@@ -23,26 +23,26 @@ def read_lock(path: Path) -> dict[str, Any]:
         good = False
     if not good:
         raise DamagedFile(
-            f"damaged file {path}: no plans; h2h doctor {path.parent} makes it again from study.json"
+            f"damaged file {path}: no valid plans; h2h doctor {path.parent} restores it from study.json"
         )
     return dict(lock)
 
 
 def frozen_seconds(folder: Path) -> dict[str, Any]:
-    """Return the seconds per step that the lock of a study holds."""
+    """Return the seconds per step in the lock of a study."""
     path = folder / NAME
     return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
 
 
 def frozen_population(folder: Path) -> bool | None:
-    """Return whether the seeds of a study that was planned before are stacked, None where none was."""
+    """Return whether the runs of a planned study are rows of populations, or None if there is no plan."""
     path = folder / NAME
     lock = read_lock(path) if path.is_file() else {}
     return bool(lock.get("stacked", False)) if lock.get("plans") else None
 
 
 def valid_seconds(given: Any) -> dict[str, Any]:
-    """Return what a damaged study still knows of its seconds per step."""
+    """Return the valid rows of the seconds per step."""
     try:
         return {key: row for key, row in given.items() if _measured(row)}
     except (KeyError, TypeError, AttributeError):
@@ -50,6 +50,6 @@ def valid_seconds(given: Any) -> dict[str, Any]:
 
 
 def _measured(row: Any) -> bool:
-    """Whether a row holds seconds per step."""
+    """Return whether a row is a valid step-time measurement."""
     numbers = all(isinstance(row[key], int | float) and row[key] >= 0 for key in ("seconds", "spread"))
     return numbers and row["seconds"] > 0 and isinstance(row["where"], str)

@@ -1,8 +1,8 @@
-"""history.jsonl: what a study was planned to compare and what was reported of it; rows are added, never changed.
+"""history.jsonl: append-only record of what a study planned to compare and what it reported.
 
-A verdict depends on more than its runs: seeds, arms and settings that were changed after results could be seen make it
-weaker. Each start of a study whose plan differs from the last one adds a row `plan`, with the contests that had results by
-then. Each report whose comparisons differ from the last one adds a row `report`. Each import adds a row `import`.
+A verdict is weaker if seeds, arms or settings were changed after results could be seen. Each start of a study whose plan
+differs from the last one appends a row `plan`, with the contests that had results by then. Each report whose comparisons
+differ from the last one appends a row `report`. Each import appends a row `import`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _FREE = (
     *("name", "arms", "seeds", "baseline", "primary", "probes"),
     *("corpus", "tasks", "size", "shape", "length", "context", "branches"),
 )
-"""Settings that change no run, or that a plan row records by itself: as arms, seeds and contests."""
+"""Settings that change no run, or that a plan row records separately as arms, seeds and contests."""
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What qualifies the verdicts of a study: everything that was changed after results existed."""
+    """Qualifications of a study's verdicts: everything that was changed after results existed."""
 
     added_seeds: frozenset[int] = frozenset()
     added_arms: frozenset[tuple[str, str]] = frozenset()
-    """(contest, label) of arms that joined a contest which had results."""
+    """(contest, label) of arms that were added to a contest with results."""
     primary: str | None = ""
-    """The comparison that was planned as the primary one; the empty text: whatever the study says."""
+    """The label of the planned primary comparison; empty: the study's current one."""
     dropped: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By contest: p values of comparisons that were reported there and are in the study no more."""
+    """By contest: p values of comparisons that were reported and are no longer in the study."""
     notes: tuple[str, ...] = ()
-    """What holds for every verdict."""
+    """Notes that apply to every verdict."""
 
 
 NO_MARKS = Marks()
@@ -57,7 +57,7 @@ class History:
 
     @classmethod
     def read(cls, folder: Path) -> History:
-        """Return the history in a study's directory, empty where there is none; damaged rows are counted and left out."""
+        """Return the history in a study's directory, empty if there is none; damaged rows are counted and skipped."""
         path = folder / NAME
         try:
             content = path.read_bytes()[:MAX_BYTES]
@@ -67,7 +67,7 @@ class History:
         return cls(path, rows, damaged)
 
     def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
-        """Record a plan unless the last one was the same; `done` says of a run's id whether it has a result."""
+        """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
         before = self._recovered()
         finished = {entry.contest.title for entry in (*before, *manifest.entries) if done(entry.run)}
         row = _plan_row(manifest, settings)
@@ -76,13 +76,13 @@ class History:
             self._append({"event": "plan", **row, "finished": sorted(finished)})
 
     def report(self, comparisons: list[dict[str, Any]]) -> None:
-        """Record which comparisons a report shows, unless the last report showed the same."""
+        """Append the comparisons of a report if they differ from those of the last report."""
         reports = self._events("report")
         if comparisons and not (reports and reports[-1].get("comparisons") == comparisons):
             self._append({"event": "report", "comparisons": comparisons})
 
     def imported(self, file: str, runs: int, rows: list[dict[str, Any]]) -> None:
-        """Record an import, with the rows of the history that came along."""
+        """Append an import and the history rows of the imported file."""
         for row in rows:
             if row not in self.rows:
                 self._append(row)
@@ -90,13 +90,13 @@ class History:
             self._append({"event": "import", "file": file, "runs": runs, "history": bool(rows)})
 
     def marks(self, manifest: Manifest) -> Marks:
-        """Return what qualifies the verdicts of a study as it is planned now."""
+        """Return the qualifications of the verdicts under the current plan."""
         plans = self._events("plan")
         notes = []
         if any(not row.get("history") for row in self._events("import")):
             notes.append("plan unknown: runs were imported without the history of their study")
         if self.damaged:
-            notes.append(f"the study's history is damaged: {self.damaged} rows cannot be read")
+            notes.append(f"the study's history is damaged: {self.damaged} rows are unreadable")
         if not plans:
             return Marks(notes=tuple(notes))
         contests = [contest.title for contest in manifest.contests()]
@@ -104,9 +104,9 @@ class History:
         added_arms: set[tuple[str, str]] = set()
         for contest in contests:
             own = [row for row in plans if contest in row["contests"]]
-            for place, row in enumerate(own):
-                late = place > 0 and contest in row["finished"]
-                earlier = own[:place]
+            for index, row in enumerate(own):
+                late = index > 0 and contest in row["finished"]
+                earlier = own[:index]
                 if late:
                     added_seeds |= set(row["seeds"]) - {seed for other in earlier for seed in other["seeds"]}
                     known = {label for other in earlier for label in other["arms"]}
@@ -146,12 +146,12 @@ class History:
         return [row for row in self.rows if row["event"] == event]
 
     def _recovered(self) -> tuple[Entry, ...]:
-        """Return the entries of the plan before; of a study older than its history, first record what it was."""
+        """Return the entries of the previous plan; if the study is older than its history, record that plan first."""
         try:
             study = self.path.with_name("study.json")
             manifest, added = read_manifest(study)
             settings = read_document(study).get("settings", {})
-        except UnreadableFile:  # there is none yet, or it is written anew
+        except UnreadableFile:  # none yet, or damaged: it is written again
             return ()
         if not self._events("plan"):
             contests = sorted({contest.title for contest in manifest.contests()})
@@ -163,7 +163,7 @@ class History:
         return manifest.entries
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Add a row to the file: in one write, made durable."""
+        """Append a row with a single write and fsync."""
         row = row if "date" in row else {**row, "date": datetime.now(UTC).isoformat(timespec="seconds")}
         new = not self.path.exists()
         line = json.dumps(row, sort_keys=True).encode() + b"\n"
@@ -180,13 +180,13 @@ class History:
 
 
 def study_marks(folder: Path, manifest: Manifest, added_seeds: frozenset[int]) -> Marks:
-    """Return what qualifies the verdicts of a study in `folder`, the seeds that its study.json marks included."""
+    """Return the qualifications of the verdicts of the study in `folder`, including the added seeds of study.json."""
     marks = History.read(folder).marks(manifest)
     return dataclasses.replace(marks, added_seeds=marks.added_seeds | added_seeds)
 
 
 def parse_rows(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of a history and how many lines are damaged; a last line without its end is one that was never written."""
+    """Return the rows of a history and the number of damaged lines; an unterminated last line is ignored."""
     lines = content.split(b"\n")[:-1]
     rows: list[dict[str, Any]] = []
     damaged = 0
@@ -213,7 +213,7 @@ def _plan_row(manifest: Manifest, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _portable(value: Any) -> Any:
-    """Return settings JSON-ready, paths by their last part: a history travels with exports."""
+    """Return settings as JSON values, with paths shortened to their last component: exports include the history."""
     if isinstance(value, dict):
         return {str(key): _portable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -224,16 +224,16 @@ def _portable(value: Any) -> Any:
 
 
 def _is_valid(row: Any) -> bool:
-    """Whether a row has the form of its event."""
+    """Return whether a row has the fields of its event."""
 
-    def texts(value: Any) -> bool:
+    def strings(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
     if not isinstance(row, dict) or row.get("event") not in _EVENTS:
         return False
     if row["event"] == "plan":
         return (
-            all(texts(row.get(key)) for key in ("arms", "contests", "finished"))
+            all(strings(row.get(key)) for key in ("arms", "contests", "finished"))
             and isinstance(row.get("baseline"), str)
             and isinstance(row.get("primary"), str | None)
             and isinstance(row.get("settings"), dict)

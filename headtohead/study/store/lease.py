@@ -1,10 +1,9 @@
-"""Who works on a run: a lock file beside its others, so that two executors never do a run twice.
+"""Leases on runs: a lock file in the run directory, so that two executors never do the same run.
 
-The lock is a file that is made by exclusive creation and taken over by rename, operations that are atomic on network
-file systems too; no byte-range locks, no clock of another host. Its owner touches it every 20 seconds. A lock whose
-owner is dead on this host is taken over at once. One from another host is taken over when it has not been touched for
-60 seconds of this process's own clock, watched by this process: a clock set back or ahead, here or there, cannot end a
-living lease.
+The lock file is created exclusively and taken over by rename; both operations are atomic on network file systems too.
+Byte-range locks and clocks of other hosts are not used. The owner updates the lock every 20 seconds. A lock whose owner
+is dead on this host is taken over at once. A lock of another host is taken over after this process has seen no update
+for 60 seconds of its own monotonic clock, so that changing a clock on either host cannot end a live lease.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ LEASE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The process a lock names."""
+    """The process that owns a lock."""
 
     host: str
     pid: int
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this host."""
+        """Whether it runs on this host."""
         return self.host.partition("?")[0] == socket.gethostname()
 
     @property
     def dead(self) -> bool:
-        """Whether it is certainly gone: a process of this host that does not exist."""
+        """Whether it is known to be dead: a process of this host that does not exist."""
         if not self.here:
             return False
         try:
@@ -51,7 +50,7 @@ class Owner:
 
 
 def owner_of(lock: Path) -> Owner | None:
-    """Return the process that a lock file names, or None where there is no readable lock."""
+    """Return the owner of a lock file, or None if there is no readable lock."""
     record = SoftFileLease(lock, lease_duration=LEASE_SECONDS).owner
     return None if record is None else Owner(record.hostname, record.pid)
 
@@ -63,15 +62,15 @@ class Lease:
         self._lease = lease
 
     def lost(self) -> bool:
-        """Whether another process has taken the run over, because this one was silent for too long."""
+        """Return whether another process has taken over the run, because this one stopped updating its lock."""
         return self._lease.compromise is not None
 
 
 class LeaseManager:
     """The locks that one executor holds or waits for.
 
-    An executor keeps this for all of its work: a lock from another host is taken over only after it has been watched
-    for as long as a living owner could be silent.
+    An executor uses one instance throughout, because a lock of another host is taken over only after it has been watched
+    for the whole lease duration.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class LeaseManager:
 
     @contextmanager
     def acquire(self, folder: Path) -> Iterator[Lease | None]:
-        """Yield the right to work in `folder`, or None while another process has it."""
+        """Yield the lease on `folder`, or None if another process holds it."""
         lock = folder / "lock"
         lease = self._leases.setdefault(lock, SoftFileLease(lock, lease_duration=LEASE_SECONDS))
         try:

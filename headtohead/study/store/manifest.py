@@ -1,4 +1,4 @@
-"""A study's plan without models and data: which run stands where. Verdicts and reports need no more."""
+"""A study's plan without models and data: contests, arms, seeds and run ids, for verdicts and reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METRIC = "bits_per_byte"
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared: its name, which way is better, and the margin within which a difference counts as none."""
+    """The metric of a comparison: its name, which direction is better, and the equivalence margin."""
 
     name: str = METRIC
     better: str = "lower"
@@ -30,7 +30,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Contest:
-    """One corpus or task, size, shape rule and length rule, one context and branch: what a verdict is given for."""
+    """One corpus or task, size, shape rule, length rule, context and branch; each contest has its own verdicts."""
 
     corpus: str
     corpus_label: str
@@ -38,36 +38,36 @@ class Contest:
     shape: str
     length: str
     context: str = ""
-    """Tokens in a window, where the study has several contexts."""
+    """Tokens in a window, if the study has several contexts."""
     branch: str = ""
-    """Tokens of the baseline's branch, where the study has branches."""
+    """Tokens of the baseline's branch, if the study has branches."""
     numerics: str = ""
-    """The number of the arithmetic that its runs were computed with: runs of two of them are never compared. Empty in a
-    table that does not say."""
+    """The NUMERICS value of its runs; runs with different values are never compared. Empty for an external table without
+    that column."""
 
     @property
     def outdated(self) -> bool:
-        """Whether its runs were computed with other numerics than this version's."""
+        """Whether its runs were computed with another NUMERICS value than this version's."""
         return self.numerics not in ("", str(NUMERICS))
 
     @property
     def place(self) -> dict[str, str]:
-        """What sets it apart from the other contests, by name; the corpus by its label."""
+        """The fields that identify the contest, by name; the corpus by its label."""
         names = ("size", "context", "branch", "shape", "length", "numerics")
         return {"corpus": self.corpus_label} | {name: getattr(self, name) for name in names}
 
     @property
     def title(self) -> str:
-        """The contest in words."""
-        return ", ".join(self._words.values())
+        """The contest as text."""
+        return ", ".join(self._phrases.values())
 
     def title_among(self, others: Sequence[Contest]) -> str:
-        """Return what sets it apart from the others in words; its whole title where nothing does."""
-        apart = [name for name in self._words if len({other.place[name] for other in others}) > 1]
-        return ", ".join(self._words[name] for name in apart) or self.title
+        """Return the part of the title that differs among `others`, or the whole title if nothing differs."""
+        apart = [name for name in self._phrases if len({other.place[name] for other in others}) > 1]
+        return ", ".join(self._phrases[name] for name in apart) or self.title
 
     @property
-    def _words(self) -> dict[str, str]:
+    def _phrases(self) -> dict[str, str]:
         forms = {
             "corpus": "{}",
             "size": "{}",
@@ -92,7 +92,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rate:
-    """What an arm scored on valid at one learning rate of its tuning, in the contest's metric."""
+    """Score of an arm on valid at one learning rate of its tuning, in the contest's metric."""
 
     corpus: str
     size: str
@@ -102,44 +102,44 @@ class Rate:
     score: float | None
     chosen: bool
     edge: bool
-    """Whether the arm's best rate lies at the edge of the grid."""
+    """Whether the arm's best rate is at the edge of the grid."""
     context: str = ""
-    """Where the study has several."""
+    """Tokens in a window, if the study has several contexts."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The number that a rule gave an arm in a contest, and how near that brings it to the baseline."""
+    """The number that a rule solved for an arm in a contest, and how closely it matches the baseline."""
 
     label: str
     contest: Contest
     rule: str
     what: str
-    """The number that was solved: feed-forward width, kv heads, width, tokens."""
+    """The solved number: feed-forward width, kv heads, width or tokens."""
     before: float
     after: float
     held: str
-    """What is held equal by it."""
+    """The quantity that is held equal."""
     mine: float
     baseline: float
     note: str = ""
 
     @property
     def match(self) -> float:
-        """What the arm has of what is held equal, as a share of the baseline's."""
+        """The arm's value of the held quantity divided by the baseline's."""
         return self.mine / self.baseline if self.baseline else math.nan
 
 
 @dataclass(frozen=True)
 class Check:
-    """What the causality gate found before training in an arm with user code, in one contest."""
+    """Findings of the causality gate before training, for an arm with user code in one contest."""
 
     label: str
     contest: Contest
     failed: tuple[str, ...] = ()
-    """Why it was to be rejected; it was trained all the same."""
+    """Reasons to reject the arm; it was trained anyway."""
     marks: tuple[str, ...] = ()
-    """What every verdict mentions."""
+    """Remarks that every verdict of the arm includes."""
     warnings: tuple[str, ...] = ()
 
 
@@ -149,39 +149,39 @@ class Manifest:
 
     name: str
     arms: tuple[tuple[str, str], ...]
-    """Text and label of each."""
+    """Text and label of each arm."""
     baseline: str
     primary: str | None
     margin: float
     seeds: tuple[int, ...]
     entries: tuple[Entry, ...]
     references: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What one gets without a model, by corpus label: bits per byte, or a task's metric."""
+    """Scores of trivial predictors by corpus label, in bits per byte or the task's metric."""
     tuning: tuple[Rate, ...] = ()
-    """Every learning rate that was tried, where rates were tuned."""
+    """Every learning rate tried, if rates were tuned."""
     solved: tuple[Solved, ...] = ()
-    """What the rules gave each arm but the baseline."""
+    """The numbers that the rules solved for each arm except the baseline."""
     probes: tuple[str, ...] = ()
-    """What was measured on every trained run besides its loss."""
+    """Measurements on every trained run other than its loss."""
     trunks: tuple[Entry, ...] = ()
-    """The runs that branches start from; their contests are the branches' with no branch named."""
+    """The runs that branches start from; their contests are those of the branches with `branch` empty."""
     statistics: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """What each corpus is like, by its label, where there are several."""
+    """Statistics of each corpus by label, if there are several corpora."""
     measures: dict[str, Measure] = field(default_factory=dict)
-    """What tasks are judged by, by their label; corpora by bits per byte."""
+    """Metrics of tasks by label; corpora use bits per byte."""
     notes: tuple[str, ...] = ()
-    """What was counted while tasks were made: examples left out, and why."""
+    """Counts of the examples that tasks leave out, with the reason."""
     flops: dict[str, str] = field(default_factory=dict)
     """How each arm's FLOPs were obtained, by its label: declared or counted."""
     checks: tuple[Check, ...] = ()
-    """What the causality gate found in arms with user code."""
+    """Findings of the causality gate in arms with user code."""
 
     def measure(self, contest: Contest) -> Measure:
-        """Return what a contest is judged by."""
+        """Return the metric and margin of a contest."""
         return self.measures.get(contest.corpus_label, Measure())
 
     def check(self, contest: Contest, label: str) -> Check:
-        """Return what the gate found in an arm before training; nothing in arms without user code."""
+        """Return the gate's findings for an arm before training; empty for arms without user code."""
         found = (row for row in self.checks if row.label == label and row.contest == contest)
         return next(found, Check(label, contest))
 
@@ -190,18 +190,18 @@ class Manifest:
         return list(dict.fromkeys(entry.contest for entry in self.entries))
 
     def runs(self, contest: Contest, label: str) -> dict[int, str]:
-        """Return run names by seed."""
-        return self._places.get((contest, label), {})
+        """Return run ids by seed."""
+        return self._run_ids.get((contest, label), {})
 
     @cached_property
-    def _places(self) -> dict[tuple[Contest, str], dict[int, str]]:
-        places: dict[tuple[Contest, str], dict[int, str]] = {}
+    def _run_ids(self) -> dict[tuple[Contest, str], dict[int, str]]:
+        found: dict[tuple[Contest, str], dict[int, str]] = {}
         for entry in self.entries:
-            places.setdefault((entry.contest, entry.label), {})[entry.seed] = entry.run
-        return places
+            found.setdefault((entry.contest, entry.label), {})[entry.seed] = entry.run
+        return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outline, JSON-ready."""
+        """Return the manifest as JSON-compatible values."""
         entries, trunks = (
             [{**vars(entry), "contest": dict(vars(entry.contest))} for entry in group]
             for group in (self.entries, self.trunks)
@@ -236,14 +236,14 @@ class Manifest:
 
 
 def flops_label(sources: dict[str, str]) -> str:
-    """Return how the FLOPs of arms were obtained, by their labels."""
+    """Return a sentence on how the FLOPs of each arm were obtained, from sources by label."""
     listed = ", ".join(f"{source} for {label}" for label, source in sources.items())
-    bound = "a count is an upper bound where code computes what it then masks (windows, sparse patterns)"
+    bound = "a count is an upper bound for code that computes masked values (windows, sparse patterns)"
     return f"FLOPs are {listed}; {bound}"
 
 
 def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
-    """Return the outline in a study.json and the seeds added after looking; a damaged file is refused by name."""
+    """Return the manifest in a study.json and the seeds added after results existed; raise DamagedFile if damaged."""
     record = read_document(path)
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
@@ -254,8 +254,8 @@ def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
 
 
 def manifest_from(record: dict[str, Any]) -> Manifest:
-    """Return the outline that `as_dict` gave; anything that is not one raises."""
-    # Studies of before have no trunks.
+    """Return the manifest from the values of `as_dict`; raise if they are invalid."""
+    # Older studies have no trunks.
     entries, trunks = (
         tuple(
             Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
@@ -277,7 +277,7 @@ def manifest_from(record: dict[str, Any]) -> Manifest:
             for key, lines in record["references"].items()
         },
         tuning=tuple(_rate(row) for row in record.get("tuning", ())),
-        # Studies of before have none.
+        # Older studies have no such key.
         solved=tuple(_solved(row) for row in record.get("solved", ())),
         probes=tuple(_text(name) for name in record.get("probes", ())),
         trunks=trunks,
@@ -287,13 +287,13 @@ def manifest_from(record: dict[str, Any]) -> Manifest:
             }
             for label, row in record.get("statistics", {}).items()
         },
-        notes=tuple(_text(words) for words in record.get("notes", ())),
+        notes=tuple(_text(note) for note in record.get("notes", ())),
         flops={_text(label): _text(source) for label, source in record.get("flops", {}).items()},
         checks=tuple(_check(row) for row in record.get("checks", ())),
         measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
     )
     if manifest.baseline not in {label for _, label in arms}:
-        raise ValueError(f"the baseline {manifest.baseline!r} is no arm")
+        raise ValueError(f"the baseline {manifest.baseline!r} is not an arm")
     return manifest
 
 
@@ -305,7 +305,7 @@ def _measure(row: dict[str, Any]) -> Measure:
 
 
 def _rate(row: dict[str, Any]) -> Rate:
-    # Studies of before have corpora alone.
+    # Older studies only have corpora.
     score = row["score"] if "score" in row else row["bits_per_byte"]
     return Rate(
         corpus=_text(row["corpus"]),
@@ -321,7 +321,7 @@ def _rate(row: dict[str, Any]) -> Rate:
 
 
 def _contest(row: dict[str, Any]) -> Contest:
-    # Studies written before the numerics were bumped do not name them.
+    # Studies written with NUMERICS 1 do not record it.
     return Contest(**{"numerics": "1"} | {key: _text(value) for key, value in row.items()})
 
 
@@ -332,13 +332,13 @@ def _solved(row: dict[str, Any]) -> Solved:
 
 
 def _check(row: dict[str, Any]) -> Check:
-    words = (tuple(_text(one) for one in row[key]) for key in ("failed", "marks", "warnings"))
-    return Check(_text(row["label"]), _contest(row["contest"]), *words)
+    lists = (tuple(_text(one) for one in row[key]) for key in ("failed", "marks", "warnings"))
+    return Check(_text(row["label"]), _contest(row["contest"]), *lists)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
@@ -348,7 +348,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-_WORDS = {
+_METRIC_LABELS = {
     METRIC: "bits per byte",
     "macro_f1": "macro-F1",
     "f1": "F1",
@@ -358,5 +358,5 @@ _WORDS = {
 
 
 def metric_label(metric: str) -> str:
-    """Return a metric's name for people; a column of somebody's table keeps its own."""
-    return _WORDS.get(metric, metric)
+    """Return the display name of a metric; unknown metrics keep their name."""
+    return _METRIC_LABELS.get(metric, metric)

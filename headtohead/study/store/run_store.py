@@ -1,14 +1,14 @@
 """The run store: one directory per run, named after the hash of its spec; `result.json` present = done.
 
 runs/ID/spec.json         what the run is
-        environment.json  versions, device, commit, attention backend, of every stretch of work
+        environment.json  versions, device, commit and attention backend of every start
         metrics.jsonl     one row per logged interval
-        checkpoint/       where it stands; the trained weights and their checksum when it is done
-        cost.json         clock, memory, throughput: what a repeat does not give again
-        probes/           what was measured on the trained run besides its loss, a sealed file each
-        result.json       written last, sealed with a checksum: only what a repeat gives again
+        checkpoint/       training state; when the run is done, the trained weights and their checksum
+        cost.json         time, memory, throughput: not reproducible
+        probes/           measurements on the trained run other than its loss, one file with a checksum each
+        result.json       written last, with a checksum: only reproducible numbers
         branches/         the checkpoints a trunk keeps until its branches are done
-        lock              who works on it now
+        lock              the process that works on it
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DAMAGED = ".damaged"
 PROBES = "probes"
 _LONGEST_METRICS = 64 * 2**20
 _LARGEST = 2**53
-"""No count is larger; one that no float holds would end in an error later."""
+"""Upper bound of a count; larger integers do not fit into a float."""
 _ROW_TYPES = {int, float, dict, type(None)}
 
 
@@ -50,12 +50,12 @@ class RunDirectory:
 
     @property
     def id(self) -> str:
-        """The run's name."""
+        """The run's id."""
         return self.path.name
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints stand."""
+        """The directory of its checkpoints."""
         return self.path / "checkpoint"
 
     @property
@@ -65,11 +65,11 @@ class RunDirectory:
 
     @property
     def branches(self) -> Path:
-        """Where a trunk keeps the checkpoints that its branches start from."""
+        """The directory in which a trunk keeps the checkpoints of its branches."""
         return self.path / "branches"
 
     def open(self, record: dict[str, Any]) -> None:
-        """Make the directory and write its spec, unless it is there; a damaged one is set aside."""
+        """Create the directory and write its spec if missing; a damaged spec is renamed and written again."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -84,33 +84,33 @@ class RunDirectory:
         write_document(path, record)
 
     def spec(self) -> dict[str, Any]:
-        """Return what the run is; a spec that is not what the run's name says is refused."""
+        """Return the spec; raise DamagedFile if it does not match the run id."""
         record = read_document(self.path / "spec.json")
-        if words := validate_spec(record, self.id):
-            raise DamagedFile(f"damaged file {self.path / 'spec.json'}: {words}")
+        if problem := validate_spec(record, self.id):
+            raise DamagedFile(f"damaged file {self.path / 'spec.json'}: {problem}")
         return dict(record)
 
     def finished(self) -> bool:
-        """Whether there is a result; whether it is whole is known when it is read."""
+        """Return whether a result exists, without checking its content."""
         return (self.path / "result.json").is_file()
 
     def result(self, arrays: bool = False) -> dict[str, Any] | None:
-        """Return the result of a finished run, or None; a damaged one is named. `arrays`: its blocks as arrays."""
+        """Return the result, or None if there is none; raise DamagedFile if damaged. `arrays`: blocks as arrays."""
         path = self.path / "result.json"
         try:
             result = read_document(path, verify_checksum)
         except MissingFile:
             return None
-        if words := validate_result(result, arrays):
-            raise DamagedFile(f"damaged file {path}: {words}")
+        if problem := validate_result(result, arrays):
+            raise DamagedFile(f"damaged file {path}: {problem}")
         return dict(result)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the result, sealed with its checksum: the run is done."""
+        """Write the result with its checksum, which marks the run as done."""
         write_atomic(self.path / "result.json", with_checksum(with_schema(result)))
 
     def owner(self) -> Owner | None:
-        """Return who works on the run, or None; an owner that is certainly dead is none."""
+        """Return the process that works on the run, or None if there is none or it is dead."""
         lock = self.path / "lock"
         found = owner_of(lock) if lock.is_file() else None
         return None if found is None or found.dead else found
@@ -127,7 +127,7 @@ class RunDirectory:
         return "stopped" if self.checkpoints.is_dir() else "waiting"
 
     def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Keep a trained tokenizer beside the weights it belongs to."""
+        """Save a copy of a trained tokenizer in the run directory."""
         if isinstance(tokenizer, BytePairs):
             write_atomic(self.path / "tokenizer.json", tokenizer.content)
 
@@ -138,17 +138,17 @@ class RunDirectory:
             return Bytes()
         if name == OWN_TOKENS:
             raise UserError(
-                f"run {self.id} was trained on a task that draws tokens of its own: it has no text"
+                f"run {self.id} was trained on a task with tokens of its own and has no tokenizer"
             )
         path = self.path / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f"run {self.id} was trained with {name}, and {path} is missing")
+            raise UserError(f"run {self.id} was trained with {name}, but {path} is missing")
         return BytePairs(name, path.read_text(encoding="utf-8"))
 
     def metrics(self, every: int = 1) -> list[dict[str, Any]]:
-        """Return the logged rows, or each so-many-th of them and the last.
+        """Return the logged rows, or every `every`-th row counted back from the last.
 
-        A line that was cut short by a crash, or is no row, is passed over.
+        Truncated or invalid lines are skipped.
         """
         path = self.path / "metrics.jsonl"
         if not path.is_file() or path.stat().st_size > _LONGEST_METRICS:
@@ -168,46 +168,46 @@ class RunDirectory:
             stream.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Drop rows after `step`, and its evaluation: they are of work that will be repeated."""
+        """Drop rows after `step`, and its evaluation, because those steps will be repeated."""
         path = self.path / "metrics.jsonl"
         if path.is_file():
             rows = [row for row in self.metrics() if (row["step"], "valid" in row) <= (step, False)]
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def reset(self) -> None:
-        """Drop everything but the spec, so that the run starts anew."""
+        """Delete everything except the spec, so that the run starts again."""
         for path in self.path.iterdir():
             if path.name not in ("spec.json", "lock"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def costs(self) -> dict[str, Any]:
-        """Return what the run cost, or nothing where that is missing or damaged."""
+        """Return the content of cost.json; empty if missing or damaged."""
         return self._facts("cost.json")
 
     def stretches(self) -> list[dict[str, Any]]:
-        """Return where each stretch of the run was done, or nothing where that is missing or damaged."""
+        """Return the environment of each start of the run; empty if missing or damaged."""
         stretches = self._facts("environment.json").get("stretches")
         return [row for row in stretches if isinstance(row, dict)] if isinstance(stretches, list) else []
 
     def probe(self, name: str) -> dict[str, Any] | None:
-        """Return what a probe found in the run, or None where it has not been taken; a damaged file is named."""
+        """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
         path = self.probe_path(name)
         try:
             found = read_document(path, verify_checksum)
         except MissingFile:
             return None
         if not isinstance(found, dict) or found.get("probe") != name or not isinstance(found["found"], dict):
-            raise DamagedFile(f"damaged file {path}: it is not what probe {name} found")
+            raise DamagedFile(f"damaged file {path}: not a result of probe {name}")
         return dict(found["found"])
 
     def keep_probe(self, name: str, found: dict[str, Any]) -> None:
-        """Keep what a probe found."""
+        """Write the result of a probe."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
         write_atomic(path, with_checksum(with_schema({"probe": name, "found": found})))
 
     def probe_path(self, name: str) -> Path:
-        """Return the file of a probe: its name, and a digest of what stands behind it."""
+        """Return the file of a probe: its name and a digest of its argument."""
         short, _, argument = name.partition(":")
         ending = f"-{digest(argument)[:8]}" if argument else ""
         return self.path / PROBES / f"{short}{ending}.json"
@@ -220,16 +220,16 @@ class RunDirectory:
         return value if isinstance(value, dict) else {}
 
     def keep_weights(self, content: bytes) -> None:
-        """Write the trained weights, and their checksum beside them."""
+        """Write the trained weights and a file with their checksum."""
         self.checkpoints.mkdir(exist_ok=True)
         write_atomic(self.weights.with_suffix(".sha256"), digest(content) + "\n")
         write_atomic(self.weights, content)
 
     def check_weights_unchanged(self) -> None:
-        """Refuse weights whose checksum is not the one they were written with."""
+        """Raise DamagedFile if the weights do not match their checksum."""
         path = self.weights.with_suffix(".sha256")
         if path.is_file() and path.read_text(errors="replace").strip() != digest_file(self.weights):
-            raise DamagedFile(f"damaged file {self.weights}: its checksum is not the one it was written with")
+            raise DamagedFile(f"damaged file {self.weights}: checksum mismatch")
 
 
 def _row(line: str) -> Any:
@@ -247,7 +247,7 @@ def _is_row(row: Any) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file so that it is out of the way and nothing of it is lost; return where it is."""
+    """Rename a damaged file to NAME.damaged, keeping its content; return the new path."""
     target = path.with_name(path.name + DAMAGED)
     count = 1
     while target.exists():
@@ -264,7 +264,7 @@ class Store:
         self.path = path
 
     def make(self) -> None:
-        """Make the directory, or say why it cannot be."""
+        """Create the directory; raise UserError if it is not writable."""
         try:
             (self.path / "runs").mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe.{os.getpid()}"
@@ -274,22 +274,22 @@ class Store:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def run(self, run_id: str) -> RunDirectory:
-        """Return the directory of a run."""
+        """Return the directory of a run; raise UserError if `run_id` is not a valid id."""
         if not RUN_ID.fullmatch(run_id):
-            raise UserError(f"'{run_id}' is not a run's name: 16 hexadecimal digits")
+            raise UserError(f"'{run_id}' is not a run id; expected 16 hexadecimal digits")
         return RunDirectory(self.path / "runs" / run_id)
 
     def runs(self) -> list[RunDirectory]:
-        """Return every run here, by name."""
+        """Return all runs of the study, sorted by id."""
         folder = self.path / "runs"
         if not folder.is_dir():
             return []
         return [RunDirectory(path) for path in sorted(folder.iterdir()) if RUN_ID.fullmatch(path.name)]
 
     def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
-        """Return the results at hand by run id; `damage` takes a line about each that cannot be read.
+        """Return the existing results by run id. `damage` receives a message for each damaged one.
 
-        Blocks of scores are arrays: ten thousand results then fit into a small part of the memory.
+        Blocks of scores are arrays, which take about a tenth of the memory.
         """
         found = {}
         for run_id in ids:
@@ -305,7 +305,7 @@ class Store:
 
 
 def find_run(given: str | Path) -> RunDirectory:
-    """Return the run a person means: its directory, or STUDY/PREFIX of its name."""
+    """Return the run at `given`: its directory, or STUDY/PREFIX of its id."""
     path = Path(given).expanduser()
     if (path / "spec.json").is_file():
         return RunDirectory(path)
@@ -320,15 +320,15 @@ def find_run(given: str | Path) -> RunDirectory:
                 return RunDirectory(matches[0])
             if matches:
                 raise UserError(
-                    f"'{given}' fits {len(matches)} runs: {', '.join(run.name for run in matches[:4])}, ..."
+                    f"'{given}' matches {len(matches)} runs: {', '.join(run.name for run in matches[:4])}, ..."
                 )
     if (path / "runs").is_dir():
-        raise UserError(f"{path} is a study; name one of its runs: {path}/ID (h2h runs {path} lists them)")
+        raise UserError(f"{path} is a study; give one of its runs as {path}/ID (h2h runs {path} lists them)")
     raise UserError(f"no run at '{given}': give its directory, or STUDY/ID")
 
 
 def check_trained_weights(folder: RunDirectory) -> None:
-    """Refuse a run that has no trained weights, and say why."""
+    """Raise UserError if a run has no trained weights."""
     result = folder.result()
     if result is None:
         raise UserError(f"run {folder.id} is not finished ({folder.state()})")
@@ -337,8 +337,8 @@ def check_trained_weights(folder: RunDirectory) -> None:
 
 
 def read_probe(run: RunDirectory, name: str) -> Found | None:
-    """Return what a probe found in a run, or None where it has not been taken; what has not its form is damaged."""
+    """Return the result of a probe, or None if it has not run; raise DamagedFile if it is invalid."""
     found = run.probe(name)
     if found is not None and not is_valid(name, found):
-        raise DamagedFile(f"damaged file {run.probe_path(name)}: it has not the form of probe {name}")
+        raise DamagedFile(f"damaged file {run.probe_path(name)}: not a valid result of probe {name}")
     return found

@@ -1,7 +1,7 @@
-"""What a run's files must look like: a spec that is what its name says, a result whose numbers are numbers.
+"""Validation of a run's files: the spec must match the run id, and results must contain valid numbers.
 
-Files come from disks that fail and from strangers. Everything downstream (verdicts, pages, exports) relies on what is
-checked here, and on nothing else.
+Files may be damaged or come from an untrusted source. All readers (verdicts, pages, exports) rely only on what is
+checked here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RUN_ID = re.compile(r"[0-9a-f]{16}")
 STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
 _LARGEST = 1e15
-"""No count or score is larger; a file that says so is not believed (nor is one that holds NaN)."""
+"""Upper bound of counts and scores; larger values and NaN are invalid."""
 
 
 def with_checksum(value: dict[str, Any]) -> str:
-    """Return `value` as JSON text, a line per member, whose last member is the checksum of all before it."""
+    """Return `value` as JSON text, one line per member; the last member is the checksum of the text before it."""
     lines = (
         f" {json.dumps(key)}: {json.dumps(item, ensure_ascii=False, allow_nan=False)}"
         for key, item in finite(value).items()
@@ -40,37 +40,37 @@ _CHECKSUM_LENGTH = len(',\n "checksum": ""\n}\n') + 16
 
 
 def verify_checksum(content: bytes) -> Any:
-    """Return the value of a sealed text; one whose checksum is not its own raises ValueError.
+    """Return the value of a JSON text with checksum; raise ValueError on a mismatch.
 
-    A text without a checksum is taken as it is.
+    A text without a checksum is accepted.
     """
     value = json.loads(content)
-    seal = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
-    if seal:
-        if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != seal[1]:
-            raise ValueError("its checksum is not its own")
+    match = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
+    if match:
+        if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != match[1]:
+            raise ValueError("checksum mismatch")
     elif isinstance(value, dict) and "checksum" in value:
-        raise ValueError("its checksum is not where it was written")
+        raise ValueError("the checksum is not the last member")
     return value
 
 
 def size_of(record: Mapping[str, Any]) -> Size:
-    """Return the size that a run's record holds."""
+    """Return the size in a run's record."""
     facts = dict(record["size"])
     return Size(**{**facts, "settings": Settings(**facts["settings"])})
 
 
 def training_of(record: Mapping[str, Any]) -> TrainSettings:
-    """Return the training settings that a run's record holds."""
+    """Return the training settings in a run's record."""
     return recorded_settings(record["training"])
 
 
 def validate_spec(record: Any, run_id: str) -> str:
-    """Return what is wrong with a spec in a few words, or nothing: the name is the hash of what the run is."""
+    """Return the problem of a spec, or an empty string. The run id must be the hash of the identity."""
     try:
         identity = record["identity"]
         if digest(canonical_json(identity))[:16] != run_id or record["id"] != run_id:
-            return "the run's name is not the hash of what it says it is"
+            return "the run id is not the hash of its identity"
         size = {key: value for key, value in record["size"].items() if key != "name"}
         shown = (size, record["training"], record["seed"], record["corpus"]["content"], len(record["layers"]))
         meant = (
@@ -82,13 +82,13 @@ def validate_spec(record: Any, run_id: str) -> str:
         )
         others = ("parent", "task", "start")
         if shown != meant or any(record.get(key) != identity.get(key) for key in others):
-            return "what it shows is not what its hash covers"
+            return "its fields do not match its identity"
         if "parent" in record and not _parent(record["parent"]):
-            return "its parent is not a run and a step"
+            return "its parent is not a run id and a step"
         if "task" in record and not _task(record["task"]):
-            return "its task is not a kind of model"
+            return "its task is invalid"
         if "start" in record and not RUN_ID.fullmatch(record["start"]):
-            return "what it starts from is not a run"
+            return "its start is not a run id"
         if not all(_number(step) for step in record.get("branches", ())):
             return "a step of its branches is not a number"
         size_of(record)
@@ -96,7 +96,7 @@ def validate_spec(record: Any, run_id: str) -> str:
         texts = [record["arm"], record["label"], record["shape"], record["length"], record["size"]["name"]]
         texts += [*record["layers"], *(record["corpus"][key] for key in ("name", "label", "tokenizer"))]
         if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
-            return "a name is not a text"
+            return "a name is not a string, or is too long"
         counts = (record["parameters"], record["flops_per_token"], record["cache_bytes_per_token"] or 0)
         if not all(_number(count) and count >= 0 for count in counts):
             return "a count is not a number"
@@ -106,41 +106,42 @@ def validate_spec(record: Any, run_id: str) -> str:
 
 
 def validate_result(result: Any, arrays: bool = False) -> str:
-    """Return what is wrong with a result in a few words, or nothing.
+    """Return the problem of a result, or an empty string.
 
-    `arrays` turns the blocks of its scores, lists of [nats, bytes], into arrays (blocks, 2): a tenth of the memory.
+    `arrays` converts the blocks of its scores from lists of [nats, bytes] to arrays of shape (blocks, 2), a tenth of the
+    memory.
     """
     if not isinstance(result, dict) or result.get("status") not in STATUSES:
         return "no status"
     if result["status"] in ("failed", "out of memory"):
-        return "" if isinstance(result.get("error", ""), str) else "its error is not a text"
+        return "" if isinstance(result.get("error", ""), str) else "its error is not a string"
     if not all(_number(result.get(key)) for key in ("step", "tokens", "parameters", "epochs")):
         return "a count is not a number"
     if result["status"] == "diverged":
         return ""
     for split in ("valid", "test"):
-        if words := validate_score(result.get(split), f"the {split} split", arrays):
-            return words
+        if problem := validate_score(result.get(split), f"the {split} split", arrays):
+            return problem
     steps = [result["best"]] if "best" in result else []
     by_metric = result.get("best_by", {})
     if not isinstance(by_metric, dict) or not all(_best(step) for step in (*steps, *by_metric.values())):
         return "its best step is not a step with scores"
     if "check" in result and not _check(result["check"]):
-        return "its check is not a list of words"
+        return "its check is not a table of string lists"
     return "" if _number(result.get("late_fall", 0.0)) else "late_fall is not a number"
 
 
 def _check(value: Any) -> bool:
-    """Return whether that is what the causality gate found."""
+    """Return whether `value` is a result of the causality gate."""
     names = ("failed", "marks", "warnings")
     return isinstance(value, dict) and all(
-        isinstance(value.get(name), list) and all(isinstance(words, str) for words in value[name])
+        isinstance(value.get(name), list) and all(isinstance(item, str) for item in value[name])
         for name in names
     )
 
 
 def _best(value: Any) -> bool:
-    """Return whether that is a step with numbers of valid and test."""
+    """Return whether `value` is a step with scores of valid and test."""
     if not isinstance(value, dict) or not _number(value.get("step")):
         return False
     splits = [value.get("valid"), value.get("test")]
@@ -148,7 +149,7 @@ def _best(value: Any) -> bool:
 
 
 def validate_score(score: Any, what: str, arrays: bool = False) -> str:
-    """Return what is wrong with the score of a split in a few words, or nothing; `arrays` as for a result."""
+    """Return the problem of a split's score, or an empty string; `arrays` as in `validate_result`."""
     if not isinstance(score, dict):
         return f"no score of {what}"
     if "metric" in score:
@@ -174,7 +175,7 @@ def validate_score(score: Any, what: str, arrays: bool = False) -> str:
 
 
 def _validate_task_score(score: dict[str, Any], what: str) -> str:
-    """Return what is wrong with the scores of a task's split in a few words, or nothing."""
+    """Return the problem of the scores of a task's split, or an empty string."""
     if not isinstance(score["metric"], str) or not _number(score.get(score["metric"])):
         return f"the score of {what} is not a number"
     if not all(_number(value) for key, value in score.items() if key not in ("metric", "groups", "blocks")):

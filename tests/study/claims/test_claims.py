@@ -98,7 +98,7 @@ def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
         spec = build_study(settings)
         for arm in spec.arms:
             size = spec.size(spec.sizes[0], arm)
-            model = Decoder.manifest(size, arm.layout.layers(size.layers))
+            model = Decoder.on_meta(size, arm.layout.layers(size.layers))
             assert model.parameter_count() > 0
             if not spec.tasks:  # a task's model has a head of its own
                 assign(spec.train_settings(arm).circuit_lr, model.circuits(), size.layers)

@@ -270,12 +270,12 @@ def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
     assert [claim.as_dict() for claim in again.claims] == rows
     assert 'href="lists/report.html"' in (out / "report.html").read_text()
     path.write_text(path.read_text().replace("tokens = 2048", "tokens = 4096"))
-    assert "stands in" in done("study").claims[0].reason
+    assert "was run with other settings" in done("study").claims[0].reason
 
 
 def test_a_study_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     alone = h2h.Reproduction("smoke", [], tmp_path / "claims.json", {"lists": None})  # type: ignore[dict-item]
-    with pytest.raises(UserError, match=r"study 'study' has not been run in .*; here are: lists"):
+    with pytest.raises(UserError, match=r"study 'study' has not been run in .*; available: lists"):
         _ = alone.study
 
 
@@ -406,7 +406,7 @@ def test_models_start_from_the_run_of_a_study_before_them(tmp_path: Path, story:
 
 def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Path) -> None:
     path = starting(tmp_path, str(story), **{"seeds = 1\n": "seeds = 1\nlr = 1e9\n"})
-    with pytest.raises(UserError, match="the models of study lists start from the run of first, not done in"):
+    with pytest.raises(UserError, match="study lists initializes its models from study first"):
         h2h.reproduce(str(path), out=tmp_path / "o", only="lists", device="cpu", quiet=True, workers=1)
 
 

@@ -47,7 +47,7 @@ def test_the_baseline_is_named_by_text_or_label() -> None:
         assert spec.primary_arm.text == "standard"
 
 
-def test_equal_labels_are_told_apart() -> None:
+def test_equal_labels_are_made_distinct() -> None:
     spec = build_study({"arms": ["sharing:tie=kv", "sharing:tie=kv*2"]})
     assert [arm.label for arm in spec.arms] == ["(Q, K=V)", "sharing:tie=kv*2"]
 
@@ -57,9 +57,9 @@ def test_equal_labels_are_told_apart() -> None:
     [
         ({}, "needs arms"),
         ({"arms": []}, "needs arms"),
-        ({"arms": [3]}, "an arm is a text"),
+        ({"arms": [3]}, "an arm is a string"),
         ({"arms": ["standard", "standard"]}, "given twice"),
-        ({"arms": [{"name": "x"}]}, "an arm is a text"),
+        ({"arms": [{"name": "x"}]}, "an arm is a string"),
         ({"arms": [{"arm": "standard", "corpus": "x"}]}, "setting of arm"),
         ({"arms": ["standrd"]}, "did you mean 'standard'"),
         ({"arms": ARMS, "tokns": 5}, "unknown study setting 'tokns'; did you mean 'tokens'"),
@@ -67,7 +67,7 @@ def test_equal_labels_are_told_apart() -> None:
         ({"arms": ARMS, "tokens": -4}, "whole number"),
         ({"arms": ARMS, "seeds": 0}, "seeds=0"),
         ({"arms": ARMS, "seeds": "x"}, "expected a count"),
-        ({"arms": ARMS, "seeds": [1, 1]}, "one twice"),
+        ({"arms": ARMS, "seeds": [1, 1]}, "contain a duplicate"),
         ({"arms": ARMS, "size": "nanno"}, "did you mean 'nano'"),
         ({"arms": ARMS, "size": 4}, "takes a name"),
         ({"arms": ARMS, "shape": "parms"}, "did you mean 'params'"),
@@ -84,9 +84,9 @@ def test_equal_labels_are_told_apart() -> None:
         ({"arms": ["sharing:tie=kv,kv_heads=3"]}, None),
     ],
 )
-def test_mistakes_are_one_clear_line(values: dict[str, Any], words: str | None) -> None:
+def test_mistakes_give_a_one_line_error(values: dict[str, Any], words: str | None) -> None:
     if words is None:
-        build_study(values)  # refused later, when the shape is known
+        build_study(values)  # rejected later, when the shape is known
         return
     with pytest.raises(UserError, match=words) as caught:
         build_study(values)
@@ -97,7 +97,7 @@ def test_mistakes_are_one_clear_line(values: dict[str, Any], words: str | None) 
     ("text", "words"),
     [("arms = [", "is not TOML"), ("arms = 'a'\narms = 'b'", "is not TOML"), ("\x00", "is not TOML")],
 )
-def test_a_file_that_is_not_toml_is_named_with_the_place(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "s.toml").write_text(text)
     with pytest.raises(UserError, match=words):
         read_study(tmp_path / "s.toml")
@@ -180,8 +180,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"tune": 5}, "got 5"),
     ],
 )
-def test_numbers_that_nothing_can_be_done_with_are_refused_by_name(
-    settings: dict[str, Any], words: str
-) -> None:
+def test_numbers_out_of_range_are_rejected_by_name(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         build_study({"arms": ["standard", "diagonal"], **settings})

@@ -12,7 +12,7 @@ import pytest
 import headtohead as h2h
 from headtohead import Study
 from headtohead.cli.main import main
-from headtohead.cli.race import show_verdicts
+from headtohead.cli.shared.results import show_verdicts
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.study.probes import is_valid, number_at
 from headtohead.study.store.run_store import RunDirectory, Store, read_probe
@@ -151,9 +151,9 @@ def test_what_a_run_was_trained_on_need_not_be_named(
     page = h2h.look([run.path, both[1]], example=2, out=tmp_path / "a.html", quiet=True)
     assert page.read_text().count('"relevant"') == 2
     assert h2h.look(other, task=RECALL, out=tmp_path / "b.html", quiet=True).is_file()
-    with pytest.raises(UserError, match="draws tokens of its own"):
+    with pytest.raises(UserError, match="cannot read text"):
         h2h.look(run.path, "some text", out=tmp_path / "c.html", quiet=True)
-    with pytest.raises(UserError, match="knows no task"):
+    with pytest.raises(UserError, match="has no training task"):
         h2h.explain(h2h.load_model(run.path), quiet=True)
 
 

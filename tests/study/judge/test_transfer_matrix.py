@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headtohead import Study, UserError, evaluate, open_study
-from headtohead.cli.race import show_verdicts
+from headtohead.cli.shared.results import show_verdicts
 from headtohead.data.shards import prepare
 from headtohead.study.claims import Finished, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper

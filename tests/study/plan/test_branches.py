@@ -1,4 +1,4 @@
-"""Branches: one trunk, and a decayed model at each token count, as if each had been trained alone."""
+"""Branches: one trunk and a decayed model at each token count, equal to separately trained runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def planned(story: Path, **values: Any) -> Plan:
 
 
 def family(plan: Plan, store: Path) -> tuple[RunDirectory, list[RunDirectory]]:
-    """Return the directories of the first trunk and of its branches, the shortest first."""
+    """Return the directories of the first trunk and of its branches, shortest first."""
     trunk = plan.trunks[0]
     branches = [run for run in plan.runs if run.parent and run.parent.run == trunk.id]
     return Store(store).run(trunk.id), [Store(store).run(run.id) for run in reversed(branches)]
@@ -61,9 +61,9 @@ def test_trunk_and_branch_have_the_rates_of_one_run(warmup: float) -> None:
         assert whole[-1] == pytest.approx(branch.lr * branch.floor)
 
 
-def test_a_length_without_room_for_its_parts_is_refused() -> None:
+def test_a_length_too_short_for_its_phases_is_rejected() -> None:
     lengths = [TrainSettings(tokens=n * 64, batch=64, schedule="wsd") for n in (2, 100)]
-    with pytest.raises(UserError, match=r"2 steps .* do not hold"):
+    with pytest.raises(UserError, match=r"2 steps .* are too few"):
         grow(lengths, 64)
 
 
@@ -112,10 +112,10 @@ def test_each_branch_is_a_contest(raced: Path) -> None:
     assert {row["branch"] for row in rows} == {"1280", "2560", "5120"}
     assert "2560 tokens" in result.headlines()[0]
     page = (raced / "report.html").read_text()
-    # The verdicts stand together above the contests, each with the way to its own.
-    for place, words in enumerate(("5120 tokens", "2560 tokens", "1280 tokens"), start=1):
-        assert f'<a href="#contest{place}">{words}</a>' in page
-        assert f'<h2 id="contest{place}">' in page
+    # The verdicts are listed above the contests, each with a link to its own.
+    for index, title in enumerate(("5120 tokens", "2560 tokens", "1280 tokens"), start=1):
+        assert f'<a href="#contest{index}">{title}</a>' in page
+        assert f'<h2 id="contest{index}">' in page
 
 
 def test_seeds_added_later_are_marked_in_a_study_with_branches(
@@ -128,7 +128,7 @@ def test_seeds_added_later_are_marked_in_a_study_with_branches(
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
-def test_a_branch_without_its_trunks_checkpoint_does_those_steps_itself(
+def test_a_branch_without_its_trunks_checkpoint_repeats_those_steps_itself(
     story: Path, raced: Path, tmp_path: Path, harm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "harmed"
@@ -144,14 +144,14 @@ def test_a_branch_without_its_trunks_checkpoint_does_those_steps_itself(
         (kept_checkpoint(trunk, step) / "state.json").write_text("{")
     study(story).run(folder, workers=1)
     assert (branches[1].path / "result.json").read_text() == before
-    assert "the trunk's steps are done again here" in capsys.readouterr().out
+    assert "the trunk's steps are repeated in this run" in capsys.readouterr().out
     assert not list(folder.glob("runs/*/branches"))
 
 
 def test_the_doctor_names_a_damaged_checkpoint_that_a_branch_still_needs(
     story: Path, raced: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "ill"
+    folder = tmp_path / "damaged"
     shutil.copytree(raced, folder)
     trunk, branches = family(planned(story), folder)
     (branches[0].path / "result.json").unlink()
@@ -184,7 +184,7 @@ def test_checkpoints_are_dropped_after_the_last_branch_and_not_before(
     assert not trunk.branches.is_dir()
 
 
-def test_a_trunk_whose_branches_are_done_is_not_done_again(story: Path, raced: Path, tmp_path: Path) -> None:
+def test_a_trunk_whose_branches_are_done_is_not_run_again(story: Path, raced: Path, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     shutil.copytree(raced, folder)
     trunk, _ = family(planned(story), folder)
@@ -202,17 +202,15 @@ def test_killed_at_any_moment_a_study_with_branches_ends_with_the_same_results(
 
 @pytest.mark.slow
 def test_several_workers_do_each_run_once_and_branches_wait(story: Path, raced: Path, tmp_path: Path) -> None:
-    result = study(story).run(tmp_path / "crew", workers=2, quiet=True)
+    result = study(story).run(tmp_path / "pool", workers=2, quiet=True)
     assert result.summary.done == 16
     assert not result.summary.trouble
-    assert faults.results(tmp_path / "crew") == faults.results(raced)
-    for run in Store(tmp_path / "crew").runs():
-        assert len(run.stretches()) == (2 if "parent" in run.spec() else 1)  # the trunk's, and its own
+    assert faults.results(tmp_path / "pool") == faults.results(raced)
+    for run in Store(tmp_path / "pool").runs():
+        assert len(run.stretches()) == (2 if "parent" in run.spec() else 1)  # the trunk's and its own
 
 
-def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
-    story: Path, tmp_path: Path
-) -> None:
+def test_branches_of_a_deferred_trunk_do_not_run(story: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     shutil.copy(story, text)
     first = Study(**(SMALL | {"corpus": f"file:{text}", "branches": list(COUNTS), "seeds": 1}))
@@ -222,13 +220,13 @@ def test_a_trunk_in_the_way_of_which_something_stands_holds_its_branches_back(
     from headtohead.study.plan.execution import ExecutionSettings
     from headtohead.study.run.claim_loop import Job, work
 
-    receive: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     text.write_text("another text altogether\n" * 500)
     store = Store(tmp_path / "study")
     store.make()
-    work(store, [Job(run.record()) for run in plan.distinct()], ExecutionSettings(), NEVER, receive.append)
-    assert {event["kind"] for event in receive} == {"started", "obstacle", "ended"}
-    assert {event["run"] for event in receive} == {run.id for run in plan.trunks}
+    work(store, [Job(run.record()) for run in plan.distinct()], ExecutionSettings(), NEVER, events.append)
+    assert {event["kind"] for event in events} == {"started", "obstacle", "ended"}
+    assert {event["run"] for event in events} == {run.id for run in plan.trunks}
 
 
 def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
@@ -242,11 +240,11 @@ def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
         assert base.training.tokens == tokens
         assert run.training.tokens < tokens
         assert run.training.tokens * run.flops == pytest.approx(tokens * base.flops, rel=0.06)
-    # The baseline is the same under both rules: its runs, and its trunk, are done once.
+    # The baseline is the same under both rules: its runs and its trunk run once.
     assert len({trunk.id for trunk in plan.trunks}) == 3
 
 
-def test_settings_that_contradict_branches_are_refused(story: Path) -> None:
+def test_settings_that_contradict_branches_are_rejected(story: Path) -> None:
     for words, values in {
         "leave tokens out": {"tokens": 5000},
         "branches need wsd": {"schedule": "cosine"},
@@ -275,7 +273,7 @@ def test_a_tuned_study_tunes_plain_runs_and_branches_at_the_chosen_rate(story: P
         assert "parent" in spec
 
 
-def test_a_spec_with_a_false_parent_is_refused(raced: Path, tmp_path: Path, story: Path) -> None:
+def test_a_spec_with_a_false_parent_is_rejected(raced: Path, tmp_path: Path, story: Path) -> None:
     shutil.copytree(raced, tmp_path / "false")
     _, branches = family(planned(story), tmp_path / "false")
     path = branches[0].path / "spec.json"
@@ -302,11 +300,11 @@ def test_a_watched_study_counts_its_trunks_and_a_branchs_own_steps(
     (branches[2].path / "metrics.jsonl").unlink()
     facts = StatusReader(folder).look().facts
     assert facts["counts"]["done"] == 14
-    # A branch of 1024 tokens of its own has still to begin; the trunk's curve is whole.
+    # A branch with 1024 tokens of its own has not started; the trunk's curve is complete.
     assert facts["share"] == pytest.approx(1 - 1024 / (4 * (4096 + 256 + 512 + 1024)))
 
 
-def test_a_study_from_before_there_were_branches_is_read(raced: Path, tmp_path: Path) -> None:
+def test_a_study_written_before_branches_existed_can_be_read(raced: Path, tmp_path: Path) -> None:
     record = json.loads((raced / "study.json").read_text())
     assert len(record["outline"]["trunks"]) == 4
     del record["outline"]["trunks"]

@@ -30,7 +30,7 @@ def test_a_plan_has_every_arm_seed_and_rule(story: Path) -> None:
     found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
     assert len(found.runs) == 2 * 2 * 4
     assert len(found.manifest().contests()) == 4
-    # The baseline's runs are the same under every rule, and are done once.
+    # The baseline's runs are the same under every rule and run once.
     assert len(found.distinct()) == 2 + 2 * 4
     assert [run.seed for run in found.distinct()] == sorted(run.seed for run in found.distinct())
 
@@ -68,7 +68,7 @@ def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
     target = found.runs[0].parameters
     for run in found.runs:
         assert abs(run.parameters - target) <= 0.005 * target
-        assert run.parameters == Decoder.manifest(run.size, run.layers).parameter_count()
+        assert run.parameters == Decoder.on_meta(run.size, run.layers).parameter_count()
     widths = {run.arm.label: run.size.ffn for run in found.runs}
     # Freed weights over 3 d, with d = 64: 64 * 64 / (3 * 64).
     assert widths["standard"] == 176
@@ -76,7 +76,7 @@ def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
     assert widths["(Q=K=V)"] == 176 + round(2 * 64 * 64 / (3 * 64))
 
 
-def test_an_impossible_match_is_refused_with_the_reason(story: Path) -> None:
+def test_an_impossible_match_is_rejected_with_the_reason(story: Path) -> None:
     run = plan(story).runs[0]
     with pytest.raises(UserError, match="cannot be met"):
         match_params(run.size, run.layers, 1000)
@@ -86,18 +86,18 @@ def test_equal_flops_solve_the_tokens() -> None:
     settings = TrainSettings(tokens=100_000, batch=1000)
     assert match_flops(settings, arm=2.0, baseline=1.0).tokens == 50_000
     assert match_flops(settings, arm=1.0, baseline=1.5).tokens == 150_000
-    with pytest.raises(UserError, match="no whole step"):
+    with pytest.raises(UserError, match="less than one step"):
         match_flops(settings, arm=1e9, baseline=1.0)
 
 
-def test_a_corpus_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("too little text to fill a window of 128 tokens\n" * 20)
     with pytest.raises(UserError, match="fewer than the context 128"):
         plan(short)
 
 
-def test_an_arm_that_cannot_be_built_is_refused_before_anything_runs(story: Path) -> None:
+def test_an_arm_that_cannot_be_built_is_rejected_before_anything_runs(story: Path) -> None:
     with pytest.raises(UserError, match="cannot share kv_heads=3 evenly"):
         plan(story, arms=["standard", "sharing:tie=kv,kv_heads=3"])
 
@@ -113,7 +113,7 @@ def test_the_record_rebuilds_the_run(story: Path) -> None:
     assert dataclasses.asdict(TrainSettings(**record["training"])) == dataclasses.asdict(run.training)
 
 
-def test_equal_cache_solves_kv_heads_left_open_and_else_the_width(story: Path) -> None:
+def test_equal_cache_solves_unset_kv_heads_and_else_the_width(story: Path) -> None:
     found = plan(story, arms=["sharing:tie=kv", "standard", "coupled"], shape="cache")
     assert {run.cache for run in found.runs} == {256}
     texts = {run.arm.text: set(run.record()["layers"]) for run in found.runs}
@@ -123,25 +123,25 @@ def test_equal_cache_solves_kv_heads_left_open_and_else_the_width(story: Path) -
     assert solved["standard"] == ("kv heads", 4, 2, 1.0)
     assert solved["coupled (euler, 1 step)"] == ("width", 64, 32, 1.0)
     assert "(Q, K=V)" not in solved
-    # Half the bytes at the same width; kv heads that were given are what the arm is.
+    # Half the bytes at the same width; given kv heads are not changed.
     arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
     wide = plan(story, arms=arms, shape="cache")
     assert [run.size.width for run in wide.runs] == [64, 64, 128, 128, 256, 256]
     assert {run.cache for run in wide.runs} == {512}
     assert wide.runs[-1].layers[0].text == "standard:kv_heads=1"
     for run in wide.runs:
-        assert Decoder.manifest(run.size, run.layers).parameter_count() == run.parameters
+        assert Decoder.on_meta(run.size, run.layers).parameter_count() == run.parameters
 
 
 @pytest.mark.parametrize(
     ("arms", "words"),
     [
-        (["standard", "gated_linear"], "arm 'gated_linear': .* the arm keeps does not grow"),
-        (["gated_linear", "standard"], "the baseline keeps does not grow"),
-        (["standard", "MINE"], "the arm keeps no cache, decoding recomputes"),
+        (["standard", "gated_linear"], "arm 'gated_linear': .* cache of the arm does not grow"),
+        (["gated_linear", "standard"], "cache of the baseline does not grow"),
+        (["standard", "MINE"], "the arm has no cache"),
     ],
 )
-def test_an_impossible_cache_match_is_refused(
+def test_an_impossible_cache_match_is_rejected(
     story: Path, tmp_path: Path, arms: list[str], words: str
 ) -> None:
     mine = tmp_path / "mine.py"
@@ -155,7 +155,7 @@ def test_an_impossible_cache_match_is_refused(
         plan(story, arms=given, shape="cache")
 
 
-def test_a_cache_that_no_width_gives_is_refused(story: Path) -> None:
+def test_a_cache_that_no_width_gives_is_rejected(story: Path) -> None:
     run = plan(story).runs[0]
     with pytest.raises(UserError, match=r"within 0.5 %: nearest is .* bytes per token at width"):
         match_cache(run.size, run.layers, 3)
@@ -182,7 +182,7 @@ def test_solved_numbers_are_explained(story: Path) -> None:
     assert manifest_from(old).solved == ()
 
 
-def test_two_corpora_of_one_label_are_refused(story: Path, tmp_path: Path) -> None:
+def test_two_corpora_with_one_label_are_rejected(story: Path, tmp_path: Path) -> None:
     other = tmp_path / story.name
     other.write_text(story.read_text()[::-1])
     with pytest.raises(UserError, match=f"would both be called '{story.name}'"):
@@ -207,8 +207,8 @@ def test_a_copy_of_standard_gets_the_same_tokens_at_equal_flops(tmp_path: Path, 
         batch=1024,
         seeds=1,
     )
-    asked = [run.training.tokens for run in found.runs]
-    assert asked == [pytest.approx(asked[0], rel=0.01)] * 3
+    tokens = [run.training.tokens for run in found.runs]
+    assert tokens == [pytest.approx(tokens[0], rel=0.01)] * 3
     assert found.manifest().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
     assert all("counted for" in row.note and "declared for standard" in row.note for row in found.solved)
     assert all("upper bound" in row.note for row in found.solved)

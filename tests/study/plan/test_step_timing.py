@@ -1,4 +1,4 @@
-"""Seconds per step: measured in turns, frozen in the lock, never measured again."""
+"""Seconds per step: arms take turns, results are frozen in the lock and never measured again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from headtohead.training.trainer import Trainer
 
 
 class Clock:
-    """A clock that only the steps move: by what the mechanism of the first layer costs, times the weather."""
+    """A clock that only steps advance: by the cost of the first layer's mechanism times `slowdown`."""
 
     def __init__(self) -> None:
         self.costs = {"Standard": 1.0, "Sharing": 0.5, "Diagonal": 4.0}
         self.now = 0.0
-        self.weather = 1.0
+        self.slowdown = 1.0
         self.steps: list[str] = []
         self.plain: set[bool] = set()
 
@@ -38,7 +38,7 @@ class Clock:
         name = type(trainer.model.layers[0].mechanism).__name__
         self.steps.append(name)
         self.plain.add(is_plain())
-        self.now += self.costs[name] * self.weather * (3 if is_plain() and name == "Sharing" else 1)
+        self.now += self.costs[name] * self.slowdown * (3 if is_plain() and name == "Sharing" else 1)
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def test_equal_time_solves_the_tokens_and_the_baseline_keeps_its_own(
 
 
 def test_arms_take_turns_and_the_first_steps_do_not_count(story: Path, tmp_path: Path, clock: Clock) -> None:
-    # A machine that gets slower all the time: one arm after the other would be measured wrongly.
+    # A machine that gets slower with every step: timing one arm after the other would be wrong.
     step = clock.step
 
-    def tiring(trainer: Trainer) -> None:
-        clock.weather = 100.0 if len(clock.steps) < 4 else 1.0 + len(clock.steps) // 2
+    def slowing(trainer: Trainer) -> None:
+        clock.slowdown = 100.0 if len(clock.steps) < 4 else 1.0 + len(clock.steps) // 2
         step(trainer)
 
-    clock.step = tiring  # type: ignore[method-assign]
+    clock.step = slowing  # type: ignore[method-assign]
     assert tokens(plan(story, tmp_path, clock))["time sharing:tie=kv"] == 51_200
     assert clock.steps[:6] == ["Standard", "Sharing"] * 3
     assert len(clock.steps) == 2 * (2 + 8)
@@ -101,11 +101,11 @@ def test_what_was_measured_is_frozen(story: Path, tmp_path: Path, clock: Clock) 
     assert tokens(plan(story, tmp_path, clock))["time sharing:tie=kv"] == 102_400
 
 
-def test_an_arm_that_comes_later_is_timed_beside_a_known_one(
+def test_an_arm_added_later_is_timed_together_with_a_known_one(
     story: Path, tmp_path: Path, clock: Clock
 ) -> None:
     first = plan(story, tmp_path, clock)
-    clock.weather = 7.0
+    clock.slowdown = 7.0
     arms = ["standard", "sharing:tie=kv", "diagonal"]
     later = plan(story, tmp_path, clock, arms=arms)
     assert tokens(later) == tokens(first) | {"time diagonal": 6_400}
@@ -128,14 +128,14 @@ def test_the_plain_path_is_timed_on_its_own(story: Path, tmp_path: Path, clock: 
     }
 
 
-def test_what_cannot_be_timed_is_refused(
+def test_what_cannot_be_timed_is_rejected(
     story: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="measured when the study runs"):
         plan_study(
             build_study({"arms": ["standard", "diagonal"], "corpus": f"file:{story}", "length": "time"})
         )
-    with pytest.raises(UserError, match=r"arm 'diagonal': length=time cannot be met: .* no whole step"):
+    with pytest.raises(UserError, match=r"arm 'diagonal': length=time cannot be met: .* less than one step"):
         plan(story, tmp_path, clock, arms=["standard", "diagonal"], tokens=256)
 
     def fails(trainer: Trainer) -> None:
@@ -145,11 +145,11 @@ def test_what_cannot_be_timed_is_refused(
     with pytest.raises(UserError, match="timing a step of arm 'standard' failed: RuntimeError: no such"):
         plan(story, tmp_path / "new", clock)
     clock.step = lambda trainer: None  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="shows no time"):
+    with pytest.raises(UserError, match="measured 0 seconds"):
         plan(story, tmp_path / "new", clock)
 
 
-def test_a_damaged_lock_is_mended_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
+def test_a_damaged_lock_is_repaired_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
     found = plan(story, tmp_path, clock)
     seconds = frozen_seconds(tmp_path)
     study = {"outline": found.manifest().as_dict(), "added_seeds": [], "seconds": seconds}
@@ -159,7 +159,7 @@ def test_a_damaged_lock_is_mended_with_its_seconds(story: Path, tmp_path: Path, 
     with pytest.raises(DamagedFile, match="damaged file"):
         plan(story, tmp_path, clock)
     repair(examine(tmp_path))
-    clock.weather = 3.0
+    clock.slowdown = 3.0
     assert {run.id for run in plan(story, tmp_path, clock).runs} == {run.id for run in found.runs}
 
 

@@ -1,4 +1,4 @@
-"""Learning rates are tuned on one grid for all arms, extended for all, chosen on valid, frozen in the lock."""
+"""Learning rates are tuned on one grid, extended for all arms, chosen on valid and frozen in the lock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
         assert "How the learning rates were tuned" in (tmp_path / "report.html").read_text()
 
 
-def test_the_grid_grows_for_all_arms_until_no_optimum_lies_at_its_edge(
+def test_the_grid_is_extended_for_all_arms_until_no_optimum_is_at_its_edge(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = study(story, [1e-4, 2e-4, 4e-4], seeds=1).run(tmp_path, workers=1)
@@ -77,7 +77,7 @@ def test_what_was_chosen_is_frozen(story: Path, tmp_path: Path) -> None:
     assert again.summary.done == 2
 
 
-def test_stopped_while_tuning_a_study_goes_on(story: Path, tmp_path: Path) -> None:
+def test_a_study_stopped_while_tuning_continues(story: Path, tmp_path: Path) -> None:
     first = study(story, [1e-4, 1e-2, 1.0], seeds=1).run(tmp_path, workers=1, quiet=True, seconds=0.0)
     assert first.summary.stopped
     assert first.verdicts == []
@@ -109,7 +109,7 @@ def test_an_arm_with_a_rate_of_its_own_cannot_be_tuned(story: Path, tmp_path: Pa
         study(story, [1e-4, 1e-3, 1e-2], arms=arms).run(tmp_path, workers=1, quiet=True)
 
 
-def test_a_damaged_try_is_done_again_and_not_taken_for_a_rate_that_does_not_train(
+def test_a_damaged_trial_is_run_again_and_not_counted_as_a_failed_rate(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = [1e-4, 1e-2, 1.0]

@@ -317,8 +317,8 @@ def saved_steps(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"branches": [1280, 2560], "tokens": None}, "branches are not stacked"),
-        ({"model": {"dropout": 0.1}}, "not stacked under dropout"),
+        ({"branches": [1280, 2560], "tokens": None}, "branches cannot be rows of a population"),
+        ({"model": {"dropout": 0.1}}, "dropout is not supported in a population"),
     ],
     ids=("branches", "dropout"),
 )
@@ -339,7 +339,7 @@ def test_length_time_is_not_stacked(story: Path, tmp_path: Path) -> None:
 def test_an_arm_that_vmap_cannot_take_is_named(story: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     chosen = study(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"])
-    with pytest.raises(UserError, match=r"mine.py.*torch.vmap cannot stack it"):
+    with pytest.raises(UserError, match=r"mine.py.*torch.vmap fails on this model"):
         chosen.run(tmp_path / "out", workers=1, stack=True, quiet=True)
 
 

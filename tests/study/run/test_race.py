@@ -325,7 +325,7 @@ def test_without_the_chart_library_a_study_still_ends(
     result = study(story, seeds=1).run(tmp_path, workers=1)
     assert result.report is None
     assert (tmp_path / "verdicts.json").is_file()
-    assert "the page was skipped: altair is not installed" in capsys.readouterr().out
+    assert "page not written: altair is not installed" in capsys.readouterr().out
 
 
 def test_the_commit_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:

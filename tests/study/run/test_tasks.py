@@ -234,14 +234,14 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
             plan(*tasks, data_dir=data, **({"from": pretrained, "arms": ["standard"]} | values))
         assert "\n" not in str(caught.value)
 
-    refused("its width is 64, and here 128", "glue-cola", size="1m")
+    refused("its width is 64, the study's is 128", "glue-cola", size="1m")
     refused("tokens of its own", RECALL)
     refused("another tokenizer", "glue-cola", tokenizer="bpe:300")
-    refused("model.norm is rms, and here layer", "glue-cola", model={"norm": "layer"})
+    refused("model.norm is rms, the study's is layer", "glue-cola", model={"norm": "layer"})
     refused("arm 'sharing:tie=kv'.*blocks.0.mechanism", "glue-cola", arms=["standard", "sharing:tie=kv"])
     refused("no run", "glue-cola", **{"from": "races/nowhere/0123"})
     (trained, *_) = Store(finished).runs()
-    with pytest.raises(UserError, match="trained for the task"):
+    with pytest.raises(UserError, match="was trained on the task"):
         h2h.evaluate(trained.path, "stdlib", quiet=True)
 
 
@@ -250,12 +250,12 @@ def test_a_start_that_does_not_fit_is_refused_in_one_line(
     [
         ({"tasks": ["recal"]}, "unknown task 'recal'; did you mean 'recall'"),
         ({"tasks": ["recall:pears=3"]}, "unknown option of recall 'pears'; did you mean 'pairs'"),
-        ({"tasks": ["recall"], "corpus": "stdlib"}, "corpus is of studies of corpora"),
-        ({"tasks": ["recall"], "branches": ["1k", "2k"]}, "branches is of studies of corpora"),
+        ({"tasks": ["recall"], "corpus": "stdlib"}, "corpus applies to corpora only"),
+        ({"tasks": ["recall"], "branches": ["1k", "2k"]}, "branches applies to corpora only"),
         ({"tasks": ["recall"], "probes": ["maps"]}, "probe 'maps' is of studies of corpora.*takes explain$"),
         ({"probes": ["explain"]}, "probe 'explain' is of studies of tasks.*takes positions, "),
         ({"tasks": ["recall"], "probes": ["explain:many"]}, "how many examples, 1 to"),
-        ({"causal": False}, "causal is of studies of tasks"),
+        ({"causal": False}, "causal applies to tasks only"),
         ({"tasks": ["recall"], "causal": "no"}, "causal takes true or false"),
         ({"tasks": ["recall"], "answer": "guess"}, "unknown answer rule 'guess'"),
         ({"tasks": []}, "tasks takes a name or a list of names"),

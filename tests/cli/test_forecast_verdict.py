@@ -37,14 +37,14 @@ def test_forecast_prints_what_a_study_takes_and_could_find(
         "time:",
         "disk:",
         "2 (planned)",
-        "--spread BITS",
+        "--spread NUMBER",
     ):
         assert part in out
     run(*words, "--spread", "0.01", "--json")
     found = json.loads(capsys.readouterr().out)
     assert (found["runs"], found["spread"], found["seeds"]) == (4, 0.01, 2)
     run(*words, "--spread", "0.01", "--margin", "0.02")
-    assert "as large as the margin (0.02) takes" in capsys.readouterr().out
+    assert "as large as the margin (0.02) needs" in capsys.readouterr().out
     run("forecast", "--arms", "standrd", code=2)
     assert "did you mean 'standard'" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Tables of benchmarks, as several of them print them."""
+"""Tables that several benchmarks print."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from headtohead.cli.tables import number, print_table
+from headtohead.cli.shared.tables import number, print_table
 
 
 def whole(document: dict[str, Any], *needed: str) -> list[dict[str, Any]]:
-    """Return the rows that can be shown; those of a file that older code wrote are kept there, and counted in a line."""
+    """Return the rows that have every needed column; print how many older rows are left out."""
     rows: list[dict[str, Any]] = document["rows"]
     known = [row for row in rows if all(name in row for name in needed)]
     if old := len(rows) - len(known):
-        print(f"{old} of {len(rows)} rows have another form: they stay in the file and are not shown")
+        print(f"{old} of {len(rows)} rows have an older format and are not shown")
     return known
 
 
@@ -41,10 +41,10 @@ def show_profile(name: str, found: dict[str, Any]) -> None:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return seconds as milliseconds with four digits behind the point, or a dash."""
+    """Return seconds as milliseconds with four decimals, or a dash."""
     return number(None if seconds is None else 1e3 * seconds, ".4f")
 
 
 def ratio(found: float | None) -> str:
-    """Return how many times, or a dash."""
+    """Return a ratio such as 1.25x, or a dash."""
     return "–" if found is None else f"{found:.2f}x"

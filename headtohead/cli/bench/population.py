@@ -1,4 +1,4 @@
-"""h2h bench stack."""
+"""h2h bench population."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from headtohead import api
-from headtohead.cli.bench.shown import ratio, show_profile, whole
-from headtohead.cli.flags import OneWay, flag, yes_or_no
-from headtohead.cli.tables import number, print_table
+from headtohead.cli.bench.output import ratio, show_profile, whole
+from headtohead.cli.shared.options import (
+    Switch,
+    flag,
+    switched,
+)
+from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_count
 from headtohead.common.progress import progress_bar
 
 
-def stack(
+def command(
     seeds: Annotated[tuple[int, ...], tyro.conf.Positional, flag("COUNT")] = (5, 16),
     /,
     *,
     size: Annotated[str, flag("SIZE")] = "1m",
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",),
     batch: Annotated[str, flag("COUNT")] = "8192",
-    rounds: Annotated[int, flag("COUNT")] = 6,
-    precision: Annotated[Literal["bf16", "float32"], flag()] = "bf16",
+    rounds: int = 6,
+    precision: Literal["bf16", "float32"] = "bf16",
     device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    compile: OneWay = False,
-    no_compile: OneWay = False,
-    no_processes: OneWay = False,
-    profile: Annotated[bool, flag()] = False,
+    compile: Switch = "auto",
+    processes: bool = True,
+    profile: bool = False,
     out: Annotated[Path | None, flag("FILE")] = None,
-    quiet: Annotated[bool, flag()] = False,
+    quiet: bool = False,
 ) -> int:
-    """Measure seeds trained in one pass beside one run by itself and beside as many separate processes.
+    """Time a population of seeds next to a single run and to separate processes.
 
     Args:
-        seeds: how many seeds; each count makes a row.
-        size: a model shape (h2h list).
-        arms: whose seeds; each makes a row.
-        batch: tokens per step of each seed.
-        rounds: turns of each contender; medians are shown.
-        precision: arithmetic; bf16 keeps float32 weights.
-        device: where.
-        compile: compiled contenders alone; when nothing is said, on a GPU compiled ones and others.
-        no_compile: none that are compiled.
-        no_processes: leave the separate processes out.
-        profile: also show where the time of a stacked step goes.
-        out: a file that keeps every row; rows that stand there are not measured again.
-        quiet: show no progress.
+        seeds: rows of the population; each number is one measurement
+        size: model shape, see h2h list
+        arms: arms to time, one measurement each
+        batch: tokens per step of each row
+        rounds: rounds per contender; medians are shown
+        precision: arithmetic; bf16 keeps float32 weights
+        device: where to run
+        compile: only compiled contenders, or none (default: both on GPU)
+        processes: do not time separate processes (default: time them)
+        profile: also show the kernels of a population step
+        out: file that keeps every row; rows found there are not measured again (default: none)
+        quiet: print no progress
     """
     with progress_bar("bench stack", quiet) as progress:
         document = api.bench_stack(
@@ -59,8 +61,8 @@ def stack(
             rounds=rounds,
             precision=precision,
             device=device,
-            compile=yes_or_no("compile", compile, no_compile),
-            processes=not no_processes,
+            compile=switched(compile),
+            processes=processes,
             profile=profile,
             out=out,
             progress=progress,
@@ -69,8 +71,8 @@ def stack(
         document, "arm", "seeds", "size", "dims", "tokens_per_step", "precision", "recorded", "device"
     )
     columns = (
-        *("arm", "seeds", "stacked tokens/s", "single run", "stacked over it", "separate processes"),
-        "stacked over them",
+        *("arm", "seeds", "population tokens/s", "single run", "ratio", "separate processes"),
+        "ratio to them",
     )
     rows = [
         (
@@ -86,7 +88,7 @@ def stack(
     ]
     if known:
         last = known[-1]
-        how = "steps recorded as CUDA graphs" if last["recorded"] else "steps one by one"
+        how = "steps captured as CUDA graphs" if last["recorded"] else "steps launched one by one"
         title = f"{last['size']} ({last['dims']}), {last['tokens_per_step']:,} tokens per step and seed, {last['precision']}, {how}, {last['device']}; the best of each kind"
         print_table(title, columns, rows, right=columns[1:])
     for row in known:
@@ -100,7 +102,7 @@ def _rate(found: float | None) -> str:
 
 
 def _show_contest(row: dict[str, Any]) -> None:
-    """Print every contender of a row of stacked seeds, and where the time of its stacked steps goes."""
+    """Print every contender of one measurement, and the profile of a population step."""
     columns = ("contender", "tokens/s", "start s", "remarks")
     contenders = [
         (
@@ -113,8 +115,8 @@ def _show_contest(row: dict[str, Any]) -> None:
     ]
     print_table(f"{row['arm']}, {row['seeds']} seeds", columns, contenders, right=columns[1:3])
     apart = row.get("disagreement", "not compared")
-    for form, found in (apart if isinstance(apart, dict) else {"as it stands": apart}).items():
+    for form, found in (apart if isinstance(apart, dict) else {"eager": apart}).items():
         words = found if isinstance(found, str) else f"{found:.1e}"
-        print(f"off separate runs by, float32, twenty steps, {form}: {words}")
+        print(f"difference from separate runs after twenty float32 steps, {form}: {words}")
     for name, found in row.get("profile", {}).items():
         show_profile(name, found)

@@ -1,4 +1,4 @@
-"""The pages of docs/mechanisms/, written by `h2h list --pages DIR` from what the mechanisms say of themselves."""
+"""Writes the pages of docs/mechanisms/ from the docstrings and declarations of the mechanisms."""
 
 from __future__ import annotations
 

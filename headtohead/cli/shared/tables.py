@@ -1,4 +1,4 @@
-"""The one table printer."""
+"""Prints tables."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""h2h check."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from headtohead import api
+from headtohead.cli.shared.options import (
+    flag,
+)
+from headtohead.common.errors import UserError
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.model.check import LEVELS, check_composed
+from headtohead.model.layout import parse_layout
+
+
+def command(
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("ARM|FILE.py:Class")] = (),
+    /,
+    *,
+    all_: Annotated[bool, flag(name="all")] = False,
+    compile: bool = False,
+) -> int:
+    """Run the conformance suite on mechanisms. Levels: raceable, decodable, accounted.
+
+    The exit code is 1 when a mechanism is not raceable.
+
+    Args:
+        names: built-in mechanisms, with options to check one setting only, or classes in files
+        all_: check every built-in mechanism; the exit code is 1 when one misses the last level
+        compile: also check that torch.compile captures it without graph breaks (slow)
+    """
+    chosen = list(names) or ([*builtin_mechanisms()] if all_ else [])
+    if not chosen:
+        raise UserError(
+            f"h2h check needs a name, FILE.py:Class, or --all (allowed: {', '.join(builtin_mechanisms())})"
+        )
+    good = True
+    for name in chosen:
+        composed = parse_layout(name).pattern[0]
+        settings = api.check_settings(composed)
+        show = (
+            (lambda words, name=name: print(f"\r\033[K{name}: {words}", end="", file=sys.stderr))
+            if sys.stderr.isatty()
+            else None
+        )
+        found = check_composed(settings, compile, show)
+        if show:
+            print("\r\033[K", end="", file=sys.stderr)
+        plural = "setting" if len(settings) == 1 else "settings"
+        print(
+            f"{name}: {found.level if found.level != 'none' else 'not raceable'} ({len(settings)} {plural}, {found.seconds:.1f} s)"
+        )
+        levels = list(LEVELS)
+        for finding in found.findings:
+            print(f"  {finding.check.replace('_', ' ')}: {finding.words}\n    at {finding.setting}")
+        if not found.complete:
+            missing = "raceable" if found.level == "none" else levels[levels.index(found.level) + 1]
+            print(f"  fix these to be {missing}")
+        good = good and (found.complete if all_ else found.level != "none")
+    return 0 if good else 1

@@ -1,0 +1,81 @@
+"""h2h cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import tyro
+
+from headtohead import api
+from headtohead.cli.shared.options import (
+    Json,
+    flag,
+)
+from headtohead.cli.shared.tables import print_table
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import parse_count, short_bytes, short_count
+
+
+def command(
+    arms: Annotated[tuple[str, ...], tyro.conf.Positional, flag("ARM")],
+    /,
+    *,
+    size: Annotated[str, flag("NAME")] = "nano",
+    context: Annotated[str | None, flag("COUNT")] = None,
+    batch: int = 1,
+    json_: Json = False,
+) -> int:
+    """Show parameters, forward FLOPs per token and cache bytes per token of arms, by formula.
+
+    Example: h2h cost standard sharing:tie=kv standard:kv_heads=1 --size 350m --context 8192
+
+    Args:
+        arms: mechanisms with options, or layouts
+        size: model shape, see h2h list
+        context: context length in tokens (default: by size)
+        batch: sequences that share per-batch work, such as the pass of a companion
+        json_: print one JSON document
+    """
+    if not arms:
+        raise UserError(
+            "h2h cost needs at least one arm, such as: h2h cost standard sharing:tie=kv --size 350m"
+        )
+    rows = [api.cost(arm, size=size, context=parse_count(context or 0), batch=batch) for arm in arms]
+    if json_:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return 0
+    first = rows[0]
+    table = []
+    for row in rows:
+        flops, cached = row["flops_per_token"], row["cache_bytes_per_token"]
+        fixed = (row["cache_bytes_per_sequence"] or 0) + (row["cache_bytes_shared"] or 0)
+        table.append(
+            (
+                row["label"],
+                f"{row['parameters']:,}",
+                f"{row['parameters'] / first['parameters']:.3f}",
+                short_count(flops["causal"]),
+                short_count(flops["full"]),
+                short_count(row["decode_flops_per_token"]),
+                "none: recomputes" if cached is None else f"{cached:,}",
+                short_bytes(cached * row["context"] + fixed) if cached is not None else "–",
+            )
+        )
+    columns = (
+        "arm",
+        "parameters",
+        "ratio",
+        "FLOPs/token causal",
+        "full",
+        "decode",
+        "cache bytes/token",
+        "cache at context",
+    )
+    print_table(
+        f"{size}: {first['dims']}; context {first['context']}, cache in bf16",
+        columns,
+        table,
+        right=columns[1:],
+    )
+    return 0

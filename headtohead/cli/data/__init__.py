@@ -1,0 +1,1 @@
+"""h2h data: corpora and tasks, one file per command."""

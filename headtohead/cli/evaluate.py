@@ -1,0 +1,181 @@
+"""h2h data, generate, evaluate."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from headtohead import api
+from headtohead.cli.shared.options import (
+    DataDirectory,
+    Json,
+    RunArgument,
+    flag,
+)
+from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.errors import UserError
+from headtohead.evaluation.tasks import MARGINS
+from headtohead.evaluation.zeroshot import TaskScore
+from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.run_store import find_run
+
+
+def command(
+    run: RunArgument,
+    /,
+    *,
+    corpus: Annotated[str | None, flag("NAME")] = None,
+    task: Annotated[tuple[str, ...], flag("NAME|all")] = (),
+    split: Annotated[str | None, flag("train|valid|test")] = None,
+    limit: Annotated[int | None, flag("COUNT")] = None,
+    skip: Annotated[str, flag("variant|standard|LAYERS")] = "",
+    keep_ffn: bool = False,
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    data_dir: DataDirectory = None,
+    json_: Json = False,
+    trust_files: bool = False,
+) -> int:
+    """Score a trained run on a corpus or on zero-shot tasks, with the tokenizer of the run.
+
+    A run that was trained on a task is scored on that task when neither --corpus nor --task is given.
+
+    Args:
+        run: run directory, or STUDY/ID
+        corpus: stdlib, file:PATH, or a named corpus (default: none)
+        task: lambada, arc_easy, arc_challenge, boolq, copa, piqa, winogrande, rte, marvin_linzen,
+            gulordava, arithmetic, or all (default: none)
+        split: split of the corpus or of the task of the run (default: test)
+        limit: examples per task, spread evenly over it (default: all)
+        skip: layers to skip: all but standard ones (variant), standard ones, or 2,4-6 (default: none)
+        keep_ffn: skip only the attention of those layers
+        device: where to run
+        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
+        json_: print one JSON document
+        trust_files: execute the mechanism file that the run names
+    """
+    if corpus is None and not task and limit is None and _of_task(run):
+        found = api.evaluate_task(
+            run,
+            split=split or "test",
+            device=device,
+            data_dir=data_dir,
+            trust_files=trust_files,
+            quiet=json_,
+            skip=skip,
+            keep_ffn=keep_ffn,
+        )
+        _show_own_task(run, found, json_, skip, keep_ffn)
+        return 0
+    if (corpus is None) == (not task):
+        raise UserError("give either --corpus or --task")
+    if task:
+        if split is not None:
+            raise UserError(f"--split {split} applies to a corpus; a task has one set of examples")
+        if limit is not None and limit < 1:
+            raise UserError(f"--limit {limit} is too small; at least 1 is allowed")
+        scores = api.score_tasks(
+            run,
+            task,
+            limit=limit or 0,
+            device=device,
+            data_dir=data_dir,
+            trust_files=trust_files,
+            quiet=json_,
+            skip=skip,
+            keep_ffn=keep_ffn,
+        )
+        _show_tasks(run, scores, json_, skip, keep_ffn)
+        return 0
+    if limit is not None:
+        raise UserError(f"--limit {limit} applies to tasks; a corpus is always scored whole")
+    assert corpus is not None
+    split = split or "test"
+    score = api.evaluate(
+        run,
+        corpus,
+        split=split,
+        device=device,
+        data_dir=data_dir,
+        trust_files=trust_files,
+        quiet=json_,
+        skip=skip,
+        keep_ffn=keep_ffn,
+    )
+    if json_:
+        print(
+            json.dumps(
+                {"run": run, "corpus": corpus, "split": split, "skip": skip, "keep_ffn": keep_ffn}
+                | {**score.as_dict(), "blocks": len(score.blocks)}
+            )
+        )
+        return 0
+    row = (
+        corpus,
+        split,
+        f"{score.bits_per_byte:.4f}",
+        f"{score.nats:.4f}",
+        f"{score.perplexity:.3f}",
+        f"{score.tokens:,}",
+    )
+    columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
+    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
+    return 0
+
+
+def _of_task(run: str) -> bool:
+    """Return whether a run was trained on a task; False for a run that is missing."""
+    try:
+        return "task" in find_run(run).spec()
+    except UserError:
+        return False
+
+
+def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep_ffn: bool) -> None:
+    """Print the score of a run on the task it was trained on."""
+    if json_:
+        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn} | found))
+        return
+    metrics = [name for name in MARGINS if name in found]
+    lines = found["without_a_model"]
+    columns = ("task", "split", *map(metric_label, metrics), "nats per target", "examples", *lines)
+    scores = [f"{found[name]:.4f}" for name in (*metrics, "nats")]
+    row = (
+        found["task"],
+        found["split"],
+        *scores,
+        f"{found['examples']:,}",
+        *(f"{v:.4f}" for v in lines.values()),
+    )
+    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
+    if "groups" in found:
+        rows = [(name, f"{value:.4f}", f"{count:,}") for name, (value, count) in found["groups"].items()]
+        print_table("by group", ("group", "score", "examples"), rows, right=("score", "examples"))
+
+
+def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_ffn: bool) -> None:
+    """Print scores on tasks with standard errors and chance."""
+    if json_:
+        tasks = [score.as_dict() for score in scores]
+        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn, "tasks": tasks}))
+        return
+    columns = (
+        *("task", "n", "accuracy", "standard error", "by bytes", "its standard error"),
+        *("chance", "one answer", "nats of the answer", "cut"),
+    )
+    rows = []
+    for score in scores:
+        shares = (
+            *(score.accuracy, score.standard_error, score.accuracy_by_bytes),
+            *(score.standard_error_by_bytes, score.chance, score.one_answer),
+        )
+        cells = [number(share, ".4f") for share in shares]
+        rows.append((score.task, f"{score.n:,}", *cells, f"{score.nats:.2f}", f"{score.cut:,}"))
+    print_table(_without(skip, keep_ffn), columns, rows, right=columns[1:])
+    cut = sum(score.cut for score in scores)
+    if cut:
+        print(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")
+
+
+def _without(skip: str, keep_ffn: bool) -> str:
+    kept = " (feed-forward kept)" if keep_ffn else ""
+    return f"without {skip}{kept}" if skip else ""

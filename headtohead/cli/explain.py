@@ -1,0 +1,98 @@
+"""h2h look, explain: where trained runs look."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from headtohead import api
+from headtohead.cli.shared.options import (
+    DataDirectory,
+    Json,
+    RunArguments,
+    flag,
+)
+from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.errors import UserError
+from headtohead.interpret.faithfulness import THRESHOLDS
+
+
+def command(
+    runs: RunArguments,
+    /,
+    *,
+    task: Annotated[str, flag("NAME")] = "",
+    split: Annotated[str, flag("train|valid|test")] = "test",
+    limit: Annotated[int, flag("COUNT")] = 0,
+    seed: int = 0,
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
+    data_dir: DataDirectory = None,
+    json_: Json = False,
+    trust_files: bool = False,
+) -> int:
+    """Measure what runs attend to on a task and whether that explains their answers.
+
+    Several runs are treated as seeds of one arm.
+
+    Args:
+        runs: run directories, or STUDY/ID
+        task: task with relevant tokens marked, see h2h data list (default: the task of the runs)
+        split: split of the task
+        limit: examples to use, spread evenly over the split; 0: all
+        seed: seed of the random baseline
+        device: where to run
+        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
+        json_: print one JSON document
+        trust_files: execute the mechanism file that a run names
+    """
+    if not runs:
+        raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID")
+    if limit < 0:
+        raise UserError(f"--limit {limit} is too small; 0 means all")
+    found = api.explain(
+        runs,
+        task,
+        split=split,
+        limit=limit,
+        seed=seed,
+        device=device,
+        data_dir=data_dir,
+        trust_files=trust_files,
+        quiet=json_,
+    )
+    if json_:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    _show(found)
+    return 0
+
+
+def _show(found: dict[str, Any]) -> None:
+    columns = ("", *found["explanations"], "chance")
+    tables = [*found["explanations"].values(), found["chance"] | {"mass": found["uniform"]}]
+    rows = [
+        ("attention on relevant tokens", *(_cell(table["mass"]) for table in tables)),
+        ("ratio to uniform attention", *(_cell(table.get("over_uniform"), ".2f") for table in tables)),
+    ]
+    for key, at in THRESHOLDS.items():
+        above = (_cell(table.get("confidence", {}).get(key), ".1f") for table in tables)
+        rows.append((f"% of examples above {at}", *above))
+    for name in ("comprehensiveness", "sufficiency"):
+        rows.append((name, *(_cell(table[name]) for table in tables)))
+        rows.append((f"{name}, AOPC", *(_cell(table[f"aopc_{name}"]) for table in tables)))
+    title = f"{found['task']}: {_cell(found['examples'], ',.0f')} examples, {_cell(found['marked'], ',.0f')} with relevant tokens"
+    print_table(title, columns, rows, right=columns[1:])
+    print(f"accuracy {_cell(found['accuracy'])}; --json prints everything")
+    for words in found["without_map"]:
+        print(f"no attention map: {words}")
+    if found["signed_layers"]:
+        print("absolute values of signed maps: layers " + ", ".join(map(str, found["signed_layers"])))
+
+
+def _cell(value: Any, form: str = ".3f") -> str:
+    """Return a number, or the mean over seeds with its interval."""
+    if not isinstance(value, dict):
+        return number(value, form)
+    if value["low"] is None:
+        return number(value["mean"], form)
+    return f"{value['mean']:{form}} [{value['low']:{form}}, {value['high']:{form}}]"

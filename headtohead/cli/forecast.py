@@ -1,0 +1,111 @@
+"""h2h forecast, verdict."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import tyro
+
+from headtohead import api
+from headtohead.cli.shared.options import (
+    DeviceOptions,
+    Json,
+    StudyOptions,
+    flag,
+)
+from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.numbers import short_bytes, short_count, short_time
+from headtohead.study.judge.forecast import Forecast
+from headtohead.study.store.manifest import metric_label
+
+
+def command(
+    study: Annotated[str | None, tyro.conf.Positional, flag("STUDY.toml")] = None,
+    /,
+    *,
+    settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
+    where: DeviceOptions = DeviceOptions(),  # noqa: B008  frozen
+    out: Annotated[str | None, flag("DIR")] = None,
+    spread: Annotated[float | None, flag("NUMBER")] = None,
+    json_: Json = False,
+) -> int:
+    """Estimate what a study costs (time, FLOPs, disk) and which differences it can detect, before it runs.
+
+    Speed is measured on a few training steps of each arm, or taken from finished runs in --out.
+
+    Example: h2h forecast mine.toml --out races/mine --spread 0.01
+
+    Args:
+        study: study file; the options override its settings (default: none)
+        out: study directory whose finished runs give speed and spread (default: none)
+        spread: standard deviation over seeds of the paired difference (default: from --out)
+        json_: print one JSON document
+    """
+    found = api.forecast(
+        settings.study(study),
+        out,
+        spread=spread,
+        device=where.device,
+        workers=where.workers,
+        threads=where.threads,
+        data_dir=where.data_dir,
+        keep_weights=where.keep_weights,
+        quiet=json_,
+    )
+    if json_:
+        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: Forecast) -> None:
+    columns = ("arm", "contest", "runs", "tokens", "FLOPs", "tokens/s", "time", "speed")
+    rows = [
+        (
+            arm.label,
+            arm.contest,
+            arm.runs,
+            short_count(arm.tokens),
+            f"{arm.flops:.2g}",
+            short_count(arm.tokens_per_second),
+            short_time(arm.seconds),
+            arm.source,
+        )
+        for arm in found.arms
+    ]
+    left = found.runs - found.done
+    print_table(f"{left} of {found.runs} runs to do", columns, rows, right=columns[2:7])
+    at_once = f", {found.workers} at the same time" if found.workers > 1 else ""
+    print(f"tokens:  {short_count(found.tokens)}")
+    print(f"FLOPs:   {found.flops:.3g}")
+    print(f"time:    about {short_time(found.seconds)} on {found.device}{at_once}")
+    disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running"
+    print(f"disk:    {disk}")
+    known = found.spread is not None
+    unit = metric_label(found.metric) if known else "spreads"
+    form = ".4f" if known else ".2f"
+    print(f"\ndifference detected with probability {found.power:g}, two-sided 5 %, in {unit}:")
+    table = [
+        (
+            f"{row.seeds} (planned)" if row.seeds == found.seeds else str(row.seeds),
+            number(row.alone, form),
+            number(row.holm, form),
+        )
+        for row in found.detectable
+    ]
+    heads = ("seeds", "alone", f"among {found.compared} arms (Holm)")[: 3 if found.compared > 1 else 2]
+    print_table("", heads, [row[: len(heads)] for row in table], right=heads)
+    if known:
+        print(
+            f"spread of the paired difference over seeds: {found.spread:.4f} {unit} ({found.spread_source})"
+        )
+        if found.margin > 0:
+            words = f"{found.seeds_for_margin} seeds" if found.seeds_for_margin else "more than 1,000 seeds"
+            print(f"a difference as large as the margin ({found.margin:g}) needs {words}")
+    else:
+        print(
+            "the spread of the paired difference over seeds is unknown: give --spread NUMBER, "
+            "or --out DIR of a study with finished runs"
+        )

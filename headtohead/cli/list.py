@@ -1,0 +1,93 @@
+"""h2h list, check, cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from headtohead.cli.shared.options import (
+    Json,
+    flag,
+)
+from headtohead.cli.shared.pages import option_values, write_pages
+from headtohead.cli.shared.tables import print_table
+from headtohead.data.corpora import corpus_names
+from headtohead.mechanisms.contract.describe import describe
+from headtohead.mechanisms.contract.options import value_text
+from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
+from headtohead.model.sizes import SIZES
+from headtohead.study.probes import PROBES
+
+
+def catalogue() -> dict[str, Any]:
+    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
+    mechanisms = [describe(kind).as_dict() for kind in builtin_mechanisms().values()]
+    sizes = []
+    for name, size in SIZES.items():
+        model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
+        sizes.append(
+            {"name": name, "dims": size.dims, "parameters": model.parameter_count()} | size.as_dict()
+        )
+    corpora = [{"name": name, "about": about} for name, about in corpus_names().items()]
+    probes = [
+        {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
+        for name, probe in PROBES.items()
+    ]
+    return {
+        "mechanisms": mechanisms,
+        "sizes": sizes,
+        "corpora": corpora,
+        "layouts": sorted(NAMED_LAYOUTS),
+        "probes": probes,
+    }
+
+
+def _show_probes() -> None:
+    rows = [(name, probe.argument, probe.of, probe.about) for name, probe in PROBES.items()]
+    columns = ("probe", "argument", "studies of", "what it measures")
+    print_table('probes, as probes = ["indicators", "tasks:lambada"] or --probes', columns, rows)
+
+
+def command(
+    *,
+    json_: Json = False,
+    pages: Annotated[Path | None, flag("DIR")] = None,
+    probes: bool = False,
+) -> int:
+    """Show mechanisms with their options, sizes, corpora, named layouts and probes.
+
+    Args:
+        json_: print one JSON document
+        pages: write one Markdown page per mechanism into this directory instead (default: none)
+        probes: show only the probes
+    """
+    if pages is not None:
+        print(f"{len(write_pages(pages))} pages written to {pages}")
+        return 0
+    if probes and not json_:
+        _show_probes()
+        return 0
+    everything = catalogue()
+    if json_:
+        print(json.dumps(everything, indent=1, ensure_ascii=False))
+        return 0
+    for mechanism in everything["mechanisms"]:
+        rows = [
+            (option["name"], value_text(option["default"]), option_values(option), option["help"])
+            for option in mechanism["options"]
+        ]
+        title = f"{mechanism['name']}: {mechanism['summary']}"
+        if rows:
+            print_table(title, ("option", "default", "values", "description"), rows)
+        else:
+            print(title)
+    sizes = [(size["name"], f"{size['parameters']:,}", size["dims"]) for size in everything["sizes"]]
+    columns = ("size", "parameters (standard)", "width/layers/heads/feed-forward")
+    print_table("sizes", columns, sizes, right=("parameters (standard)",))
+    print_table("corpora", ("corpus", "contents"), corpus_names().items())
+    _show_probes()
+    print("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
+    return 0

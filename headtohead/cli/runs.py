@@ -1,0 +1,72 @@
+"""h2h runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from headtohead.cli.shared.options import (
+    flag,
+)
+from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.numbers import exact_count
+from headtohead.study.judge.verdict import METRIC
+from headtohead.study.numerics import NUMERICS, numerics_of
+from headtohead.study.store.archive import export_runs, import_runs
+from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.run_store import Store
+
+
+def command(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    export: Annotated[str | None, flag("FILE")] = None,
+    import_: Annotated[str | None, flag(name="import", metavar="FILE")] = None,
+) -> int:
+    """List the runs of a study with their states, or move finished runs between machines.
+
+    Args:
+        folder: study directory
+        export: write the finished runs, without weights, to this .tar.gz or .tar.xz file (default: none)
+        import_: add the finished runs of such a file (default: none)
+    """
+    store = Store(Path(folder))
+    if import_ is not None:
+        new, known = import_runs(store, Path(import_))
+        print(f"{new} runs added, {known} already present")
+    if not store.path.is_dir():
+        raise UserError(f"no study in {folder}: there is no such directory")
+    if export is not None:
+        print(f"{export_runs(store, Path(export))} finished runs written to {export}")
+        return 0
+    rows = []
+    damage = []
+    units = dict[str, None]()
+    for run in store.runs():
+        try:
+            spec, result = run.spec(), run.result()
+        except UnreadableFile as error:
+            damage.append(str(error))
+            rows.append((run.id, "?", 0, "?", "?", "?", "damaged", "–"))
+            continue
+        tokens = exact_count(spec["training"]["tokens"])
+        place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
+        test = (result or {}).get("test", {})
+        metric = test.get("metric", METRIC)
+        units[metric_label(metric)] = None
+        numerics = numerics_of(spec)
+        mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
+        rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
+    rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
+    score = next(iter(units)) if len(units) == 1 else "score"
+    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)
+    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", score))
+    for words in damage:
+        print(words)
+    if damage:
+        print(f"h2h doctor {folder} lists what can be repaired")
+    return 0

@@ -1,0 +1,199 @@
+"""Options that several commands share, and how command-line values become settings of a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from headtohead.api import Study
+from headtohead.common.errors import UserError
+from headtohead.common.numbers import parse_count, parse_duration
+
+
+def flag(metavar: str | None = None, name: str | None = None) -> Any:
+    """Return the annotation of an option."""
+    return tyro.conf.arg(metavar=metavar, name=name)
+
+
+Switch = Literal["auto", "on", "off"]
+"""An option given as --NAME or --no-NAME; `auto` when neither is given."""
+
+RunArgument = Annotated[str, tyro.conf.Positional, flag("RUN")]
+RunArguments = Annotated[tuple[str, ...], tyro.conf.Positional, flag("RUN")]
+DataDirectory = Annotated[str | None, flag("DIR")]
+Json = Annotated[bool, flag(name="json")]
+
+
+def switched(value: Switch) -> bool | None:
+    """Return True for on, False for off, None for auto."""
+    return {"auto": None, "on": True, "off": False}[value]
+
+
+def seconds_of(time_limit: str | None) -> float:
+    """Return a time limit in seconds; infinity without one."""
+    return math.inf if time_limit is None else parse_duration(time_limit)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Study settings.
+
+    Args:
+        arms: mechanisms with options, layouts, or FILE.py:Class (default: study file)
+        corpus: stdlib, file:PATH or a named corpus, see h2h data list (default: stdlib)
+        tasks: tasks instead of a corpus, one contest each: recall:pairs=16 (default: none)
+        init_from: run whose weights the models of a task start from (default: none)
+        size: model shapes, see h2h list (default: nano)
+        tokens: training tokens per run: 120k, 65M (default: by size, 500k at nano)
+        seeds: number of paired seeds, or a list of seeds (default: 5)
+        baseline: arm that the others are compared with (default: the first)
+        primary: arm of the planned comparison (default: the first other arm)
+        shape: held equal in the model: as_is, params, cache (default: as_is)
+        length: held equal in training: tokens, flops, time, time_plain (default: tokens)
+        margin: largest difference that counts as none (default: 0.005 bits per byte)
+        batch: tokens per step (default: by size)
+        lr: peak learning rate; --lr.qk 30x: that of a circuit, as a ratio (default: by size)
+        context: context lengths in tokens, one contest each (default: by size)
+        branches: token counts to decay at, from one trunk per arm and seed (default: none)
+        tokenizer: bytes, bpe:VOCABULARY or file:TOKENIZER.json (default: by size)
+        precision: arithmetic of training (default: float32)
+        probes: measurements on each trained run, see h2h list --probes (default: none)
+        set: other settings: warmup=0.05, schedule=wsd, model.bias=all (default: none)
+    """
+
+    arms: Annotated[tuple[str, ...], flag("ARM")] = ()
+    corpus: Annotated[tuple[str, ...], flag("NAME")] = ()
+    tasks: Annotated[tuple[str, ...], flag("TASK")] = ()
+    init_from: Annotated[str | None, flag("RUN")] = None
+    size: Annotated[tuple[str, ...], flag("NAME")] = ()
+    tokens: Annotated[str | None, flag("COUNT")] = None
+    seeds: Annotated[str | None, flag("COUNT|A,B,...")] = None
+    baseline: Annotated[str | None, flag("ARM")] = None
+    primary: Annotated[str | None, flag("ARM")] = None
+    shape: Annotated[tuple[str, ...], flag("RULE")] = ()
+    length: Annotated[tuple[str, ...], flag("RULE")] = ()
+    margin: Annotated[float | None, flag("NUMBER")] = None
+    batch: Annotated[str | None, flag("COUNT")] = None
+    lr: Annotated[float | None, flag("RATE")] = None
+    context: Annotated[tuple[str, ...], flag("COUNT")] = ()
+    branches: Annotated[tuple[str, ...], flag("COUNT")] = ()
+    tokenizer: Annotated[str | None, flag("NAME")] = None
+    precision: Annotated[str | None, flag("float32|bf16")] = None
+    probes: Annotated[tuple[str, ...], flag("PROBE")] = ()
+    set: Annotated[tuple[str, ...], flag("KEY=VALUE")] = ()
+
+    def study(self, file: str | None) -> Study:
+        """Return the study of a file with these settings in place of its own, or of these settings alone."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        changes: dict[str, Any] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+            if value not in (None, ()) and name not in ("set", "init_from")
+        }
+        if self.init_from is not None:
+            changes["from"] = self.init_from
+        if self.seeds is not None:
+            changes["seeds"] = _seeds(self.seeds)
+        for name in ("tokens", "batch"):
+            if name in changes:
+                changes[name] = parse_count(changes[name], f"--{name}")
+        for name in ("context", "branches"):
+            if name in changes:
+                changes[name] = [parse_count(count, f"--{name}") for count in changes[name]]
+        for text in self.set:
+            _set(changes, text)
+        return Study.from_file(file, **changes) if file else Study(**changes)
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Execution.
+
+    Args:
+        device: where to train
+        workers: runs at the same time; 0: one per CPU core, one per GPU
+        threads: CPU threads per run; the number changes the last digits
+        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
+        keep_weights: delete the weights of finished runs (default: keep)
+    """
+
+    device: Annotated[str, flag("auto|cpu|cuda")] = "auto"
+    workers: Annotated[int, flag("COUNT")] = 0
+    threads: Annotated[int, flag("COUNT")] = 1
+    data_dir: Annotated[str | None, flag("DIR")] = None
+    keep_weights: bool = True
+
+
+@dataclass(frozen=True)
+class RunOptions(DeviceOptions):
+    """Execution.
+
+    Args:
+        time_limit: save and stop after this time: 90s, 8m, 1.5h (default: none)
+        retry: failed: repeat runs that failed
+        compile: torch.compile (default: on for GPU from size 5m)
+        population: train the seeds of an arm in one pass (default: on for GPU below size 5m)
+        allow_failed_check: train arms that fail the causality check; never called better
+        quiet: print no progress
+    """
+
+    time_limit: Annotated[str | None, flag("TIME")] = None
+    retry: Literal["none", "failed"] = "none"
+    compile: Switch = "auto"
+    population: Switch = "auto"
+    allow_failed_check: bool = False
+    quiet: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as keyword arguments of `Study.run` and `reproduce`."""
+        return {
+            "device": self.device,
+            "workers": self.workers,
+            "threads": self.threads,
+            "data_dir": self.data_dir,
+            "seconds": seconds_of(self.time_limit),
+            "retry_failed": self.retry == "failed",
+            "keep_weights": self.keep_weights,
+            "compile": switched(self.compile),
+            "stack": switched(self.population),
+            "allow_failed_check": self.allow_failed_check,
+            "quiet": self.quiet,
+        }
+
+
+def _seeds(text: str) -> Any:
+    """Return a number of seeds, or a list of seeds."""
+    if "," in text:
+        return [parse_count(part, "--seeds") for part in text.split(",")]
+    return parse_count(text, "--seeds")
+
+
+def _set(changes: dict[str, Any], text: str) -> None:
+    """Add one KEY=VALUE of --set to the changes."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"--set takes KEY=VALUE, got '{text}'")
+    table, _, inner = key.rpartition(".")
+    if table == "lr":
+        changes.setdefault("circuit_lr", {})[inner] = value
+        return
+    if table not in ("", "model", "tune"):
+        raise UserError(f"--set: unknown table '{table}' (allowed: lr, model, tune)")
+    place = changes.setdefault(table, {}) if table else changes
+    place[inner] = [_value(part) for part in value.split(",")] if key == "tune.lr" else _value(value)
+
+
+def _value(text: str) -> Any:
+    """Return a value as TOML would read it, or the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,155 @@
+"""How commands print a study's results."""
+
+from __future__ import annotations
+
+from headtohead.api import StudyResult
+from headtohead.cli.shared.tables import number, print_table
+from headtohead.interpret.faithfulness import ATTENTION
+from headtohead.study.judge.transfer_matrix import places, short_labels
+from headtohead.study.judge.verdict import METRIC
+from headtohead.study.run.executor import Summary
+from headtohead.study.store.manifest import metric_label
+
+
+def show_left(summary: Summary) -> int:
+    """Print what is left to do; return the exit code: 1 when runs have no result although nothing stopped them."""
+    if summary.left and summary.stopped:
+        print(f"\nstopped with {summary.left} runs left; repeat the same command to continue")
+    elif summary.left:
+        for words in summary.trouble:
+            print(words)
+        print(f"\n{summary.left} runs have no result; fix the cause and repeat the same command")
+        return 1
+    return 0
+
+
+def show_result(result: StudyResult) -> None:
+    """Print the verdicts and the paths of verdicts.json and the report."""
+    show_verdicts(result)
+    print(f"\nverdicts: {result.path / 'verdicts.json'}")
+    if result.report is not None:
+        print(f"page:     {result.report}")
+
+
+def show_verdicts(result: StudyResult) -> None:
+    """Print headlines, one table of verdicts per contest, trends, and the solved budgets."""
+    for words in result.headlines():
+        print(words)
+    for contest in result.manifest.contests():
+        rows: list[tuple[object, ...]] = []
+        found = [row for row in result.verdicts if row.of(contest)]
+        metric = found[0].metric if found else METRIC
+        columns = (
+            *("arm", "verdict", metric_label(metric), "difference", "95 % interval"),
+            *("p (Holm)", "detectable", "n", "remarks"),
+        )
+        # Metrics other than bits per byte have any magnitude.
+        form = ".4f" if metric == METRIC else ".5g"
+        for row in found:
+            interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
+            remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
+            numbers = (number(row.mean, form), number(row.difference, f"+{form}"), interval)
+            rows.append(
+                (
+                    row.label,
+                    row.verdict,
+                    *numbers,
+                    number(row.p_holm, ".3g"),
+                    number(row.detectable, form),
+                    row.n,
+                    remarks,
+                )
+            )
+        base = number(found[0].baseline_mean if found else None, form)
+        rows.append((result.manifest.baseline, "baseline", base, "", "", "", "", "", ""))
+        print_table(contest.title, columns, rows, right=columns[2:8])
+    _show_trends(result)
+    _show_matrix(result)
+    _show_explained(result)
+    _show_solved(result)
+    for words in result.damage:
+        print(words)
+
+
+def _show_trends(result: StudyResult) -> None:
+    trends = result.trends()
+    for trend in trends:
+        if trend.line is not None:
+            print("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
+    for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
+        print(words)
+
+
+def _show_matrix(result: StudyResult) -> None:
+    cells = result.matrix()
+    if not cells:
+        return
+    short = short_labels(cells)
+    tested = list(dict.fromkeys(short[cell.evaluated] for cell in cells))
+    apart = places(cells)
+    several = any(apart.values())
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for cell in cells:
+        row = cell.verdict
+        place = (row.label, short[cell.trained], *([apart[cell.contest]] if several else []))
+        words = "–" if row.difference is None else f"{row.difference:+.4f} {row.verdict}"
+        rows.setdefault(place, {})[short[cell.evaluated]] = words
+    labels = [label for _, label in result.manifest.arms]
+    columns = ("arm", "trained on", *(["contest"] if several else []), *tested)
+    lines = [(*place, *(found.get(name, "–") for name in tested)) for place, found in rows.items()]
+    lines.sort(key=lambda line: labels.index(str(line[0])))
+    title = f"difference from {result.manifest.baseline} in bits per byte"
+    print_table(title, columns, lines, right=tested)
+
+
+def _show_explained(result: StudyResult) -> None:
+    contests = result.manifest.contests()
+    rows = []
+    for row in result.explained():
+        name = next((name for name in ATTENTION if name in row.found["explanations"]), "")
+        numbers = [
+            number(row.mean(path.format(name)), form)
+            for path, form in (
+                ("explanations.{}.mass", ".3f"),
+                ("uniform", ".3f"),
+                ("explanations.{}.confidence.33", ".1f"),
+                ("explanations.{}.aopc_comprehensiveness", ".3f"),
+                ("chance.aopc_comprehensiveness", ".3f"),
+            )
+        ]
+        by = name.replace("_", " ") or "–"
+        rows.append((row.contest.title_among(contests), row.label, by, *numbers, len(row.seeds)))
+    columns = (
+        *("contest", "arm", "by", "on relevant tokens", "uniform attention"),
+        *("% above .33", "AOPC", "by chance", "n"),
+    )
+    if rows:
+        print_table("attention of the read-out row on relevant tokens", columns, rows, right=columns[3:])
+
+
+def _show_solved(result: StudyResult) -> None:
+    columns = ("contest", "arm", "rule", "solved", "from", "to", "held equal", "match")
+    rows = [
+        (
+            row.contest.title,
+            row.label,
+            row.rule,
+            row.what,
+            f"{row.before:,.0f}",
+            f"{row.after:,.0f}",
+            row.held,
+            f"{row.match:.2%}",
+        )
+        for row in result.manifest.solved
+    ]
+    if rows:
+        several = len(result.manifest.contests()) > 1
+        shown = rows if several else [row[1:] for row in rows]
+        print_table(
+            "solved budgets",
+            columns if several else columns[1:],
+            shown,
+            right=("from", "to", "match"),
+        )
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
+            print(words)

@@ -1,0 +1,30 @@
+"""h2h watch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+
+from headtohead.api import watch_study
+from headtohead.cli.shared.options import (
+    flag,
+)
+
+
+def command(
+    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    /,
+    *,
+    port: Annotated[int, flag("NUMBER")] = 8642,
+) -> int:
+    """Serve a live page about a running study: learning curves, progress, time left. Ctrl-C stops it.
+
+    The page is read-only and reachable from this machine alone.
+
+    Args:
+        folder: study directory
+        port: port on 127.0.0.1; 0: any free port
+    """
+    watch_study(folder, port=port)
+    return 0

@@ -1,0 +1,103 @@
+"""Help pages: one screen each, every option described with its default; old spellings are accepted and not shown."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from headtohead import cli
+from headtohead.cli.main import COMMANDS, OLD_FLAGS, _arguments, main, overview
+from headtohead.cli.shared.help import WIDTH, flags_of, help_page
+from headtohead.common.errors import UserError
+from headtohead.study.store.run_store import Store
+
+SCREEN = 50
+
+
+def command_of(name: str):  # type: ignore[no-untyped-def]
+    return importlib.import_module(f"headtohead.cli.{name.replace(' ', '.')}").command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_screen_and_shows_every_default(name: str) -> None:
+    page = help_page(name, command_of(name))
+    lines = page.splitlines()
+    assert len(lines) <= SCREEN
+    assert max(map(len, lines)) <= WIDTH
+    for one in flags_of(command_of(name)):
+        assert one.about, one.name
+        assert one.spelling in page
+        required = one.default is inspect.Parameter.empty
+        assert one.line.endswith("]") or one.boolean or required or one.positional, one.name
+        assert "None" not in one.line
+
+
+def test_the_overview_fits_a_screen() -> None:
+    lines = overview().splitlines()
+    assert len(lines) <= SCREEN
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_every_command_is_one_file_of_its_name() -> None:
+    root = Path(cli.__path__[0])
+    found = {
+        info.name.removeprefix("headtohead.cli.").replace(".", " ")
+        for info in pkgutil.walk_packages([str(root)], "headtohead.cli.")
+        if not info.ispkg
+        and ".shared." not in info.name
+        and info.name.rpartition(".")[2] not in ("main", "output")
+    }
+    assert found == set(COMMANDS)
+
+
+def test_old_spellings_are_accepted_and_not_shown() -> None:
+    page = help_page("race", command_of("race"))
+    for old, new in OLD_FLAGS.items():
+        assert f"{old} " not in page
+        assert new.replace("--no-", "--[no-]") in page or f"{new} " in page or f"--[no-]{new[2:]}" in page
+    flags = flags_of(command_of("race"))
+    given = ["--for", "8m", "--from=a/b", "--stack", "--no-compile", "--no-quiet", "--keep-weights"]
+    assert _arguments(given, flags) == [
+        "--time-limit",
+        "8m",
+        "--init-from",
+        "a/b",
+        "--population",
+        "on",
+        "--compile",
+        "off",
+    ]
+    assert _arguments(["--no-stack", "--data_dir", "x"], flags) == ["--population", "off", "--data-dir", "x"]
+
+
+def test_ratios_of_circuits_are_settings_and_lists_are_joined() -> None:
+    flags = flags_of(command_of("race"))
+    given = ["mine.toml", "--lr.qk", "30x", "--set", "a=1", "--arms", "x", "--set", "b=2", "--lr.ov=2x"]
+    assert _arguments(given, flags) == [
+        "mine.toml",
+        "--set",
+        "a=1",
+        "b=2",
+        "lr.qk=30x",
+        "lr.ov=2x",
+        "--arms",
+        "x",
+    ]
+    with pytest.raises(UserError, match=r"--lr\.qk takes a ratio"):
+        _arguments(["--lr.qk"], flags)
+    with pytest.raises(UserError, match="--tokens is given twice"):
+        _arguments(["--tokens", "1", "--tokens", "2"], flags)
+
+
+def test_a_race_takes_old_and_new_spellings(story: Path, tmp_path: Path) -> None:
+    common = ["race", "--arms", "standard", "diagonal", "--corpus", f"file:{story}", "--tokens", "1024"]
+    common += ["--batch", "256", "--seeds", "1", "--workers", "1", "--quiet", "--out", str(tmp_path / "out")]
+    for limit in ("--for", "--time-limit"):
+        with pytest.raises(SystemExit) as ended:
+            main([*common, limit, "1h", "--no-stack"])
+        assert ended.value.code == 0
+    assert all(run.finished() for run in Store(tmp_path / "out").runs())
