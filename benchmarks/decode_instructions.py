@@ -93,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="count every layout of the sweep, not only those in use")
+    parser.add_argument(
+        "--all", action="store_true", help="count every layout of the sweep, not only those in use"
+    )
     layouts = [CONFIGS[True, True], CONFIGS[True, False]]
     if parser.parse_args().all:
         # Sums are counted at the first shape and products at the second; the number of programs does not change the code.
@@ -108,7 +110,8 @@ def main() -> None:
             f"{config}\n  {len(loop) / numbers:.2f} instructions per number, {registers} registers, {stack} bytes of stack"
         )
         print(
-            f"  {kernel.metadata.shared} bytes shared, {kinds['BAR']} barriers per iteration; {common}", flush=True
+            f"  {kernel.metadata.shared} bytes shared, {kinds['BAR']} barriers per iteration; {common}",
+            flush=True,
         )
 
 

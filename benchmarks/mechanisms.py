@@ -1,4 +1,4 @@
-"""Measure the training speed of every mechanism relative to `standard`, interleaved in one process, or memory growth (--memory).
+"""Measure training speed of every mechanism relative to `standard`, interleaved in one process, or memory growth (--memory).
 
     python benchmarks/mechanisms.py                                  # CPU: nano, eager, float32
     python benchmarks/mechanisms.py --device cuda --out speed.json --minutes 9
@@ -472,7 +472,9 @@ def arguments() -> argparse.Namespace:
     if given.rounds < 2:
         parser.error(f"--rounds {given.rounds}: quartiles need at least 2 rounds")
     if given.memory and given.compile and not gpu:
-        parser.error("--memory on a CPU counts bytes per operator, which a compiled model hides; drop --compile")
+        parser.error(
+            "--memory on a CPU counts bytes per operator, which a compiled model hides; drop --compile"
+        )
     return given
 
 

@@ -73,7 +73,7 @@ def gradients(before: dict[str, Tensor], after: dict[str, Tensor], beta: float) 
 
 
 def compare(plain: Trainer, other: Trainer, steps: int, way: str) -> dict[str, Any]:
-    """Return the largest differences between the two trainers, the first step that differs, and the parameter that differs most."""
+    """Return the largest differences of two trainers, the first step that differs, and the parameter that differs most."""
     back, beta = way.endswith("put back"), plain.settings.beta1
     worst, first, where = [0.0, 0.0], None, ""
     if way == "moved":

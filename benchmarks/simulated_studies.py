@@ -1,9 +1,9 @@
-"""How often the judge is right: whole studies simulated, every rule of the verdict applied, thousands at a time.
+"""Measure how often the judge is right: simulate whole studies, with every rule of the verdict, thousands at a time.
 
     python benchmarks/simulated_studies.py [--studies 200000]
 
-prints the table in docs/verdicts.md. A study has a baseline and three arms; a seed's luck is shared between the arms, so
-that paired values correlate 0.5; differences are in units of the spread of the paired difference over seeds.
+Prints the table in docs/verdicts.md. A study has a baseline and three arms. Arms share part of a seed's noise, so that paired
+values correlate 0.5; differences are in units of the standard deviation of the paired difference over seeds.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from headtohead.study.judge.statistics import ALPHA, detectable_difference
 ARMS = 3
 CORRELATION = 0.5
 LATE, BEHIND = 1 / 3, 4.0
-"""Of bimodal seeds: the share of runs that learn late, and how far behind the others these are."""
+"""For bimodal seeds: the share of runs that learn late, and by how many standard deviations they are worse."""
 DIVERGED = 0.1
-"""The share of runs that diverge, where some do."""
+"""The share of runs that diverge, in the simulations with divergence."""
 SEEDS = (3, 5, 8)
 Values = NDArray[np.float64]
-Words = NDArray[np.str_]
+Labels = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The judge's numbers for many studies at once: (studies, arms) each."""
+    """The judge's numbers for many studies at once, each of shape (studies, arms)."""
 
     difference: Values
     low: Values
     high: Values
     p_holm: Values
-    verdict: Words
+    verdict: Labels
 
 
 def draw(
     generator: np.random.Generator, studies: int, n: int, truth: tuple[float, ...], law: str = "normal"
 ) -> Values:
-    """Return (studies, 1 + arms, n) values, the baseline first; each arm differs from it by its truth.
+    """Return values (studies, 1 + arms, n), the baseline first; each arm differs from it by its entry in `truth`.
 
-    `law`: normal; heavy: Student's t with three degrees of freedom; bimodal: a run in three learns late and lies four
-    standard deviations of the others behind. All are scaled to the same variance.
+    `law`: normal; heavy: Student's t with three degrees of freedom; bimodal: one run in three learns late and is worse by
+    four standard deviations of the others. All are scaled to the same variance.
     """
 
     def noise(*shape: int) -> Values:
@@ -58,15 +58,15 @@ def draw(
             return (generator.standard_normal(shape) + BEHIND * (late - LATE)) / spread
         return generator.standard_normal(shape)
 
-    # Paired differences have spread 1: their variance is 2 (1 - correlation) times that of a value.
+    # Paired differences have standard deviation 1: their variance is 2 (1 - correlation) times that of a value.
     scale = 1 / math.sqrt(2 * (1 - CORRELATION))
     shared, own = noise(studies, 1, n), noise(studies, 1 + len(truth), n)
-    luck = scale * (math.sqrt(CORRELATION) * shared + math.sqrt(1 - CORRELATION) * own)
-    return luck + np.array([0.0, *truth])[:, None]
+    mixed = scale * (math.sqrt(CORRELATION) * shared + math.sqrt(1 - CORRELATION) * own)
+    return mixed + np.array([0.0, *truth])[:, None]
 
 
 def judge(values: Values, margin: float = 0.0) -> Judged:
-    """Return what the judge says of each arm of each study: paired t, Holm, equivalence within the margin."""
+    """Return the judge's numbers for each arm of each study: paired t, Holm, equivalence within the margin."""
     differences = values[:, 1:] - values[:, :1]
     n, arms = differences.shape[2], differences.shape[1]
     mean = differences.mean(2)
@@ -87,18 +87,18 @@ def judge(values: Values, margin: float = 0.0) -> Judged:
 
 
 def wins(judged: Judged) -> NDArray[np.bool_]:
-    """Return, per study and arm, whether a winner or a loser is named."""
+    """Return, per study and arm, whether the verdict is better or worse."""
     return judged.p_holm < ALPHA
 
 
 def withheld(generator: np.random.Generator, studies: int, n: int) -> NDArray[np.bool_]:
-    """Return, per study and arm, whether a run of the arm or of the baseline diverged: no winner is named then."""
+    """Return, per study and arm, whether a run of the arm or of the baseline diverged, in which case no winner is declared."""
     diverged = (generator.random((studies, 1 + ARMS, n)) < DIVERGED).any(2)
     return diverged[:, 1:] | diverged[:, :1]
 
 
 def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
-    """Return how often each thing happens with n seeds, over so many simulated studies."""
+    """Return the rate of each outcome with n seeds, over simulated studies."""
     generator = np.random.default_rng([seed, n])
     none = (0.0,) * ARMS
     found: dict[str, float] = {}
@@ -109,7 +109,7 @@ def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
     ):
         judged = judge(draw(generator, studies, n, (0.3, 0.0, -1.0), law))
         truth = np.array([0.3, 0.0, -1.0])
-        # One arm per study: the arms of a study share a baseline, and are not independent.
+        # One arm per study: the arms of a study share a baseline and are not independent.
         found[name] = float(((judged.low <= truth) & (truth <= judged.high))[:, 0].mean())
     values = draw(generator, studies, 2 * n, none)
     first, second = judge(values[:, :, :n]), judge(values)
@@ -118,7 +118,7 @@ def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
         found[name] = float(wins(judge(draw(generator, studies, n, none, law))).any(1).mean())
     named = wins(judge(draw(generator, studies, n, none))) & ~withheld(generator, studies, n)
     found["false winner, one run in ten diverges"] = float(named.any(1).mean())
-    # Who sees no winner and adds as many seeds again has had two chances.
+    # Doubling the seeds after seeing no winner gives a second chance of a false winner.
     found["false winner, seeds added"] = float((wins(first).any(1) | wins(second).any(1)).mean())
     # The hardest case for equivalence: a true difference as large as the margin, here four standard errors.
     margin = 4 / math.sqrt(n)
@@ -140,7 +140,7 @@ def rates(n: int, studies: int, seed: int = 0) -> dict[str, float]:
 
 def main() -> None:
     """Print the table of docs/verdicts.md."""
-    parser = argparse.ArgumentParser(description="how often the judge is right")
+    parser = argparse.ArgumentParser(description="measure how often the judge is right")
     parser.add_argument("--studies", type=int, default=200_000)
     count = parser.parse_args().studies
     columns = {n: rates(n, count) for n in SEEDS}

@@ -1,4 +1,4 @@
-"""The pictures of docs/speed.md, each from the rows it needs, or None where they are not there."""
+"""The figures of docs/speed.md, each drawn from its rows, or None where rows are missing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = PALETTE[:6]
 WIDTH = 620
 _INK = "#24292f"
 _BIG = {"labelFontSize": 14, "titleFontSize": 14}
+_REFERENCE = "plain reference, compiled"
 
 
 def kernels(measured: Measured) -> Any:
-    """What share of its roof each fused kernel reaches, beside its compiled twin."""
+    """The share of its roofline bound that each fused kernel reaches, next to its compiled plain reference."""
     rows: list[Row] = []
     for row in measured.timed_kernels():
         roof = row.get("roof_seconds", row["floor_seconds"])
         name = _kernel_name(row, measured)
-        for who, seconds in (("ours", row["seconds"]), ("plain twin, compiled", row.get("peer_seconds"))):
+        for who, seconds in (("ours", row["seconds"]), (_REFERENCE, row.get("peer_seconds"))):
             if seconds:
-                words = f"{roof / seconds:.0%}, {1e3 * seconds:.3g} ms"
-                rows.append({"kernel": name, "who": who, "share": roof / seconds, "words": words})
+                text = f"{roof / seconds:.0%}, {1e3 * seconds:.3g} ms"
+                rows.append({"kernel": name, "who": who, "share": roof / seconds, "text": text})
     if not rows:
         return None
     return _bars(
         rows,
         group="kernel",
         value="share",
-        title="share of the roof: bytes at copy speed, or products at a large product's speed",
-        colors={"ours": BLUE, "plain twin, compiled": BASELINE},
+        title="share of the roofline: bytes at copy speed, or products at a large product's speed",
+        colors={"ours": BLUE, _REFERENCE: BASELINE},
         form="%",
         whole=1.0,
     )
@@ -47,7 +48,7 @@ def _kernel_name(row: Row, measured: Measured) -> str:
 
 
 def roofline(measured: Measured) -> Any:
-    """Arithmetic intensity of each fused kernel against what it achieves, under the measured roofs."""
+    """The achieved rate of each fused kernel against its arithmetic intensity, under the measured roofline."""
     rows = [
         {
             "kernel": _kernel_name(row, measured),
@@ -59,15 +60,15 @@ def roofline(measured: Measured) -> Any:
     ]
     if not rows:
         return None
-    for place, row in enumerate(sorted(rows, key=lambda row: row["intensity"])):
-        row["number"] = place + 1
+    for index, row in enumerate(sorted(rows, key=lambda row: row["intensity"])):
+        row["number"] = index + 1
     document = measured.documents["kernels"]
     copy, product = document["copy_bytes_per_second"] / 1e12, document["product_flops_per_second"] / 1e12
     ordered = sorted(rows, key=lambda row: row["intensity"])
     reach = [0.5 * ordered[0]["intensity"], 3 * max(ordered[-1]["intensity"], product / copy)]
     roof = [
-        {"intensity": place, "rate": min(copy * place, product)}
-        for place in (reach[0], product / copy, reach[1])
+        {"intensity": intensity, "rate": min(copy * intensity, product)}
+        for intensity in (reach[0], product / copy, reach[1])
     ]
     x = alt.X(
         "intensity:Q",
@@ -81,37 +82,37 @@ def roofline(measured: Measured) -> Any:
         scale=alt.Scale(type="log", domain=[0.2 * min(row["rate"] for row in rows), 3 * product], nice=False),
         axis=alt.Axis(tickCount=4, grid=False, **_BIG),
     )
-    names = [f"{place}  {row['kernel']}" for place, row in enumerate(ordered, start=1)]
+    names = [f"{number}  {row['kernel']}" for number, row in enumerate(ordered, start=1)]
     dots = [
-        {**row, "kernel": name, "number": place}
-        for place, (row, name) in enumerate(zip(ordered, names, strict=True), start=1)
+        {**row, "kernel": name, "number": number}
+        for number, (row, name) in enumerate(zip(ordered, names, strict=True), start=1)
     ]
     color = alt.Color(
         "kernel:N",
         sort=names,
-        scale=alt.Scale(domain=names, range=[PALETTE[place % len(PALETTE)] for place in range(len(names))]),
+        scale=alt.Scale(domain=names, range=[PALETTE[index % len(PALETTE)] for index in range(len(names))]),
         legend=alt.Legend(title=None, labelFontSize=14, labelLimit=420, orient="right", symbolSize=120),
     )
-    words = [
-        {"intensity": 12, "rate": 12 * copy, "words": f"copy {copy:.2f} TB/s"},
-        {"intensity": reach[1], "rate": 1.4 * product, "words": f"bf16 products {product:.0f} TFLOP/s"},
+    labels = [
+        {"intensity": 12, "rate": 12 * copy, "text": f"copy {copy:.2f} TB/s"},
+        {"intensity": reach[1], "rate": 1.4 * product, "text": f"bf16 products {product:.0f} TFLOP/s"},
     ]
-    said = alt.Chart(alt.Data(values=words)).mark_text(fontSize=14, align="right", dx=-12)
+    roof_labels = alt.Chart(alt.Data(values=labels)).mark_text(fontSize=14, align="right", dx=-12)
     layers = [
         alt.Chart(alt.Data(values=roof)).mark_line(color=_INK).encode(x=x, y=y),
-        said.encode(x=x, y=y, text="words:N"),
+        roof_labels.encode(x=x, y=y, text="text:N"),
         alt.Chart(alt.Data(values=dots)).mark_circle(size=90, opacity=0.8).encode(x=x, y=y, color=color),
     ]
-    # Numbers go to three sides in turn: neighbours in intensity are often neighbours in speed.
-    for side, place in enumerate(({"dx": 13}, {"dy": 17}, {"dx": -13})):
+    # Numbers alternate between three sides: neighbors in intensity are often neighbors in speed.
+    for side, offset in enumerate(({"dx": 13}, {"dy": 17}, {"dx": -13})):
         part = [dot for dot in dots if dot["number"] % 3 == side]
-        base = alt.Chart(alt.Data(values=part)).mark_text(fontSize=14, **place)
+        base = alt.Chart(alt.Data(values=part)).mark_text(fontSize=14, **offset)
         layers.append(base.encode(x=x, y=y, text="number:Q"))
     return alt.layer(*layers).properties(width=480, height=400)
 
 
 def train(measured: Measured) -> Any:
-    """Training tokens/s of standard beside litgpt and transformers at three sizes."""
+    """Training tokens/s of standard, litgpt and transformers at three sizes."""
     rows: list[Row] = []
     for size in ("51m", "124m", "360m"):
         found = measured.training(size, 32_768)
@@ -121,8 +122,7 @@ def train(measured: Measured) -> Any:
         for name, result in found["results"].items():
             if rate := result.get("tokens_per_second"):
                 who = "headtohead" if name == "standard" else name
-                words = short_count(rate)
-                rows.append({"size": size, "who": who, "rate": rate / better, "words": words})
+                rows.append({"size": size, "who": who, "rate": rate / better, "text": short_count(rate)})
     if not rows:
         return None
     return _bars(
@@ -136,7 +136,7 @@ def train(measured: Measured) -> Any:
 
 
 def mechanisms(measured: Measured) -> Any:
-    """The training step of each mechanism over that of standard."""
+    """The training step time of each mechanism relative to standard."""
     rows = [
         {
             "arm": row["arm"],
@@ -150,8 +150,8 @@ def mechanisms(measured: Measured) -> Any:
     ]
     if not rows:
         return None
-    places = [row["at"] for row in sorted(rows, key=lambda row: (row["size"], row["context"]))]
-    places = list(dict.fromkeys(places))
+    settings = [row["at"] for row in sorted(rows, key=lambda row: (row["size"], row["context"]))]
+    settings = list(dict.fromkeys(settings))
     best = {
         arm: min(row["over"] for row in rows if row["arm"] == arm) for arm in {row["arm"] for row in rows}
     }
@@ -170,7 +170,7 @@ def mechanisms(measured: Measured) -> Any:
     )
     color = alt.Color(
         "at:N",
-        scale=alt.Scale(domain=places, range=list(PALETTE[: len(places)])),
+        scale=alt.Scale(domain=settings, range=list(PALETTE[: len(settings)])),
         legend=alt.Legend(
             title=None, orient="top", labelFontSize=14, labelLimit=400, columns=2, symbolSize=120
         ),
@@ -185,13 +185,13 @@ def mechanisms(measured: Measured) -> Any:
 
 
 def decode(measured: Measured) -> Any:
-    """Decoding time against context, with the time its bytes take."""
+    """Decoding time against context, with the time needed to read its bytes."""
     found = measured.decoding(lambda row: (row["batch"], row["heads"], row["dim"]) == (64, 8, 64))
     if len({row["keys"] for row in found}) < 3:
         return None
     rows: list[Row] = []
     for row in found:
-        lines: dict[str, float] = {f"ours, {_TURNED[row['turned']]}": row["seconds"]}
+        lines: dict[str, float] = {f"ours, {_ROTATION[row['turned']]}": row["seconds"]}
         if row["turned"] == "nothing":
             lines |= {
                 "cuDNN, K and V": row["peer_seconds"],
@@ -205,9 +205,9 @@ def decode(measured: Measured) -> Any:
     shades = {
         "cuDNN, K and V": BASELINE,
         "cuDNN, the same tensor twice": YELLOW,
-        "ours, turned in the score": PINK,
-        "ours, mix turned back": SKY,
-        "ours, nothing turned": BLUE,
+        "ours, rotated in the score": PINK,
+        "ours, output rotated back": SKY,
+        "ours, no rotation": BLUE,
         "floor: one tensor at copy speed": _INK,
     }
     contexts = sorted({row["keys"] for row in rows})
@@ -231,8 +231,8 @@ def decode(measured: Measured) -> Any:
     )
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=color)
 
-    # What is turned back costs next to nothing: a thin line on a thick one shows both.
-    thick, floor = "datum.line == 'ours, nothing turned'", "indexof(datum.line, 'floor') == 0"
+    # Rotating back costs almost nothing: a thin line on a thick one shows both.
+    thick, floor = "datum.line == 'ours, no rotation'", "indexof(datum.line, 'floor') == 0"
     dots = alt.OverlayMarkDef(size=60)
     return alt.layer(
         base.transform_filter(thick).mark_line(strokeWidth=7),
@@ -241,15 +241,15 @@ def decode(measured: Measured) -> Any:
     ).properties(width=460, height=360)
 
 
-_TURNED = {"nothing": "nothing turned", "roundtrip": "mix turned back", "score": "turned in the score"}
+_ROTATION = {"nothing": "no rotation", "roundtrip": "output rotated back", "score": "rotated in the score"}
 
 
 _STACK_AIMS = {5: 15.0, 16: 20.0}
-"""Million tokens per second by the number of seeds."""
+"""Target in million tokens per second, by the number of seeds."""
 
 
 def stack(measured: Measured) -> Any:
-    """Tokens/s of several seeds together: one run, separate processes, stacked."""
+    """Total tokens/s of several seeds: a single run, separate processes, a population."""
     rows: list[Row] = []
     aims: dict[str, float] = {}
     for row in measured.stacked():
@@ -257,16 +257,16 @@ def stack(measured: Measured) -> Any:
         for who, key in (
             ("a single run", "single_tokens_per_second"),
             ("separate processes", "separate_tokens_per_second"),
-            ("stacked in one pass", "stacked_tokens_per_second"),
+            ("population", "stacked_tokens_per_second"),
         ):
             if row[key]:
-                words = f"{row[key] / 1e6:.1f} M"
-                rows.append({"seeds": name, "who": who, "rate": row[key] / 1e6, "words": words})
+                text = f"{row[key] / 1e6:.1f} M"
+                rows.append({"seeds": name, "who": who, "rate": row[key] / 1e6, "text": text})
         if row["size"] == "1m" and row["seeds"] in _STACK_AIMS:
             aims[name] = _STACK_AIMS[row["seeds"]]
     if not rows:
         return None
-    colors = {"a single run": BASELINE, "separate processes": ORANGE, "stacked in one pass": BLUE}
+    colors = {"a single run": BASELINE, "separate processes": ORANGE, "population": BLUE}
     return _bars(
         rows,
         group="seeds",
@@ -278,13 +278,13 @@ def stack(measured: Measured) -> Any:
 
 
 def generate(measured: Measured) -> Any:
-    """Tokens/s of a whole model writing from a long prompt, and the bytes of its cache."""
+    """Tokens/s of a whole model generating from a long prompt, and the bytes of its cache."""
     rows = [
         {
             "contender": row["contender"],
             "who": "transformers" if row["contender"].startswith("transformers") else "headtohead",
             "rate": row["tokens_per_second"] / 1e3,
-            "words": f"{short_count(row['tokens_per_second'])}, cache {short_bytes(row['cache_bytes'])}",
+            "text": f"{short_count(row['tokens_per_second'])}, cache {short_bytes(row['cache_bytes'])}",
         }
         for row in measured.generation()
     ]
@@ -313,9 +313,9 @@ def _bars(
     whole: float = 0.0,
     apart: bool = True,
 ) -> Any:
-    """Return bars side by side in groups, each with its words behind it; groups in the order of the rows.
+    """Return grouped bars, each followed by its text; groups are in the order of the rows.
 
-    `aims` are marked in their group, and `whole` in all of them. Where a group has one bar they are not set `apart`.
+    `aims` are marked in their group, and `whole` across all groups. `apart` places the bars of a group side by side.
     """
     order = list(dict.fromkeys(row[group] for row in rows))
     here = [who for who in colors if any(row["who"] == who for row in rows)]
@@ -344,16 +344,16 @@ def _bars(
         base = base.encode(yOffset=alt.YOffset("who:N", sort=here))
     layers = [
         base.mark_bar().encode(color=color),
-        base.mark_text(align="left", dx=5, fontSize=13).encode(text="words:N"),
+        base.mark_text(align="left", dx=5, fontSize=13).encode(text="text:N"),
     ]
     if whole:
         rule = alt.Chart(alt.Data(values=[{value: whole}])).mark_rule(strokeDash=[5, 4], color=_INK)
         layers.append(rule.encode(x=x))
     if aims:
-        marks = [{group: name, value: aim, "words": "aim"} for name, aim in aims.items()]
+        marks = [{group: name, value: aim, "text": "target"} for name, aim in aims.items()]
         base = alt.Chart(alt.Data(values=marks)).encode(x=x, y=y)
         layers.append(base.mark_tick(color=_INK, thickness=2, size=height - 12))
-        layers.append(base.mark_text(dx=6, align="left", fontSize=13).encode(text="words:N"))
+        layers.append(base.mark_text(dx=6, align="left", fontSize=13).encode(text="text:N"))
     return alt.layer(*layers).properties(width=WIDTH - 60, height=height * len(order))
 
 
@@ -366,4 +366,4 @@ PICTURES: dict[str, Callable[[Measured], Any]] = {
     "stack": stack,
     "generate": generate,
 }
-"""By the name of its file, docs/images/speed-NAME.png."""
+"""Figures by name; the file is docs/images/speed-NAME.png."""

@@ -1,4 +1,4 @@
-"""The rows in results/speed as the pictures and the page of docs/speed.md take them, whatever benchmark wrote them."""
+"""The rows in results/speed in the form that the figures and text of docs/speed.md need, from all benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = (
 
 
 class Measured:
-    """What was measured: documents by the name of their file, without those that are not there."""
+    """The measured documents by file name; missing files are skipped."""
 
     def __init__(self, folder: Path) -> None:
         files = {name: folder / f"{name}.json" for name in FILES}
@@ -34,7 +34,7 @@ class Measured:
         }
 
     def rows(self, name: str, wanted: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-        """Return the wanted rows of a file, each with the file's own facts where it has none; failed ones left out."""
+        """Return the wanted rows of a file, with the file's facts as defaults; failed rows are left out."""
         document = self.documents.get(name, {})
         shared = {key: value for key, value in document.items() if key not in ("rows", "benchmark")}
         rows = [shared | row for row in document.get("rows", [])]
@@ -45,12 +45,12 @@ class Measured:
         return self.rows("kernels", lambda row: "seconds" in row)
 
     def training(self, size: str, tokens: int) -> Row | None:
-        """Return the training step at a size beside its peers."""
+        """Return the training step at a size, with its peers."""
         rows = self.rows("train-gpu", lambda row: (row["size"], row["tokens_per_step"]) == (size, tokens))
         return max(rows, key=lambda row: row["date"], default=None)
 
     def steps(self) -> list[Row]:
-        """Return arm, size, context and time over standard's of every mechanism measured on a GPU."""
+        """Return arm, size, context and time relative to standard of every mechanism measured on a GPU."""
         found: list[Row] = []
         for name in ("coupled-step", "mechanisms-gpu"):
             for row in self.rows(name, lambda row: row.get("contenders", ["standard"])[0] == "standard"):
@@ -58,7 +58,7 @@ class Measured:
         return found
 
     def over_standard(self, arm: str, size: str, context: int | None = None) -> Row | None:
-        """Return the last row of an arm at a size, and at a context where one is named; equal parameters first."""
+        """Return the last row of an arm at a size (and context, if given), preferring equal parameters."""
         rows = [
             row
             for row in self.steps()
@@ -67,38 +67,38 @@ class Measured:
         return max(rows, key=lambda row: (row["matched"], row["date"]), default=None)
 
     def decoding(self, wanted: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-        """Return the rows of decoding with their case's settings among their own."""
+        """Return the rows of decoding, merged with the settings of their case."""
         rows = [row | row["case"] for row in self.rows("decode")]
         return [row for row in rows if wanted(row)]
 
     def stacked(self) -> list[Row]:
-        """Return seeds of standard in one pass, the last measurement of each number of them.
+        """Return the populations of standard, the last measurement of each number of seeds.
 
-        Where no separate processes ran beside them, those of an earlier measurement stand in.
+        Where no separate processes were measured with them, those of an earlier measurement are used.
         """
         apart: dict[tuple[str, int], float] = {}
         found: dict[tuple[str, int], Row] = {}
         rows = self.rows("stack") + self.rows("stack-processes")
         for row in sorted(rows, key=lambda row: row["date"]):
-            place = (row["size"], row["seeds"])
+            key = (row["size"], row["seeds"])
             if row["arm"] != "standard" or not row["stacked_tokens_per_second"]:
                 continue
             if row["separate_tokens_per_second"]:
-                apart[place] = row["separate_tokens_per_second"]
-            elif place in apart:
-                # Those processes were not compiled; what is compared with them is not either.
+                apart[key] = row["separate_tokens_per_second"]
+            elif key in apart:
+                # Those processes were not compiled, so they are compared with the uncompiled population.
                 plain = row["results"]["stacked, as it stands"]["tokens_per_second"]
-                ratio = plain / apart[place]
+                ratio = plain / apart[key]
                 row = row | {
-                    "separate_tokens_per_second": apart[place],
+                    "separate_tokens_per_second": apart[key],
                     "over_separate": ratio,
                     "earlier": True,
                 }
-            found[place] = row
+            found[key] = row
         return list(found.values())
 
     def generation(self) -> list[Row]:
-        """Return the contenders that wrote, the last measurement of each."""
+        """Return the contenders that generated text, the last measurement of each."""
         rows = self.rows("generate", lambda row: not row["error"])
         return list({row["contender"]: row for row in sorted(rows, key=lambda row: row["date"])}.values())
 
@@ -110,7 +110,7 @@ def context_of(row: Row) -> int:
 
 
 def _of_training(row: Row) -> list[Row]:
-    """Return the arms of one row of h2h bench train; one that failed says why."""
+    """Return the arms of one row of h2h bench train; a failed one has the reason under `failed`."""
     facts = {
         "size": row["size"],
         "context": context_of(row),

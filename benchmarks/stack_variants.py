@@ -1,9 +1,9 @@
-"""What each choice in the compiled stacked step is worth: the step with one of them changed, beside the step as it is.
+"""Measure the effect of each design choice in the compiled population step: the step with one of them changed.
 
     python benchmarks/stack_variants.py [--seeds 5] [--size 1m] [--batch 8192] [--only undivided ...] [--device cuda] [--out FILE]
 
-Every variant is compiled anew (half a minute each on a GPU) and timed in turns with the others; a variant that fails
-leaves its reason. The last line is one JSON document.
+Every variant is compiled separately (half a minute each on a GPU) and timed interleaved with the others; a variant that fails
+gives the reason. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(case: Case, seeds: int, name: str, said: list[str]) -> Callable[[], object]:
-    """Return the step of a variant after its first steps."""
-    stack = case.stack(seeds, True, said.append)
-    if name in OPTIONS and stack._traced is not None:
+def build(case: Case, seeds: int, name: str, warnings: list[str]) -> Callable[[], object]:
+    """Return the step of a variant after its warm-up steps."""
+    population = case.stack(seeds, True, warnings.append)
+    if name in OPTIONS and population._compiled is not None:
 
         def backend(graph: GraphModule, given: list[Tensor]) -> Any:
             with torch._inductor.config.patch(OPTIONS[name]):
                 return inductor(graph, given)
 
-        stack._traced.backend = backend
+        population._compiled.backend = backend
 
     def step() -> None:
-        stack.one_step()
-        stack.first.step += 1
+        population.one_step()
+        population.first.step += 1
 
     with ExitStack() as patches:
         for target, value in PATCHES.get(name, {}).items():
@@ -91,10 +91,10 @@ def main() -> None:
     document |= {"size": given.size, "arm": given.arm, "seeds": given.seeds, "batch": given.batch, "rows": {}}
     rows, steps = document["rows"], {}
     for name in given.only:
-        began, said = time.perf_counter(), []
+        began, warnings = time.perf_counter(), []
         try:
-            steps[name] = build(case, given.seeds, name, said)
-            rows[name] = {"start_seconds": round(time.perf_counter() - began, 1), "warnings": said}
+            steps[name] = build(case, given.seeds, name, warnings)
+            rows[name] = {"start_seconds": round(time.perf_counter() - began, 1), "warnings": warnings}
         except Exception as error:
             rows[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(name, rows[name], flush=True)

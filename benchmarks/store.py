@@ -1,9 +1,9 @@
-"""A store of many finished runs: how long `h2h runs`, `h2h report` and a restarted `h2h race` take, and their memory.
+"""Measure the time and memory of `h2h runs`, `h2h report` and a restarted `h2h race` on a store of many finished runs.
 
     python benchmarks/store.py [--seeds 200] [--points 200] [--keep DIR]
 
-The runs are made up (25 arms x 2 sizes x seeds), with files of the shape and length that real ones have; nothing is
-trained. The last line is one JSON document.
+The runs are synthetic (25 arms x 2 sizes x seeds), with files of realistic structure and length; nothing is trained. The last
+line is one JSON document.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BLOCKS = 128
 
 
 def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
-    """Write the files of a finished run that logged so many points, its numbers drawn instead of measured."""
+    """Write the files of a finished run with `points` logged rows of random numbers."""
     folder = store.run(run.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     level = 2.5 + 0.05 * draw.gauss(0, 1)
@@ -94,11 +94,11 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
         (folder.path / name).write_text(content, encoding="utf-8")
 
 
-def measure(words: list[str]) -> dict[str, float | int]:
-    """Return seconds, peak bytes and exit code of a command."""
+def measure(arguments: list[str]) -> dict[str, float | int]:
+    """Return seconds, peak bytes and exit code of an h2h command."""
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "headtohead", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "headtohead", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert process.stdout is not None
     output = process.stdout.read()
@@ -113,16 +113,16 @@ def measure(words: list[str]) -> dict[str, float | int]:
 
 
 def main() -> None:
-    """Make the store, time the three commands on it."""
+    """Create the store and time the commands on it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--points", type=int, default=200, help="logged points of each run")
-    parser.add_argument("--keep", help="a directory to make the store in and leave it")
+    parser.add_argument("--points", type=int, default=200, help="logged rows per run")
+    parser.add_argument("--keep", help="create the store in this directory and keep it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(given.keep or temporary)
-        place.mkdir(parents=True, exist_ok=True)
-        text, draw = place / "text.txt", random.Random(1)
+        folder = Path(given.keep or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        text, draw = folder / "text.txt", random.Random(1)
         if not text.is_file():
             words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "kings"]
             lines = (" ".join(draw.choices(words, k=9)) for _ in range(20_000))
@@ -135,9 +135,9 @@ def main() -> None:
             "batch": 2048,
             "seeds": given.seeds,
         }
-        study = place / "study.toml"
+        study = folder / "study.toml"
         study.write_text("".join(f"{key} = {canonical_json(value)}\n" for key, value in settings.items()))
-        store = Store(place / "store")
+        store = Store(folder / "store")
         runs = plan_study(Study(**settings).spec).distinct()
         if len(store.runs()) != len(runs):
             store.make()

@@ -1,10 +1,10 @@
-"""Training on CPU beside transformers' Llama of the same shape: both eager, then both compiled, in turns in one process.
+"""Compare CPU training with transformers' Llama of the same shape: both eager, then both compiled, interleaved in one process.
 
     python benchmarks/training_cpu.py [--sizes nano 1m] [--ways eager compiled] [--threads 2] [--rounds 12] [--out FILE]
 
-Prints tokens/s and their ratio, and how much longer our step takes than its own matrix and attention kernels take in
-a profile of the same process. Every row is kept in --out as soon as it is measured, and a row that stands there for
-this commit and setting is not measured again. The last line is one JSON document.
+Prints tokens/s and their ratio, and our step time relative to its own matrix and attention kernels in a profile of the same
+process. Every row is written to --out as soon as it is measured; existing rows of the same commit and setting are reused. The
+last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KERNELS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbm
 
 
 def our_step(size: Size, batch: int, compiled: bool) -> Callable[[], object]:
-    """Return one step of our trainer, data loading, clipping and optimiser included, on `standard`."""
+    """Return one step of our trainer on `standard`, including data loading, clipping and optimizer."""
     tokens = np.random.default_rng(0).integers(0, size.vocabulary, 400 * size.context, dtype=np.uint8)
     windows = Windows(Split(tokens, np.zeros(1, dtype=np.uint64), len(tokens)), size.context, seed=0)
     model = Decoder(size, parse_layout("standard").layers(size.layers), seed=0)
@@ -47,14 +47,14 @@ def our_step(size: Size, batch: int, compiled: bool) -> Callable[[], object]:
 
 
 def seconds(step: Callable[[], object]) -> float:
-    """Return how long one step takes."""
+    """Return the seconds of one step."""
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
 
 
 def over_kernels(step: Callable[[], object], rounds: int = 6) -> float:
-    """Return profiled step time over the time its matrix and attention kernels take in the same profile."""
+    """Return the profiled step time divided by the time of its matrix and attention kernels in the same profile."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         total = sum(seconds(step) for _ in range(rounds))
     kernels = sum(
@@ -66,7 +66,7 @@ def over_kernels(step: Callable[[], object], rounds: int = 6) -> float:
 
 
 def measure(name: str, compiled: bool, rounds: int) -> dict[str, Any]:
-    """Return the comparison at one size, both contenders made in the same way."""
+    """Return the comparison at one size, both contenders eager or both compiled."""
     size, batch = SIZES[name], BATCH[name]
     steps = {"headtohead": our_step(size, batch, compiled)}
     steps["transformers"] = peer_step(
@@ -79,7 +79,7 @@ def measure(name: str, compiled: bool, rounds: int) -> dict[str, Any]:
             took = seconds(step)
             if turn >= WARM:
                 times[key].append(took)
-    # The ratio of each round, then its median: what disturbs the machine disturbs both sides of a round.
+    # The median of per-round ratios: other load on the machine affects both sides of a round.
     ratios = [theirs / ours for ours, theirs in zip(times["headtohead"], times["transformers"], strict=True)]
     medians = {key: statistics.median(values) for key, values in times.items()}
     return {
@@ -100,10 +100,10 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["eager", "compiled"], choices=("eager", "compiled"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each contender (at least 2)")
-    parser.add_argument("--out", help="JSON file the rows are kept in")
+    parser.add_argument("--out", help="JSON file for the rows; existing rows are reused")
     given = parser.parse_args()
     if given.rounds < 2:
-        parser.error("quartiles need two rounds or more")
+        parser.error(f"--rounds {given.rounds}: quartiles need at least 2 rounds")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     import transformers
@@ -123,7 +123,7 @@ def main() -> None:
                 "device": device_name(torch.device("cpu")),
             }
             if rows.known(facts):
-                print(f"{name}, {way}: stands in {given.out}", flush=True)
+                print(f"{name}, {way}: already in {given.out}", flush=True)
                 continue
             print(f"{name}, {way}: measuring", flush=True)
             rows.add(facts, measure(name, way == "compiled", given.rounds))

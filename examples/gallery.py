@@ -1,9 +1,9 @@
-"""What the mechanisms look at: the attention map of each on one line of text, and Kuramoto's phases layer by layer.
+"""Draw the attention map of every mechanism on one line of text, and Kuramoto's phases layer by layer.
 
     python examples/gallery.py [--out races/gallery] [--images docs/images]
 
-Trains one small model per mechanism (`nano` on this Python's standard library, a million bytes each, some ten minutes on
-one core; started again it does what is missing), then draws gallery.png and phases.png.
+Trains one small model per mechanism (`nano` on this Python's standard library, a million bytes each, about ten minutes on
+one core; a restart trains only missing models), then draws gallery.png and phases.png.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from headtohead.study.environment import provenance
 
 TEXT = "self.name = name"
 TOKENS = "1M"
-# `sharing` without a tie is `standard`, so is FAFO, and factorised forms take no rotary positions.
+# `sharing` without a tie equals `standard`, and so does FAFO; factorised forms do not support rotary positions.
 ARMS: dict[str, dict[str, Any]] = {
     "sharing": {"arm": "sharing:tie=kv"},
     "factorised": {"arm": "factorised:form=CACO", "model": {"positions": "learned"}},
 }
-# Neighbours in the picture have something in common; what is not named here comes last.
+# Related mechanisms are adjacent in the figure; those not named here come last.
 ORDER = ["standard", "sharing", "diagonal", "coupled", "differential", "factorised"]
 ORDER += ["latent", "gated_linear", "kuramoto", "kuramoto_gated", "approximate", "static_emb_qk"]
 ORDER += ["fixed_seq_qk", "rnd_emb_qk", "non_approximate", "prefix_mean", "token_mlp", "no_attention"]
 COLUMNS, PANEL, CIRCLE = 6, 150, 150
-COORDINATES = 3  # of Kuramoto's phases that are drawn
+COORDINATES = 3  # number of Kuramoto's phase coordinates drawn
 SHADES = {"n": "#0072B2", "a": "#D55E00", "m": "#009E73", "e": "#CC79A7"}
 PLAIN = "#9a9a9a"
 
 
 def trained(out: Path) -> dict[str, Decoder]:
-    """Return a trained model of every mechanism by name, training those that `out` lacks."""
+    """Return a trained model of every mechanism by name, training those missing in `out`."""
     names = sorted(
         builtin_mechanisms(), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
     )
@@ -59,7 +59,7 @@ def maps(model: Decoder, tokens: Tensor) -> list[Tensor | None]:
 
     def watch(layer: int) -> Any:
         def before(mechanism: Mechanism, given: tuple[Any, ...]) -> None:
-            # A companion's own pass comes first; the data's call, the last, is the one kept.
+            # The companion's pass comes first; the last call, on the data, overwrites its map.
             weights = mechanism.attention_map(given[0], given[1])
             found[layer] = None if weights is None else weights[0]
 
@@ -75,30 +75,30 @@ def maps(model: Decoder, tokens: Tensor) -> list[Tensor | None]:
 
 
 def most_telling(layers: list[Tensor | None]) -> tuple[int, int, Tensor] | None:
-    """Return layer, head and map (time, time) of the head that looks back furthest and most surely.
+    """Return layer, head and map (time, time) of the head that attends furthest back with the most weight.
 
-    That is the largest mean over queries of sum_j a_ij^2 (i - j). Rows enter by their absolute sum, which is 1 already
-    unless a map is signed.
+    That is the largest mean over queries of sum_j a_ij^2 (i - j). Rows are normalized by their absolute sum, which is
+    already 1 unless a map is signed.
     """
     best: tuple[float, int, int, Tensor] | None = None
     for layer, weights in enumerate(layers):
         for head, one in enumerate(weights if weights is not None else ()):
             shares = one / one.abs().sum(-1, keepdim=True).clamp_min(1e-9)
-            place = torch.arange(len(one))
-            reach = float((shares.square() * (place[:, None] - place)).sum(-1).mean())
+            position = torch.arange(len(one))
+            reach = float((shares.square() * (position[:, None] - position)).sum(-1).mean())
             if best is None or reach > best[0]:
                 best = (reach, layer, head, shares)
     return best and best[1:]
 
 
 def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
-    """Return one mechanism's map: a row for each character read, a column for each it looks at."""
+    """Return one mechanism's map: a row for each query character, a column for each key character."""
     found = most_telling(maps(model, tokens))
     label = ARMS.get(name, {}).get("arm", name)
     if found is None:
-        blank = alt.Chart(alt.Data(values=[{"words": "no map: no token looks at another"}]))
-        words = blank.mark_text(color=PLAIN, fontSize=11, lineBreak=":", lineHeight=14).encode(text="words:N")
-        return words.properties(width=PANEL, height=PANEL, title=alt.Title(label))
+        blank = alt.Chart(alt.Data(values=[{"text": "no map: no token attends to another"}]))
+        note = blank.mark_text(color=PLAIN, fontSize=11, lineBreak=":", lineHeight=14).encode(text="text:N")
+        return note.properties(width=PANEL, height=PANEL, title=alt.Title(label))
     layer, head, weights = found
     rows = [
         {"read": i, "seen": j, "weight": float(weights[i, j])} for i in range(len(TEXT)) for j in range(i + 1)
@@ -137,12 +137,12 @@ def map_panel(name: str, model: Decoder, tokens: Tensor) -> Any:
 
 
 def gallery(models: dict[str, Decoder], tokens: Tensor) -> Any:
-    """Return the picture of all maps."""
+    """Return the figure of all maps."""
     panels = [map_panel(name, model, tokens) for name, model in models.items()]
     return alt.concat(*panels, columns=COLUMNS, spacing=14).properties(
         title=alt.Title(
-            f"What each mechanism looks at while it reads “{TEXT}”",
-            subtitle="row: the character read; column: the one it looks at; of each, the head that looks back furthest and most surely",
+            f"What each mechanism attends to while reading “{TEXT}”",
+            subtitle="row: query character; column: key character; the head that attends furthest back with the most weight",
             fontSize=15,
             subtitleFontSize=12,
             offset=14,
@@ -152,7 +152,7 @@ def gallery(models: dict[str, Decoder], tokens: Tensor) -> Any:
 
 @torch.no_grad()
 def phases(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """Return Kuramoto's angles (time, width): as embedded, then after coupling and feed-forward part of each layer."""
+    """Return Kuramoto's angles (time, width): after embedding, then after coupling and feed-forward of each layer."""
     states: list[Tensor] = []
 
     def before(_: Any, given: tuple[Any, ...]) -> None:
@@ -168,38 +168,38 @@ def phases(model: Decoder, tokens: Tensor) -> list[Tensor]:
 
 
 def order(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return r and psi (width,) of r e^(i psi) = mean over tokens of e^(i th): 1 is one phase, 0 none in common."""
+    """Return r and psi (width,) of r e^(i psi) = mean over tokens of e^(i th); r is 1 when all phases are equal."""
     cosine, sine = angles.cos().mean(0), angles.sin().mean(0)
     return torch.hypot(cosine, sine), torch.atan2(sine, cosine)
 
 
 def circle(angles: Tensor, title: alt.Title | str) -> Any:
-    """Return the phases (time,) of one coordinate on the circle, with the order parameter as a hand."""
+    """Return the phases (time,) of one coordinate on the circle, with the order parameter as a line from the center."""
     r, psi = (float(part) for part in order(angles[:, None]))
     reach = 1.65
     rows = [
         {
             "x": math.cos(angle),
             "y": math.sin(angle),
-            "x_letter": math.cos(angle) * (1.17 + 0.36 * place / len(TEXT)),
-            "y_letter": math.sin(angle) * (1.17 + 0.36 * place / len(TEXT)),
-            "letter": TEXT[place].replace(" ", "\u2423"),
-            "shade": SHADES.get(TEXT[place], PLAIN),
+            "x_letter": math.cos(angle) * (1.17 + 0.36 * index / len(TEXT)),
+            "y_letter": math.sin(angle) * (1.17 + 0.36 * index / len(TEXT)),
+            "letter": TEXT[index].replace(" ", "\u2423"),
+            "shade": SHADES.get(TEXT[index], PLAIN),
         }
-        for place, angle in enumerate(angles.tolist())
+        for index, angle in enumerate(angles.tolist())
     ]
     ring = [
         {"x": math.cos(step * math.pi / 60), "y": math.sin(step * math.pi / 60), "step": step}
         for step in range(121)
     ]
-    hand = [{"x": 0, "y": 0, "x2": r * math.cos(psi), "y2": r * math.sin(psi), "words": f"r = {r:.2f}"}]
+    line = [{"x": 0, "y": 0, "x2": r * math.cos(psi), "y2": r * math.sin(psi), "text": f"r = {r:.2f}"}]
 
     def at(name: str, channel: Any) -> Any:
         return channel(f"{name}:Q", axis=None, scale=alt.Scale(domain=[-reach, reach]))
 
     x, y = at("x", alt.X), at("y", alt.Y)
     shade = alt.Color("shade:N", scale=None)
-    tokens, pull = alt.Chart(alt.Data(values=rows)), alt.Chart(alt.Data(values=hand))
+    tokens, pull = alt.Chart(alt.Data(values=rows)), alt.Chart(alt.Data(values=line))
     layers = [
         alt.Chart(alt.Data(values=ring)).mark_line(color="#cccccc").encode(x=x, y=y, order="step:Q"),
         pull.mark_rule(strokeWidth=3, color="#222").encode(x=x, y=y, x2="x2", y2="y2"),
@@ -208,14 +208,14 @@ def circle(angles: Tensor, title: alt.Title | str) -> Any:
             x=at("x_letter", alt.X), y=at("y_letter", alt.Y), text="letter:N", color=shade
         ),
         pull.mark_text(fontSize=11, color="#222", align="left").encode(
-            x=alt.value(0), y=alt.value(8), text="words:N"
+            x=alt.value(0), y=alt.value(8), text="text:N"
         ),
     ]
     return alt.layer(*layers).properties(width=CIRCLE, height=CIRCLE, title=title)
 
 
 def phase_picture(model: Decoder, tokens: Tensor) -> Any:
-    """Return the phases of the coordinates that the coupling brings together most, before and after each layer."""
+    """Return the phases of the coordinates that the coupling synchronizes most, before and after each layer."""
     states = phases(model, tokens)
     orders = [order(state)[0] for state in states]
     gained = sum((orders[step] - orders[step - 1] for step in range(1, len(orders), 2)), torch.zeros(1))
@@ -230,17 +230,17 @@ def phase_picture(model: Decoder, tokens: Tensor) -> Any:
     rows = [
         alt.hconcat(
             *(
-                circle(state[:, coordinate], title if place == 0 else "")
+                circle(state[:, coordinate], title if index == 0 else "")
                 for title, state in zip(titles, states, strict=True)
             ),
             spacing=4,
         )
-        for place, coordinate in enumerate(chosen)
+        for index, coordinate in enumerate(chosen)
     ]
     return alt.vconcat(*rows, spacing=4).properties(
         title=alt.Title(
-            f"Kuramoto coupling pulls the phases of tokens together: “{TEXT}” on three of {len(orders[0])} circles",
-            subtitle="dot: the phase of one character; hand: the order parameter r, 1 when all have one phase",
+            f"Kuramoto coupling synchronizes the phases of tokens: “{TEXT}” on three of {len(orders[0])} circles",
+            subtitle="dot: phase of one character; line: order parameter r, 1 when all phases are equal",
             fontSize=15,
             subtitleFontSize=12,
             offset=14,
@@ -249,7 +249,7 @@ def phase_picture(model: Decoder, tokens: Tensor) -> Any:
 
 
 def save(chart: Any, file: Path) -> None:
-    """Write a chart as a picture, at twice its size."""
+    """Write a chart as PNG at twice its size."""
     import vl_convert
 
     chart = chart.configure_view(stroke=None).configure_title(
@@ -259,7 +259,7 @@ def save(chart: Any, file: Path) -> None:
 
 
 def main() -> None:
-    """Train what is missing, draw both pictures, and say where they came from."""
+    """Train missing models, draw both figures, and print their provenance."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

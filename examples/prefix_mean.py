@@ -1,4 +1,4 @@
-"""A mechanism in one file: every token takes the mean of what came before it.
+"""A mechanism in one file: the output at each position is the mean of all values so far.
 
 Race it:   h2h race --arms standard examples/prefix_mean.py:PrefixMean --tokens 200k --seeds 3
 Check it:  h2h check examples/prefix_mean.py:PrefixMean

@@ -1,4 +1,4 @@
-"""Comparisons of tensors whose failure names the tensor, its shape and its error."""
+"""Tensor comparisons whose failure message names the tensor, its shape and its error."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def assert_close(
         if not torch.isfinite(found).all():
             wrong.append(f"{name} ({shape}): not finite")
         elif not relative <= tolerance:
-            place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+            index = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
             wrong.append(
-                f"{name} ({shape}): relative error {relative:.2e}, {tolerance:.0e} allowed; worst at {place}"
+                f"{name} ({shape}): relative error {relative:.2e}, {tolerance:.0e} allowed; worst at {index}"
             )
     assert not wrong, "\n".join(wrong)
 
@@ -39,7 +39,7 @@ def named(tensors: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
 def with_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the output and the gradient by each input, of a sum weighted from -1 to 1."""
+    """Return the output, and the gradient with respect to each input of its sum weighted from -1 to 1."""
     output = function(*inputs)
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
     gradients = torch.autograd.grad((output * weights).sum(), list(inputs))
@@ -47,19 +47,19 @@ def with_gradients(
 
 
 def input_names(function: Callable[..., Tensor], count: int) -> list[str]:
-    """Return the names of a function's first arguments, numbered where they have none of their own."""
+    """Return the names of a function's first arguments; unnamed ones are numbered."""
     names = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is not inspect.Parameter.VAR_POSITIONAL
     ]
-    return [names[place] if place < len(names) else f"input{place}" for place in range(count)]
+    return [names[index] if index < len(names) else f"input{index}" for index in range(count)]
 
 
 def agree(
     fast: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: Sequence[Tensor], tolerance: float
 ) -> None:
-    """Compare two functions in their output and in the gradient by every input."""
+    """Compare the outputs of two functions and their gradients with respect to every input."""
     names = input_names(fast, len(inputs))
     assert_close(
         with_gradients(fast, inputs, names), with_gradients(plain, inputs, names), tolerance, by="max"

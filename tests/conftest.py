@@ -1,4 +1,4 @@
-"""Fixtures: a cache of its own for every session, small text, finished studies, and the shared data sets if they exist."""
+"""Fixtures: a separate cache for every session, a small text, and the shared data sets if they exist."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.story import story_file
 
 torch.set_num_threads(1)
 
-# Triton decides when a kernel is defined whether it is interpreted. Without a GPU all kernels are defined so here, in every
-# process; they run only in tests that ask for the fixture `interpreted`.
+# Triton decides whether to interpret a kernel when the kernel is defined. Without a GPU all kernels are defined as
+# interpreted here, in every process; they run only in tests that use the fixture `interpreted`.
 if find_spec("triton") and not torch.cuda.is_available():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
@@ -56,7 +56,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a stub for a study's page, which takes as long as training it, in tests of studies not marked `page`."""
+    """Write a stub instead of a study's page in tests not marked `page`: a page takes as long as the training."""
     package = request.path.relative_to(Path(__file__).parent).parts[0]
     if package not in ("study", "integrations", "training") or request.node.get_closest_marker("page"):
         return
@@ -73,7 +73,7 @@ def _page_only_where_it_is_read(request: pytest.FixtureRequest, monkeypatch: pyt
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keep prepared data out of the user's cache, and the user's data out of the tests."""
+    """Use a temporary cache, and hide the user's data from the tests."""
     folder = tmp_path_factory.mktemp("cache")
     os.environ["H2H_CACHE"] = str(folder)
     os.environ.pop("H2H_DATA", None)
@@ -82,14 +82,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The shared data sets, or a skip that says so."""
-    for place in (os.environ.get("H2H_TEST_DATA"), Path(__file__).parents[2] / "shared" / "data"):
-        if place and (Path(place) / "README.md").is_file():
-            return Path(place)
-    pytest.skip("the shared data sets are not at hand (H2H_TEST_DATA, or ../shared/data)")
+    """The folder of the shared data sets; skips the test where there is none."""
+    for folder in (os.environ.get("H2H_TEST_DATA"), Path(__file__).parents[2] / "shared" / "data"):
+        if folder and (Path(folder) / "README.md").is_file():
+            return Path(folder)
+    pytest.skip("shared data sets not found; set H2H_TEST_DATA, or provide ../shared/data")
 
 
 @pytest.fixture(scope="session")
 def story() -> Path:
-    """A text of some 60 kB that a small model can learn something of."""
+    """A text of about 60 kB with structure that a small model can learn."""
     return story_file()

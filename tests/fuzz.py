@@ -1,4 +1,4 @@
-"""How long property tests run: seconds in `make test`, minutes where H2H_FUZZ multiplies their examples."""
+"""Settings and strategies of property tests: seconds in `make test`, minutes where H2H_FUZZ multiplies their examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON = st.recursive(
 
 
 def fuzz(examples: int) -> Callable[[Test], Test]:
-    """Run a property test on so many examples, times H2H_FUZZ; `pytest -m fuzz` chooses these tests."""
+    """Run a property test on `examples` examples times H2H_FUZZ; `pytest -m fuzz` selects these tests."""
     chosen = settings(max_examples=examples * FACTOR, deadline=None, suppress_health_check=list(HealthCheck))
 
     def decorate(test: Test) -> Test:
@@ -48,7 +48,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, value: Any) -> Any:
-    """A JSON value with one to three of its members replaced or taken away."""
+    """A JSON value with one to three of its members replaced or removed."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         all_places = places(value)
@@ -67,16 +67,16 @@ def mutated(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """A file with bytes flipped, cut off, or put in."""
-    spoilt = bytearray(content)
+    """A file with bytes overwritten, cut off, or inserted."""
+    changed = bytearray(content)
     kind = draw(st.sampled_from(["flip", "cut", "insert", "head"]))
     if kind == "cut":
-        return bytes(spoilt[: draw(st.integers(0, len(spoilt)))])
+        return bytes(changed[: draw(st.integers(0, len(changed)))])
     if kind == "insert":
-        place = draw(st.integers(0, len(spoilt)))
-        return bytes(spoilt[:place]) + draw(st.binary(max_size=20)) + bytes(spoilt[place:])
-    # The first bytes of a file hold lengths and headers: hit them as often as all the rest.
-    most = min(len(spoilt), 200) if kind == "head" else len(spoilt)
+        index = draw(st.integers(0, len(changed)))
+        return bytes(changed[:index]) + draw(st.binary(max_size=20)) + bytes(changed[index:])
+    # The first bytes of a file contain lengths and headers: change them as often as all the rest.
+    most = min(len(changed), 200) if kind == "head" else len(changed)
     for _ in range(draw(st.integers(1, 4))):
-        spoilt[draw(st.integers(0, most - 1))] = draw(st.integers(0, 255))
-    return bytes(spoilt)
+        changed[draw(st.integers(0, most - 1))] = draw(st.integers(0, 255))
+    return bytes(changed)

@@ -1,4 +1,4 @@
-"""Other processes for tests, forked from one server that has imported everything: a start takes milliseconds."""
+"""Child processes for tests, forked from one server that has imported everything: a start takes milliseconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
 
 PATIENCE = 600.0
-"""Seconds to wait for another process: far more than the busiest machine needs; only a hang outlasts it."""
+"""Seconds to wait for another process: far more than needed on a busy machine, so that only a hang exceeds it."""
 
 
 @cache
@@ -34,16 +34,16 @@ def _server() -> ForkServerContext:
 
 
 def start(function: Callable[..., Any], *arguments: Any, **named: Any) -> BaseProcess:
-    """Start a function of this module in a process of its own."""
+    """Start a function of this module in a separate process."""
     process: BaseProcess = _server().Process(target=_alone, args=(function, arguments, named))
     process.start()
     return process
 
 
 def ended(process: BaseProcess) -> int:
-    """Wait for the end of a process; return its exit code."""
+    """Wait for a process to end; return its exit code."""
     process.join(PATIENCE)
-    assert process.exitcode is not None, "the process hangs"
+    assert process.exitcode is not None, f"the process did not end within {PATIENCE:.0f} s"
     return process.exitcode
 
 
@@ -53,37 +53,37 @@ def _alone(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Wait until something holds, however slow the machine is."""
+    """Wait until a condition is true."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "it never came to hold"
+        assert time.monotonic() < end, f"the condition was not met within {PATIENCE:.0f} s"
         time.sleep(0.01)
 
 
 def race(settings: dict[str, Any], folder: Path, **how: Any) -> None:
-    """Run a study to its end."""
+    """Run a study to completion."""
     left = Study(**settings).run(folder, quiet=True, **({"workers": 1} | how)).summary.left
     assert not left
 
 
 def killed_again_and_again(settings: dict[str, Any], folder: Path, seed: int, deaths: int) -> None:
-    """Run a study in so many processes that are killed on the way, and in one that comes to the end.
+    """Run a study in `deaths` processes that are killed midway, and in one that completes.
 
-    Half of the deaths come inside a training step, half before, inside or after a write, a sync or a rename: at random, but
-    at the same places on every machine.
+    Half of the kills happen inside a training step, half before, inside or after a write, a sync or a rename: at random
+    points that are the same on every machine.
     """
     for death in range(deaths + 1):
         child = os.fork()
         if child == 0:
             if death < deaths:
-                _arm_the_trap(random.Random(seed * 1000 + death))
+                _schedule_kill(random.Random(seed * 1000 + death))
             left = Study(**settings).run(folder, workers=1, save_every=0.0, quiet=True).summary.left
             os._exit(3 if left else 0)
         _, status = os.waitpid(child, 0)
         assert status == (signal.SIGKILL if death < deaths else 0), f"start {death + 1} ended with {status}"
 
 
-def _arm_the_trap(choose: random.Random) -> None:
+def _schedule_kill(choose: random.Random) -> None:
     write = checkpoint._write
     if choose.random() < 0.5:
         steps, step = choose.randrange(1, 4), Trainer._whole_step
@@ -117,7 +117,7 @@ def _arm_the_trap(choose: random.Random) -> None:
 
 
 def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
-    """Run a study as one of several executors, logging each result it writes."""
+    """Run a study as one of several executors, and log the id of each result it writes."""
     finish = RunDirectory.finish
 
     def logged(run: RunDirectory, result: dict[str, Any]) -> None:
@@ -130,6 +130,6 @@ def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
 
 
 def works_on_a_run(process: BaseProcess, folder: Path) -> bool:
-    """Return whether a process holds a run of a study now."""
+    """Return whether a process holds the lease of a run of the study."""
     owners = [run.owner() for run in Store(folder).runs()]
     return any(owner is not None and owner.pid == process.pid for owner in owners)

@@ -1,4 +1,4 @@
-"""A small text that a small model can learn something of."""
+"""A small text with structure that a small model can learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WORDS = [
 
 @cache
 def story_file() -> Path:
-    """Return the path of a text of some 60 kB, the same in every process."""
+    """Return the path of a text of about 60 kB, the same in every process."""
     folder = Path(tempfile.mkdtemp(prefix="h2h-story-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     choose = random.Random(7)

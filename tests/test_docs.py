@@ -1,21 +1,31 @@
-"""What the documents say is true: examples are the files, links lead somewhere, commands exist."""
+"""The documents agree with the package: examples match their files, links resolve, commands exist."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import lzma
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, GROUPS
-from headtohead.data import corpora
+from headtohead.data import corpora, shards
 from headtohead.data.tasks import registry as find
-from headtohead.data.tasks import zeroshot
+from headtohead.data.tasks import synthetic, zeroshot
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
+from headtohead.model.decoder import Decoder
+from headtohead.model.layout import parse_layout
+from headtohead.model.sizes import find_size
+from headtohead.report.panels import base as panels_base
+from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.probes import base as probes_base
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -28,7 +38,7 @@ def test_the_example_in_contributing_is_the_example_file() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
@@ -48,21 +58,20 @@ def test_make_targets_named_in_the_documents_exist() -> None:
             assert next(filter(None, name)) in targets
 
 
-def test_every_study_in_the_documents_is_one() -> None:
+def test_every_study_in_the_documents_is_valid() -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)
     assert len(blocks) >= 2
     for block in blocks:
-        build_study({"arms": ["standard"], **tomllib.loads(block)})  # some show a part of one
+        build_study({"arms": ["standard"], **tomllib.loads(block)})  # some blocks show only part of a study
 
 
-def test_the_numbers_of_what_is_inside_are_those_of_the_package() -> None:
+def test_the_counts_in_the_readme_are_those_of_the_package() -> None:
     text = (ROOT / "README.md").read_text()
     stated = {
-        "mechanisms": (r"\| mechanisms \| (\d+), a", len(builtin_mechanisms())),
-        "named corpora": (r"and (\d+) named sets \|", len(corpora._KINDS)),
-        "tasks": (r"\| tasks \| \[(\d+)\]", len(find.KINDS) + len(find.SYNTHETIC)),
-        "drawn tasks": (r"to train on, (\d+) of them drawn", len(find.SYNTHETIC)),
-        "zero-shot sets": (r"and (\d+) known sets scored", len(zeroshot._KINDS)),
+        "mechanisms": (r"\| mechanisms \| (\d+), one", len(builtin_mechanisms())),
+        "named corpora": (r"your text, (\d+) named corpora", len(corpora._KINDS)),
+        "tasks": (r"\[(\d+) tasks\]", len(find.KINDS) + len(find.SYNTHETIC)),
+        "zero-shot sets": (r"to train on, (\d+) zero-shot tasks", len(zeroshot._KINDS)),
     }
     found = {name: re.findall(pattern, text) for name, (pattern, _) in stated.items()}
     assert found == {name: [str(number)] for name, (_, number) in stated.items()}
@@ -70,12 +79,86 @@ def test_the_numbers_of_what_is_inside_are_those_of_the_package() -> None:
     assert nano == [f"{h2h.cost('standard', size='nano')['parameters']:,}"]
 
 
-def test_the_speed_of_peers_is_what_was_measured() -> None:
+def test_the_stated_speed_of_peers_is_the_measured_one() -> None:
     text = (ROOT / "README.md").read_text()
     rows = json.loads((ROOT / "results/speed/train-gpu.json").read_text())["rows"]
     row = next(row for row in rows if (row["size"], row["tokens_per_step"]) == ("51m", 32_768))
     ours, litgpt = (row["results"][name]["milliseconds"] for name in ("standard", "litgpt"))
     settings = json.loads((ROOT / "results/speed/peer-settings.json").read_text())["rows"]
     best = min(one["milliseconds"] for one in settings if one["size"] == "51m")
-    assert f"{best / ours:.2f} times as long with `transformers`" in text
-    assert f"{litgpt / ours:.2f} times\nwith `litgpt`" in text
+    assert f"{best / ours:.2f} times as long in `transformers`" in text
+    assert f"{litgpt / ours:.2f} times in `litgpt`" in text
+
+
+def test_the_claims_are_counted() -> None:
+    papers = ("coupled", "sharing", "deconstructed", "faster_qk", "kuramoto")
+    claims = sum(len(read_paper(find_paper(name)).claims) for name in papers)
+    assert f"[{claims} published claims]" in (ROOT / "README.md").read_text()
+
+
+def test_what_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_/]+\.py): ([\w.]+)`", text)
+    assert len(named) > 20
+    for file, name in named:
+        module = importlib.import_module(f"headtohead.{file.removesuffix('.py').replace('/', '.')}")
+        found: object = module
+        for part in name.split("."):
+            found = getattr(found, part)
+    for file in re.findall(r"`([a-z_/]+/[a-z_]+\.py)", text):
+        assert (ROOT / "headtohead" / file).is_file(), file
+    packages = {path.name for path in (ROOT / "headtohead").iterdir() if (path / "__init__.py").is_file()}
+    assert packages == set(
+        re.findall(
+            r"`([a-z]+)`", "".join(re.findall(r"^\| (`.*?) \|", text.partition("| package in")[0], re.M))
+        )
+    )
+
+
+def test_no_folder_is_too_full() -> None:
+    for folder in (ROOT / "headtohead").rglob("*/"):
+        files = list(folder.glob("*.py"))
+        assert len(files) <= 15 or any((one / "__init__.py").is_file() for one in folder.iterdir()), folder
+
+
+def snippet(title: str) -> str:
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+
+
+def test_the_corpus_in_contributing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "_KINDS", dict(corpora._KINDS))
+    exec(snippet("A corpus"), vars(corpora))
+    (tmp_path / "poems").mkdir()
+    (tmp_path / "poems/poems.txt.xz").write_bytes(
+        lzma.compress(b"\n\n".join(b"poem %d" % i for i in range(200)))
+    )
+    splits = shards.prepare("poems", "bytes", data_dir=tmp_path).splits
+    assert sum(len(split.documents) for split in splits.values()) == 200
+
+
+def test_the_task_in_contributing_is_drawn() -> None:
+    names = dict(vars(synthetic))
+    exec(snippet("A task"), names)
+    found, places = names["Rotate"]().answer(np.array([3, 1, 2]))
+    assert (list(found), places) == ([1, 2, 3], [[1], [2], [0]])
+
+
+def test_the_probe_in_contributing_measures() -> None:
+    names = dict(vars(probes_base))
+    exec(snippet("A probe"), names)
+    size = find_size("nano")
+    model = Decoder(size, parse_layout("standard").layers(size.layers), seed=1)
+    probe = names["PROBE"]
+    found = probe.measure(SimpleNamespace(model=model), "")
+    assert probes_base.fits(found, probe.form)
+    assert len(found["norms"]) == size.layers
+
+
+def test_the_panel_in_contributing_is_drawn() -> None:
+    names = {**vars(panels_base), "alt": panels_base.alt}
+    exec(snippet("A panel"), names)
+    rows = [SimpleNamespace(label="a", mean=1.0), SimpleNamespace(label="b", mean=None)]
+    figure = names["figure"](SimpleNamespace(verdicts=rows))
+    assert figure.chart.to_dict()["data"]["values"] == [{"arm": "a", "mean": 1.0}]
+    assert names["figure"](SimpleNamespace(verdicts=[])) is None

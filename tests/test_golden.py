@@ -1,4 +1,4 @@
-"""Golden losses: when one moves, the package's numerics number must be bumped so that old runs are not mixed in."""
+"""Golden losses: when one changes, bump NUMERICS so that old runs are not mixed with new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headtohead.study.numerics import NUMERICS
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
-# Mean nats of the last of 20 steps, by arm, for this number of the arithmetic.
+# Mean nats of the last of 20 steps, by arm, for each value of NUMERICS.
 GOLDEN = {
     2: {
         "standard": 4.996166,
@@ -65,9 +65,9 @@ def test_every_built_in_mechanism_has_a_golden_loss() -> None:
 
 
 @pytest.mark.parametrize("arm", GOLDEN[max(GOLDEN)])
-def test_a_golden_loss_has_not_moved(arm: str) -> None:
-    assert NUMERICS in GOLDEN, "the numerics number was bumped: record the new golden losses here"
+def test_a_golden_loss_has_not_changed(arm: str) -> None:
+    assert NUMERICS in GOLDEN, "NUMERICS was bumped: record the new golden losses here"
     found = final_loss(arm)
     assert found == pytest.approx(GOLDEN[NUMERICS][arm], rel=2e-5), (
-        "the arithmetic has changed: if that was meant, bump NUMERICS and record the new losses"
+        "the arithmetic has changed; if that is intended, bump NUMERICS and record the new losses"
     )

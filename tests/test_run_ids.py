@@ -1,4 +1,4 @@
-"""Run ids do not change by accident: a study that is resumed after an upgrade finds its finished runs."""
+"""Run ids do not change by accident: a study resumed after an upgrade finds its finished runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = {
     "sharing, small, tasks",
     "sharing, paper, study",
 }
-"""More than a second each."""
+"""Studies that take more than a second each to plan."""
 
 
 def test_every_study_has_its_ids_recorded() -> None:
@@ -39,13 +39,13 @@ def test_every_study_has_its_ids_recorded() -> None:
 )
 def test_planning_gives_the_recorded_run_ids_and_lock_keys(name: str) -> None:
     assert identities(studies()[name]) == GOLDEN[name], (
-        "run ids have changed: finished runs would be done again. If that was meant, "
-        "run python tests/golden/ids.py and say so in the release notes"
+        "run ids have changed: finished runs would be repeated. If that is intended, "
+        "run python tests/golden/ids.py and mention it in the release notes"
     )
 
 
 @pytest.mark.parametrize("change", [{"seed": 99}, {"numerics": -1}, {"new_field": None}])
-def test_a_change_of_the_identity_is_noticed(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_identity_is_detected(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_spec.Run.identity.func
     changed = property(lambda run: before(run) | change)
     monkeypatch.setattr(run_spec.Run, "identity", changed)
@@ -57,7 +57,7 @@ def test_a_change_of_the_identity_is_noticed(change: dict[str, Any], monkeypatch
     ("study", "result", "labels"),
     [
         ("studies/kuramoto-1m.toml", "kuramoto-1m", {"standard", "literal Kuramoto", "gated Kuramoto"}),
-        # `sharing` has gained options since, which are part of its identity.
+        # `sharing` has gained options since then, which are part of its identity.
         ("results/sharing-1m/study.toml", "sharing-1m", {"standard", "diagonal", "GQA-2", "MQA"}),
     ],
 )

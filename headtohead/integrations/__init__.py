@@ -1,1 +1,1 @@
-"""Where other programs are met: trackers, each behind an optional extra."""
+"""Integrations with other programs: experiment trackers, installed by an optional extra."""

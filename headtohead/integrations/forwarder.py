@@ -1,8 +1,7 @@
-"""Follows a study's runs and hands what they log to trackers, without ever being in their way.
+"""Forward what a study's runs log to trackers, without blocking the runs.
 
-The executor's display says that a run has logged something; the rows come from its metrics.jsonl, whichever process
-wrote them. Trackers are served by a thread of their own: one that hangs delays nobody, and one that raises is let go of
-with one warning.
+The executor's display signals that a run has logged something; the rows are read from its metrics.jsonl, whichever process
+wrote them. Trackers run in their own thread: one that hangs delays no run, and one that raises is dropped with one warning.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from headtohead.integrations.sinks import Channel, Sink, TrackedRun
 from headtohead.study.store.run_store import Store
 
 _EVERY = 1.0
-"""Seconds between looks at the same files."""
+"""Seconds between reads of the same files."""
 PATIENCE = 30.0
-"""Seconds that trackers have at the end of a study to send what is left."""
+"""Seconds that trackers get at the end of a study to send the remaining rows."""
 
 
 @contextmanager
 def forwarding(display: Display, store: Store, study: str, sinks: Sequence[Sink]) -> Iterator[Display]:
-    """Yield a display that shows what `display` does and lets trackers follow; without trackers, `display` itself."""
+    """Yield a display that forwards to `display` and to the trackers; without trackers, `display` itself."""
     if not sinks:
         yield display
         return
@@ -44,11 +43,11 @@ class _Line:
 
     channel: Channel
     sent: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
-    """Step and names of each row that was sent; a row of scores may share its step with one of training."""
+    """Step and field names of each row sent; a row of scores may have the same step as a training row."""
 
 
 class _Forwarder:
-    """The thread that serves trackers."""
+    """The thread that sends rows to trackers."""
 
     def __init__(self, store: Store, study: str, sinks: Sequence[Sink]) -> None:
         self.store, self.study, self.sinks = store, study, list(sinks)
@@ -60,20 +59,20 @@ class _Forwarder:
         self.thread.start()
 
     def emit(self, run: str, ended: bool = False) -> None:
-        """A run has logged something, or has ended."""
+        """Signal that a run has logged something or has ended."""
         self.news.put((run, ended))
 
     def close(self) -> None:
-        """Send what is left, and wait for that a while."""
+        """Send the remaining rows, waiting at most `PATIENCE` seconds."""
         self.closing.set()
         self.news.put(("", False))
         self.thread.join(PATIENCE)
         if self.thread.is_alive():
             names = ", ".join(sink.name for sink in self.sinks)
-            self.warnings.put(f"tracking is not done after {PATIENCE:.0f} s and is given up ({names})")
+            self.warnings.put(f"tracking did not finish within {PATIENCE:.0f} s and was stopped ({names})")
 
     def show_warnings(self, display: Display) -> None:
-        """Pass on what went wrong, in the thread that owns the display."""
+        """Show pending warnings; must run in the thread that owns the display."""
         while not self.warnings.empty():
             display.note(self.warnings.get())
 
@@ -92,16 +91,16 @@ class _Forwarder:
             self._send(run, True)
 
     def _send(self, run: str, ended: bool) -> None:
-        """Send a run's new rows to every tracker that still works."""
+        """Send a run's new rows to every working tracker."""
         for sink in list(self.sinks):
             try:
                 self._send_to(sink, run, ended)
             except (Exception, SystemExit) as error:
                 self.sinks.remove(sink)
                 self.lines = {key: line for key, line in self.lines.items() if key[0] != id(sink)}
-                words = (str(error).strip() or "no message").splitlines()[0]
+                message = (str(error).strip() or "no message").splitlines()[0]
                 self.warnings.put(
-                    f"tracking by {sink.name} ends here, the study goes on: {type(error).__name__}: {words}"
+                    f"tracking by {sink.name} stopped, the study continues: {type(error).__name__}: {message}"
                 )
 
     def _send_to(self, sink: Sink, run: str, ended: bool) -> None:
@@ -126,68 +125,68 @@ class _Forwarder:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row by name: `train/nats`, `valid/bits_per_byte`; undefined ones are left out."""
+    """Return the numbers of a row by name, such as `train/nats` or `valid/bits_per_byte`; other values are left out."""
     found = {}
     for name, value in row.items():
         inner = value.items() if isinstance(value, Mapping) else [(name, value)]
-        place = name if isinstance(value, Mapping) else "train"
+        group = name if isinstance(value, Mapping) else "train"
         for key, number in inner:
             if isinstance(number, int | float) and key != "step":
-                found[f"{place}/{key}"] = float(number)
+                found[f"{group}/{key}"] = float(number)
     return found
 
 
 class ForwardingDisplay(Display):
-    """A display that shows what another does, and tells the follower when a run has logged something or ended."""
+    """A display that forwards to another display and signals logged rows and ended runs to the forwarder."""
 
     def __init__(self, shown: Display, follower: _Forwarder) -> None:
         super().__init__()
         self.shown, self.follower = shown, follower
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.begin(runs, done, tokens)
 
     def started(self, run: str, title: str, steps: int, tokens: float) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.started(run, title, steps, tokens)
 
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """Pass it on; there is a new row."""
+        """Forward the call; there is a new row."""
         self.shown.stepped(run, step, nats, rate)
         self.follower.emit(run)
         self.follower.show_warnings(self.shown)
 
     def compiling(self, run: str) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.compiling(run)
 
     def scoring(self, run: str, share: float) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.scoring(run, share)
 
     def ended(self, run: str, words: str) -> None:
-        """Pass it on; the run has its result."""
+        """Forward the call; the run has its result."""
         self.shown.ended(run, words)
         self.follower.emit(run, ended=True)
         self.follower.show_warnings(self.shown)
 
     def note(self, words: str) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.note(words)
 
     def line(self, words: str) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.line(words)
 
     def end(self) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self.shown.end()
 
     def trained(self) -> float:
-        """Pass it on."""
+        """Forward the call."""
         return self.shown.trained()
 
     def left(self) -> str:
-        """Pass it on."""
+        """Forward the call."""
         return self.shown.left()

@@ -1,6 +1,6 @@
-"""Trackers behind one interface: a sink opens a channel for each run, and a channel takes its rows.
+"""Trackers with a common interface: a sink opens a channel per run, and a channel receives its rows.
 
-`[track]` installs both libraries. A sink may raise whatever it likes: whoever follows a study (follow.py) lets go of it.
+The extra `[track]` installs both libraries. A sink may raise any exception; forwarder.py then drops it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headtohead.common.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker is told of it."""
+    """Description of a run for trackers."""
 
     id: str
     name: str
@@ -30,13 +30,13 @@ class TrackedRun:
 
 
 class Channel(Protocol):
-    """Takes what one run logs."""
+    """Receives the rows of one run."""
 
     def row(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of one logged interval."""
+        """Receive the numbers of one logged interval."""
 
     def end(self, state: str, step: int, values: Mapping[str, float]) -> None:
-        """Take the final scores of a run that came to `state` at `step`, and close."""
+        """Receive the final scores of a run that ended with `state` at `step`, and close."""
 
 
 class Sink(Protocol):
@@ -45,22 +45,22 @@ class Sink(Protocol):
     name: str
 
     def open(self, run: TrackedRun) -> Channel:
-        """Return the channel of a run; one that was tracked before goes on."""
+        """Return the channel of a run; a run tracked before is continued."""
 
 
 def find_sinks(track: str | Sink | Sequence[str | Sink]) -> list[Sink]:
-    """Return the trackers that are meant, by name or given as they are; a missing library is named with its extra."""
+    """Return the trackers given by name or as objects; the error for a missing library names its extra."""
     given: list[Any] = list(track) if isinstance(track, list | tuple) else [track]
     sinks: list[Sink] = []
-    for place, one in enumerate(given):
-        if one in given[:place]:
+    for index, one in enumerate(given):
+        if one in given[:index]:
             continue
         if isinstance(one, str):
             if one not in _SINKS:
                 raise unknown("tracker", one, _SINKS)
             one = _SINKS[one]()
         if not isinstance(getattr(one, "name", None), str) or not callable(getattr(one, "open", None)):
-            raise UserError(f"{one!r} is no tracker: it needs a name and open(run)")
+            raise UserError(f"{one!r} is not a tracker: it needs a name and open(run)")
         sinks.append(one)
     return sinks
 
@@ -83,9 +83,9 @@ class TensorBoard:
         self.writer = _library("torch.utils.tensorboard", self.name).SummaryWriter
 
     def open(self, run: TrackedRun) -> Channel:
-        """Return a writer; what an earlier stretch wrote is hidden, since every row is sent again."""
-        place = re.sub(r"[^\w.,=+()-]+", "_", run.name)[:80]
-        writer = self.writer(log_dir=str(run.folder / "tensorboard" / f"{place}_{run.id}"), purge_step=0)
+        """Return a writer; events of an earlier session are purged, since every row is sent again."""
+        label = re.sub(r"[^\w.,=+()-]+", "_", run.name)[:80]
+        writer = self.writer(log_dir=str(run.folder / "tensorboard" / f"{label}_{run.id}"), purge_step=0)
         writer.add_text("spec", f"```\n{json.dumps(run.spec, indent=1)}\n```", 0)
         return _Board(writer)
 
@@ -105,7 +105,7 @@ class _Board:
 
 
 class WeightsAndBiases:
-    """A run of W&B per run, grouped by study; project WANDB_PROJECT, or headtohead."""
+    """One W&B run per run, grouped by study; the project is WANDB_PROJECT, by default headtohead."""
 
     name = "wandb"
 
@@ -113,7 +113,7 @@ class WeightsAndBiases:
         self.library = _library("wandb", self.name)
 
     def open(self, run: TrackedRun) -> Channel:
-        """Return a run under this run's own name, so that a repeated stretch goes on where it was."""
+        """Return a W&B run with this run's id, so that a resumed run continues."""
         return _Remote(
             self.library.init(
                 project=os.environ.get("WANDB_PROJECT") or "headtohead",
@@ -131,7 +131,7 @@ class WeightsAndBiases:
 class _Remote:
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.first = int(run.step)  # W&B takes no step twice
+        self.first = int(run.step)  # W&B accepts each step once
 
     def row(self, step: int, values: Mapping[str, float]) -> None:
         if step >= self.first:

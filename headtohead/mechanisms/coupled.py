@@ -22,8 +22,8 @@ and 23.81 for an uncoupled net of the same size; 1 to 7 steps all work. At 350M 
 Differential Attention has 18.93; 10.3 % worse on mixed web text; no gain at equal time.
 
 Watch: With one Euler step the query stays linear in x: any gain comes from the key. `force=linear` is standard attention
-with other initial values, and `force=zero` only adds n dt k to q: run both before crediting the dynamics. It needs one query per
-key; grouped keys and version 2 of `differential` are rejected. Compare at equal time too.
+with other initial values, and `force=zero` only adds n dt k to q: run both before crediting the dynamics. It needs one
+query per key; grouped keys and version 2 of `differential` are rejected. Compare at equal time too.
 """
 
 from __future__ import annotations
@@ -248,7 +248,9 @@ class Coupled(Stage):
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the dynamics, both (batch, heads, time, dim)."""
         turned = self.options.order == "after_rope"
-        if turned:  # rotate and rotate back: the layer rotates the pair itself, and a shared K=V is the evolved key, unrotated
+        if (
+            turned
+        ):  # rotated back below: the layer rotates the pair itself, and a shared K=V is the unrotated key
             q, k = frame.rotate(q), frame.rotate(k)
         q, k = (side.transpose(1, 2) for side in self.integrate(q.transpose(1, 2), k.transpose(1, 2)))
         if turned:
@@ -342,14 +344,14 @@ class Coupled(Stage):
     @classmethod
     def label(cls, options: Any) -> str:
         """Return a label such as `coupled (euler, 1 step)`."""
-        words = [options.dynamics.replace("_", " "), f"{options.steps} step" + "s" * (options.steps > 1)]
-        words += [f"{options.force} force"] if options.force != "mlp" else []
-        words += ["f(k)"] if options.force_input == "k" else []
-        words += [{True: "per head", False: "shared"}[options.per_head]] if options.per_head != "auto" else []
+        parts = [options.dynamics.replace("_", " "), f"{options.steps} step" + "s" * (options.steps > 1)]
+        parts += [f"{options.force} force"] if options.force != "mlp" else []
+        parts += ["f(k)"] if options.force_input == "k" else []
+        parts += [{True: "per head", False: "shared"}[options.per_head]] if options.per_head != "auto" else []
         said = ("dynamics", "steps", "force", "force_input", "per_head")
-        words += [
+        parts += [
             f"{name}={value_text(value)}"
             for name, value in changed_options(options).items()
             if name not in said
         ]
-        return f"coupled ({', '.join(words)})"
+        return f"coupled ({', '.join(parts)})"

@@ -286,7 +286,7 @@ class Sharing(Projected):
         )
         if self.shared_key:
             turning = self.split_heads(self.q_rope(x), self.heads)
-            q, k = torch.cat((q, turning), -1), self._beside(k, self.k_rope(x).unsqueeze(1))
+            q, k = torch.cat((q, turning), -1), self._with_rotated(k, self.k_rope(x).unsqueeze(1))
         return q, k, v
 
     def position(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,9 +313,9 @@ class Sharing(Projected):
         # A shared part is repeated for each head: rotate it once.
         k_turning = frame.rotate(k_turning[:, :1] if self.shared_key else k_turning)
         content = v if self.options.kv_norm == "off" else self._key(v, self._size(v), frame)
-        return q, self._beside(content, k_turning), v
+        return q, self._with_rotated(content, k_turning), v
 
-    def _beside(self, k: Tensor, turning: Tensor) -> Tensor:
+    def _with_rotated(self, k: Tensor, turning: Tensor) -> Tensor:
         """Return keys with the rotated part concatenated; all heads share one part."""
         return torch.cat((k, turning.expand(-1, self.kv_heads, -1, -1)), -1)
 
@@ -374,7 +374,7 @@ class Sharing(Projected):
                 if self.options.kv_norm == "off":
                     return both, v
             content = v if self.options.kv_norm == "off" else self._key(v, self._sizes(v, cache), frame)
-            return self._beside(content, turning), v
+            return self._with_rotated(content, turning), v
         v = cache.append("kv", v)
         if self.options.kv_norm != "off":
             return self._key(v, self._sizes(v, cache), frame), v

@@ -1,4 +1,4 @@
-"""Models for tasks, on the mechanisms and layouts of the decoder: a reader, a classifier, one that points at a span."""
+"""Models for tasks, with the mechanisms and layouts of the decoder: a reader, a classifier and a span pointer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headtohead.model.sizes import Size
 
 
 class Reader(Decoder):
-    """A decoder that is asked for tokens at some places alone; it looks back, or both ways.
+    """A decoder that predicts tokens only at selected positions, causal or bidirectional.
 
-    Its parameters have the decoder's names, start values and circuits, so that it can start from a trained run.
+    Its parameters have the decoder's names, initial values and circuits, so that it can start from a trained run.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Reader(Decoder):
         frame: Frame | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the decoder's normed states (batch, time, features); looks both ways where the model does."""
+        """Return the decoder's normalized states (batch, time, features); bidirectional if the model is."""
         chosen = self.causal if causal is None else causal
         if caches is not None and not chosen:
-            raise UserError("a model that looks both ways cannot decode from a cache")
+            raise UserError("a bidirectional model cannot decode from a cache")
         return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame, rows=rows)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (objective to descend, mean nats per target, the mechanisms' own loss terms).
+        """Return (training objective, mean nats per target, the mechanisms' own loss terms).
 
-        targets (batch, time) are -1 where nothing is asked; padding (batch, time) is true at real tokens.
+        targets (batch, time) are -1 at positions without a target; padding (batch, time) is true at real tokens.
         """
         frame = Frame()
         x = self.hidden(tokens, padding=padding, frame=frame)
@@ -72,16 +72,16 @@ class Reader(Decoder):
         return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a trained decoder of the same shape; a head of another kind keeps its start values."""
+        """Load the weights of a trained decoder of the same shape; a head of another kind keeps its initial values."""
         own = dict(self.state_dict())
         body = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
         wanted = {name for name in own if not name.startswith("head.")}
         for name in sorted(wanted ^ body.keys()):
-            where = "the trained run has none" if name in wanted else "this model has none"
-            raise UserError(f"the trained run does not fit this model: {name}: {where}")
+            where = "missing in the trained run" if name in wanted else "missing in this model"
+            raise UserError(f"the trained run does not fit this model: {name} is {where}")
         for name in sorted(wanted):
             if body[name].shape != own[name].shape:
-                shapes = f"{tuple(body[name].shape)}, and here {tuple(own[name].shape)}"
+                shapes = f"{tuple(body[name].shape)}, but {tuple(own[name].shape)} here"
                 raise UserError(f"the trained run does not fit this model: {name} is {shapes}")
         heads = {name: weights[name] for name in own if name in weights and name not in wanted}
         if all(heads[name].shape == own[name].shape for name in heads):
@@ -90,7 +90,7 @@ class Reader(Decoder):
 
 
 class Headed(Reader):
-    """A reader with a small head of its own in place of the vocabulary."""
+    """A reader with a small head instead of the vocabulary."""
 
     outputs = 2
 
@@ -107,7 +107,7 @@ class Headed(Reader):
 
 
 class Classifier(Headed):
-    """Reads one of several classes at the last real token of each sequence; targets hold it there."""
+    """Predicts one of several classes at the last real token of each sequence, where `targets` has the class."""
 
     def __init__(
         self,
@@ -120,37 +120,37 @@ class Classifier(Headed):
         causal: bool = True,
     ) -> None:
         if classes < 2:
-            raise UserError(f"{classes} classes leave nothing to decide; at least 2 are needed")
+            raise UserError(f"a classifier needs at least 2 classes; got {classes}")
         self.outputs = classes
         super().__init__(size, layers, seed, companion, causal=causal)
 
     def scores(
         self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None, frame: Frame | None = None
     ) -> Tensor:
-        """Return (batch, classes) read at the places `ends` (batch,) of tokens (batch, time)."""
+        """Return (batch, classes) at the positions `ends` (batch,) of tokens (batch, time)."""
         return self._scores(self.hidden(tokens, padding=padding, rows=ends, frame=frame).squeeze(1))
 
 
 class Pointer(Headed):
-    """Points at the first and the last token of an answer: two scores at every token."""
+    """Predicts the first and the last token of an answer: two scores at every token."""
 
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return what a reader returns; targets (batch, 2) are the places of the first and the last token."""
+        """Return the same as `Reader.forward`; targets (batch, 2) are the positions of the first and the last token."""
         frame = Frame()
         scores = self._ends(self.hidden(tokens, padding=padding, frame=frame), padding)
         chances = scores.flatten(0, 1).log_softmax(-1)
         objective = F.nll_loss(chances, targets.flatten())
         nats = objective.detach()
-        if smoothing:  # over real tokens alone
+        if smoothing:  # over real tokens only
             real = torch.isfinite(chances)
             spread = -chances.masked_fill(~real, 0.0).sum(-1) / real.sum(-1)
             objective = (1 - smoothing) * objective + smoothing * spread.mean()
         return self._with_own_terms(objective, nats, frame)
 
     def spans(self, tokens: Tensor, padding: Tensor | None = None, most: int = 30) -> Tensor:
-        """Return (batch, 2): first and last token of the likeliest span of at most so many tokens."""
+        """Return (batch, 2): first and last token of the most likely span of at most `most` tokens."""
         first, last = self.chances(tokens, padding).unbind(1)
         time = tokens.shape[1]
         both = first[:, :, None] + last[:, None, :]
@@ -161,7 +161,7 @@ class Pointer(Headed):
         return torch.stack([best // time, best % time], 1)
 
     def chances(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return (batch, 2, time): the logarithm of each token's chance to be the first, and the last."""
+        """Return (batch, 2, time): log probability of each token to be the first, and the last."""
         return self.ends(tokens, padding).log_softmax(-1)
 
     def ends(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -169,6 +169,6 @@ class Pointer(Headed):
         return self._ends(self.hidden(tokens, padding=padding), padding)
 
     def _ends(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        """Return (batch, 2, time): scores of each token as the first and as the last, none at padding."""
+        """Return (batch, 2, time): scores of each token as the first and as the last, -inf at padding."""
         scores = self._scores(x).transpose(1, 2).float()
         return scores if padding is None else scores.masked_fill(~padding[:, None], -torch.inf)

@@ -1,4 +1,4 @@
-"""The decoder: embed, blocks of (mechanism, feed-forward), norm, read out."""
+"""The decoder: embedding, blocks of (mechanism, feed-forward), norm, output layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")
 
 
 class Text(Protocol):
-    """Tokens one after the other: a list, a tensor, an array of a corpus."""
+    """A sequence of tokens: a list, a tensor, an array of a corpus."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +46,7 @@ class Text(Protocol):
 
 
 class Block(nn.Module):
-    """x + mechanism(norm(x)), then x + feed_forward(norm(x)), sums taken in the block's residual space."""
+    """x + mechanism(norm(x)), then x + feed_forward(norm(x)), with sums in the block's residual space."""
 
     def __init__(self, space: Space, mechanism: Mechanism, dropout: float, adapter: Adapter | None) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
         self.ffn = space.feed_forward()
         self.dropout = dropout
         self.mixes, self.feeds = mechanism.writes, True
-        """Whether its two parts act; a skip evaluation switches them off."""
+        """Whether its two parts are active; a skip evaluation disables them."""
 
     def forward(
         self, x: Tensor, frame: Frame, cache: Cache | None = None, rows: Tensor | None = None
@@ -67,7 +67,7 @@ class Block(nn.Module):
         return self.after(*self.enter(x), frame, cache, rows)
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state in this block's space, and the normed state its mechanism looks at."""
+        """Return the state in this block's space, and the normalized state that is its mechanism's input."""
         if self.adapter is not None:
             x = self.adapter(x)
         return x, self.mixer_norm(x) if self.mixer_norm is not None and self.mixes else x
@@ -80,14 +80,14 @@ class Block(nn.Module):
         cache: Cache | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the state after this block, from what `enter` gave."""
+        """Return the state after this block, from the result of `enter`."""
         if self.mixes:
             frame.norm = self.mixer_norm
             if rows is not None and frame.narrow and self.mechanism.narrows:
                 x, frame.rows, rows = _at(x, rows), rows, None
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
-        if rows is not None:  # nothing behind the mixing looks at another row
+        if rows is not None:  # everything after the mixing works row by row
             x = _at(x, rows)
         if self.feeds and self.ffn is not None:
             update = self.ffn(self.ffn_norm(x))
@@ -111,7 +111,7 @@ class Caches:
 
     @contextmanager
     def at(self, place: Tensor) -> Iterator[None]:
-        """Inside, a step writes and looks from a place (1,) that stands on the device; nothing is counted as written."""
+        """Inside, a step reads and writes at a position (1,) on the device; `length` does not change."""
         try:
             self._put(place)
             yield
@@ -136,15 +136,15 @@ class Caches:
 
 
 class Decoder(nn.Module):
-    """A language model whose layers each hold the mechanism that its layout names.
+    """A language model whose layers contain the mechanisms of its layout.
 
-    Where a layer needs a companion, `companion` is the text its tokens are cut from; they are a buffer of the model.
-    Without a seed no value is set: weights and companion are loaded later.
+    If a layer needs a companion, `companion` is the text its tokens are cut from; they are a buffer of the model. Without a
+    seed no value is initialized: weights and companion are loaded later.
     """
 
     companion: Tensor | None
     causal = True
-    """Whether a token sees earlier tokens only; a `Reader` may see both ways."""
+    """Whether a token attends to earlier tokens only; a `Reader` may be bidirectional."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Decoder(nn.Module):
         self.rotary = Rotary(settings.rope_theta, size.context) if settings.positions == "rope" else None
         mechanisms = []
         for index, composed in enumerate(layers):
-            # A constructor may draw values of its own: seeded by run and layer, and without a trace outside.
+            # A constructor may draw values itself: seeded by run and layer, without changing the global generator.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed((seed or 0) * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
@@ -193,12 +193,12 @@ class Decoder(nn.Module):
 
     @classmethod
     def on_meta(cls, size: Size, layers: Sequence[Composed]) -> Decoder:
-        """Return the model on the `meta` device: shapes and counts, no memory, no values."""
+        """Return the model on the `meta` device: shapes and counts without memory or values."""
         with torch.device("meta"):
             return cls(size, layers, seed=None)
 
     def initialise(self, seed: int) -> None:
-        """Set every start value from (seed, layer, name), so arms share what they have in common."""
+        """Set every initial value from (seed, layer, name), so that arms share values of common parameters."""
         std = self.size.settings.init_std
         self.embedding.initialise(seeded_draw(seed, "model", std))
         for index, block in enumerate(self.layers):
@@ -222,11 +222,11 @@ class Decoder(nn.Module):
         frame: Frame | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return what the read-out sees (batch, time, features) of tokens (batch, time): normed states.
+        """Return the input of the output layer (batch, time, features) for tokens (batch, time): normalized states.
 
-        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) asks for one row of
-        each sequence, (batch, 1, features): the last feed-forward part is then done there alone, and in a narrow frame
-        the last mixing too where the mechanism can.
+        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) selects one row of each
+        sequence, (batch, 1, features): the last feed-forward block is then computed only there, and so is the last mixing
+        in a narrow frame if the mechanism supports it.
         """
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
@@ -249,31 +249,31 @@ class Decoder(nn.Module):
                 frame.companion = own.companion = Companion(normed)
                 if index < last:
                     beside = block.after(beside, normed, own)
-                if own.time != time:  # queries, keys and map of its own longer pass are not the data's
+                if own.time != time:  # its own longer pass has other queries, keys and map than the data
                     frame.companion = Companion(normed)
             cache = None if caches is None else caches.layers[index]
             x = block(x, frame, cache, rows if index == len(self.layers) - 1 else None)
         if caches is not None and caches.place is None:
             caches.advance(time)
         x = self.spaces[-1].features(self.norm(x))
-        # The read-out rounds to the narrow type first thing; here the rounding joins the norm.
+        # The output layer would round to the narrow dtype first; rounding here fuses with the norm.
         narrow = x.is_cuda and torch.is_autocast_enabled("cuda")
         return x.to(torch.get_autocast_dtype("cuda")) if narrow else x
 
     def skip(self, layers: Sequence[int], keep_ffn: bool = False) -> None:
-        """Leave out blocks of a trained model, counted from 1, or their attention part alone with `keep_ffn`."""
+        """Disable blocks of a trained model, counted from 1, or only their attention part with `keep_ffn`."""
         if not keep_ffn and set(layers) >= set(range(1, self.size.layers + 1)):
-            raise UserError(f"all {self.size.layers} layers would be skipped, and no model be left")
+            raise UserError(f"skip names all {self.size.layers} layers; at least one must remain")
         for layer in layers:
             block = self.layers[layer - 1]
             block.mixes, block.feeds = False, keep_ffn
 
     def _company(self, frame: Frame, caches: Caches | None) -> tuple[int, Tensor, Frame]:
-        """Return the last layer that needs the companion, -1 for none, its start (1, length, width), and its frame.
+        """Return the last layer that needs the companion (-1: none), its input (1, length, width), and its frame.
 
-        It is run on as many tokens as the data has. With caches it is run once, whole, before anything is decoded.
-        Bidirectional, it is run whole too: its states depend on its length, which must not depend on how far a batch
-        is padded.
+        It runs on as many tokens as the data has. With caches it runs once, at full length, before decoding. A
+        bidirectional model also runs it at full length: its states depend on its length, which must not depend on the
+        padding of a batch.
         """
         needed, data = self.companion_spec, frame.embeddings
         assert data is not None
@@ -298,22 +298,22 @@ class Decoder(nn.Module):
         return needing[-1], x, own
 
     def _companion_length(self, needed: CompanionSpec) -> int:
-        """Return how many tokens of the companion a bidirectional pass runs: all that have a position."""
+        """Return how many companion tokens a bidirectional pass uses: all that have a position."""
         learned = self.size.settings.positions == "learned"
         return min(needed.length, self.size.context) if learned else needed.length
 
     def _one_companion(self) -> CompanionSpec | None:
-        """Return what the layers need of a companion; two different needs are refused."""
+        """Return what the layers need of a companion; raise if they need different ones."""
         needs = {block.mechanism.companion_spec(): block.mechanism.name for block in self.layers}
         needs.pop(None, None)
         if len(needs) > 1:
             raise UserError(
-                f"a model has one companion, and its layers need {len(needs)} different ones ({', '.join(needs.values())})"
+                f"a model has one companion, but its layers need {len(needs)} different ones ({', '.join(needs.values())})"
             )
         needed = next(iter(needs), None)
         if needed and needed.start == "noise" and self.spaces[0].name != "euclidean":
             raise UserError(
-                f"{needs[needed]} starts its companion from random vectors; layer 1 lives on the {self.spaces[0].name}"
+                f"{needs[needed]} needs a companion of random vectors, but layer 1 has residual space {self.spaces[0].name}"
             )
         return needed
 
@@ -328,15 +328,15 @@ class Decoder(nn.Module):
             return torch.zeros(needed.length, dtype=torch.long)
         stop = needed.offset + needed.length
         if text is None or len(text) < stop:
-            have = "none was given" if text is None else f"{len(text):,} tokens were given"
-            raise UserError(f"the companion is cut from a text of {stop:,} tokens or more; {have}")
+            have = "got none" if text is None else f"got {len(text):,}"
+            raise UserError(f"the companion needs a text of at least {stop:,} tokens; {have}")
         return torch.tensor([int(token) for token in text[needed.offset : stop]])
 
     def compile_hidden(self) -> None:
-        """Compile everything up to the read-out as one graph; the chunked loss stays eager."""
-        # Graphs are kept by shape: another seed of an arm finds its own. Past the limit a model would run eagerly.
+        """Compile everything up to the output layer as one graph; the chunked loss stays eager."""
+        # Graphs are cached by shape, so another seed of an arm reuses one. Beyond the limit a model would run eagerly.
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = _MAX_GRAPHS
-        with torch.no_grad():  # the rotary tables are made outside the graph
+        with torch.no_grad():  # the rotary tables are computed outside the graph
             self.hidden(torch.zeros(1, self.size.context, dtype=torch.long, device=self.readout.device))
         self.hidden = torch.compile(self.hidden, dynamic=False)  # type: ignore[method-assign]
 
@@ -347,7 +347,7 @@ class Decoder(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """The read-out matrix (vocabulary, features)."""
+        """The weight of the output layer (vocabulary, features)."""
         return self._readout()[0]
 
     def logits(
@@ -360,9 +360,9 @@ class Decoder(nn.Module):
         rows: Tensor | None = None,
         frame: Frame | None = None,
     ) -> Tensor:
-        """Return (batch, time, vocabulary) scores of the next token, or (places, vocabulary) at those of `where`.
+        """Return logits of the next token (batch, time, vocabulary), or (positions, vocabulary) at those in `where`.
 
-        `rows` (batch,) asks for one row of each sequence: (batch, 1, vocabulary).
+        `rows` (batch,) selects one row of each sequence: (batch, 1, vocabulary).
         """
         x = self.hidden(tokens, caches=caches, padding=padding, rows=rows, frame=frame)
         x = x if where is None else x[where]
@@ -372,7 +372,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (objective to descend, mean nats per target, the mechanisms' own loss terms)."""
+        """Return (training objective, mean nats per target, the mechanisms' own loss terms)."""
         frame = Frame()
         x = self.hidden(tokens, frame=frame)
         weight, bias = self._readout()
@@ -391,12 +391,12 @@ class Decoder(nn.Module):
 
     @property
     def decodable(self) -> bool:
-        """Whether every layer keeps a cache."""
+        """Whether every layer has a cache."""
         return all(block.mechanism.decodable for block in self.layers)
 
     @property
     def graph_safe(self) -> bool:
-        """Whether every layer's decoding step may be recorded once and replayed at other places."""
+        """Whether every layer's decoding step can be captured as a CUDA graph and replayed at other positions."""
         return self.companion_spec is None and all(block.mechanism.graph_safe for block in self.layers)
 
     def new_caches(
@@ -411,7 +411,7 @@ class Decoder(nn.Module):
         return Caches(layers, padding)
 
     def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
-        """Return the bytes the declared caches take, or None when a layer keeps none."""
+        """Return the bytes of the declared caches, or None if a layer has none."""
         total = 0
         for block in self.layers:
             spec = block.mechanism.cache_spec()
@@ -421,18 +421,18 @@ class Decoder(nn.Module):
         return total
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int | None:
-        """Return the bytes one token more takes, or None when a layer keeps no cache."""
+        """Return the cache bytes per additional token, or None if a layer has no cache."""
         one, two = (self.cache_bytes(1, capacity, dtype) for capacity in (1, 2))
         return None if one is None or two is None else two - one
 
-    # What the model says of itself.
+    # Parameters, FLOPs and circuits.
 
     def parameter_count(self) -> int:
         """Return the exact number of parameters, a tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
-        """Return forward FLOPs per token of the whole model; a companion's are shared by the batch."""
+        """Return forward FLOPs per token of the whole model; the batch shares those of a companion."""
         rest = 2.0 * self.readout.numel() + sum(
             block.ffn.flops() for block in self.layers if block.ffn is not None
         )
@@ -458,8 +458,8 @@ class Decoder(nn.Module):
     def _companion_flops(self, context: int, batch: int, mode: Mode) -> Flops:
         """Return what the companion's own pass adds per token of the batch.
 
-        In causal training it is one sequence more: what a layer makes of it once serves it as well as the data. Before
-        decoding, and where tokens see both ways, it is run whole and by itself; decoding reads its tables.
+        In causal training it is one more sequence: what a layer computes from it once serves both it and the data. Before
+        decoding, and in a bidirectional model, it runs at full length and separately; decoding reads its tables.
         """
         total, needed = Flops(0.0, 0.0), self.companion_spec
         if needed is None or mode == "decode":
@@ -485,7 +485,7 @@ class Decoder(nn.Module):
         return total
 
     def circuits(self) -> list[Circuit]:
-        """Return every parameter of the model in exactly one group; anything else is refused by name."""
+        """Return every parameter of the model in exactly one group; raise with the parameter's name otherwise."""
         groups = [_prefixed("embedding", circuit) for circuit in self.spaces[0].circuits(self.embedding)]
         for index, block in enumerate(self.layers):
             place = f"blocks.{index}"
@@ -502,7 +502,7 @@ class Decoder(nn.Module):
         return groups
 
     def _head(self) -> nn.Module | None:
-        """Return the read-out's own parameters, or None where it uses the embedding's."""
+        """Return the parameters of the output layer, or None if it uses the embedding's."""
         return self.spaces[-1].head(self.spaces[0])
 
     def _readout(self) -> tuple[Tensor, Tensor | None]:
@@ -512,9 +512,9 @@ class Decoder(nn.Module):
         for block in self.layers:
             able = block.mechanism.supports
             if padded and not able.padding:
-                raise UserError(f"{block.mechanism.name} cannot handle padded batches")
+                raise UserError(f"{block.mechanism.name} does not support padded batches")
             if not causal and not able.bidirectional:
-                raise UserError(f"{block.mechanism.name} is causal only; it cannot look both ways")
+                raise UserError(f"{block.mechanism.name} does not support bidirectional models")
 
     def _check_complete(self, groups: list[Circuit]) -> None:
         seen: set[str] = set()
@@ -525,13 +525,13 @@ class Decoder(nn.Module):
                 )
             for name in circuit.parameters:
                 if name in seen:
-                    raise UserError(f"parameter {name} stands in two circuits")
+                    raise UserError(f"parameter {name} is in two parameter groups")
                 seen.add(name)
         names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         if missing := sorted(names - seen):
-            raise UserError(f"parameter {missing[0]} stands in no circuit, so no optimiser would move it")
+            raise UserError(f"parameter {missing[0]} is in no parameter group and would not be trained")
         if extra := sorted(seen - names):
-            raise UserError(f"a circuit names {extra[0]}, which is no trainable parameter")
+            raise UserError(f"a circuit lists {extra[0]}, which is not a trainable parameter")
 
 
 def _prefixed(place: str, circuit: Circuit) -> Circuit:
@@ -539,7 +539,7 @@ def _prefixed(place: str, circuit: Circuit) -> Circuit:
 
 
 def _by_rank(place: str, module: nn.Module | None, tag: str) -> list[Circuit]:
-    """Return one circuit of decayed matrices and one of undecayed vectors."""
+    """Return one circuit of matrices with weight decay and one of vectors without."""
     ranks: dict[bool, list[str]] = {}
     for name, parameter in module.named_parameters() if module is not None else ():
         ranks.setdefault(parameter.ndim >= 2, []).append(f"{place}.{name}")

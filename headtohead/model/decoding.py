@@ -1,7 +1,7 @@
-"""Decoding steps at fixed shapes: on a GPU one step is recorded as a CUDA graph and replayed for every token.
+"""Decoding steps at fixed shapes: on a GPU one step is captured as a CUDA graph and replayed for every token.
 
-The token and its place stand on the device; caches are handed to the layers whole, and nothing behind the place is looked
-at. So one graph serves every place, and what a step costs is its kernels, not launching them.
+The token and its position are device tensors; layers get caches of fixed size, and positions after the current one are
+masked. So one graph works at every position, and a step costs its kernels, not their launches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headtohead.kernels import weights_kept
 from headtohead.model.decoder import Caches, Decoder
 
 Step = Callable[[Tensor], Tensor]
-"""From tokens (batch, 1) to the scores (batch, vocabulary) of the next; the caches hold one token more then."""
-# Recording takes as long as about four steps by themselves; for fewer than twice that it is not worth it.
+"""From tokens (batch, 1) to the logits (batch, vocabulary) of the next; appends one token to the caches."""
+# Capturing takes about as long as four eager steps; for fewer than twice that it does not pay off.
 _WORTH = 8
 _FIRST = 2
 
@@ -25,32 +25,32 @@ _FIRST = 2
 def decoding(
     model: Decoder, caches: Caches, steps: int, warn: Callable[[str], None] = lambda words: None
 ) -> Step:
-    """Return the step for `steps` more tokens: recorded where it can be, else step by step, with a reason given to `warn`."""
+    """Return the step function for `steps` more tokens: a CUDA graph if possible, else eager with the reason to `warn`."""
     if model.readout.device.type != "cuda" or steps < _WORTH:
         return lambda token: one_step(model, caches, token)
     if why := graph_blocker(model, caches):
-        warn(f"decoding goes step by step, not as a CUDA graph: {why}")
+        warn(f"decoding runs eagerly, without a CUDA graph: {why}")
         return lambda token: one_step(model, caches, token)
     return Decoding(model, caches, warn)
 
 
 def one_step(model: Decoder, caches: Caches, token: Tensor) -> Tensor:
-    """Return the scores (batch, vocabulary) behind tokens (batch, 1), by a step of its own."""
+    """Return the logits (batch, vocabulary) after tokens (batch, 1), by an eager step."""
     return model.logits(token, caches=caches)[:, -1]
 
 
 def graph_blocker(model: Decoder, caches: Caches) -> str:
-    """Return why a step of this model cannot be recorded, or nothing."""
+    """Return why a step of this model cannot be captured, or an empty string."""
     if caches.padding is not None:
         return "prompts of different lengths are padded"
     if not model.graph_safe:
         names = sorted({block.mechanism.name for block in model.layers if not block.mechanism.graph_safe})
-        return f"it does not serve {', '.join(names) or 'a companion'} with these options"
+        return f"{', '.join(names) or 'a companion'} does not support it with these options"
     return ""
 
 
 class Decoding:
-    """Steps at fixed shapes; the scores it returns are overwritten by its next step."""
+    """Steps at fixed shapes; each step overwrites the logits returned by the previous one."""
 
     def __init__(
         self, model: Decoder, caches: Caches, warn: Callable[[str], None] = lambda words: None
@@ -69,9 +69,9 @@ class Decoding:
         self._able = device.type == "cuda"
 
     def __call__(self, token: Tensor) -> Tensor:
-        """Return the scores (batch, vocabulary) behind tokens (batch, 1)."""
+        """Return the logits (batch, vocabulary) after tokens (batch, 1)."""
         if self.caches.length >= self.room:
-            raise UserError(f"the cache holds {self.room} tokens; {self.caches.length + 1} were asked for")
+            raise UserError(f"the cache holds {self.room} tokens; {self.caches.length + 1} were requested")
         if self._token is None:
             self._token = token.clone()
         self._token.copy_(token)
@@ -88,7 +88,7 @@ class Decoding:
 
     def _step(self, token: Tensor) -> Tensor:
         kind = token.device.type
-        # Weights that autocast has cast are let go at its end, which a graph that reads them may outlive: it casts its own.
+        # Autocast frees its cast weights when it exits, but a graph that reads them may outlive that: it casts its own.
         own = torch.autocast(
             kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
         )
@@ -96,7 +96,7 @@ class Decoding:
             return one_step(self.model, self.caches, token)
 
     def _record(self, token: Tensor) -> None:
-        """Record the step; the steps before it write the same token at the same place, and move nothing."""
+        """Capture the step; the warm-up steps write the same token at the same position."""
         device = token.device
         here, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         side.wait_stream(here)
@@ -110,8 +110,8 @@ class Decoding:
                 self._scores = self._step(token)
         except Exception as error:
             self._able = False
-            self.warn(f"decoding is not recorded as a CUDA graph: {first_line(error)}")
+            self.warn(f"decoding runs eagerly, CUDA graph capture failed: {first_line(error)}")
             return
         self._graph = graph
-        # A longer text would make longer tables in place of these, which the graph reads as they stand.
+        # A longer text would replace these tables with longer ones; keep the ones that the graph reads alive.
         self._tables = dict(self.model.rotary.tables) if self.model.rotary is not None else {}

@@ -1,4 +1,4 @@
-"""Text from a model: prefill once, then decode token by token from the cache."""
+"""Generate text: prefill once, then decode token by token from the cache."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Sampling:
     """How the next token is chosen."""
 
     temperature: float = 1.0
-    """0 always takes the likeliest token."""
+    """0 always takes the most likely token."""
     top_p: float = 1.0
-    """Keep the likeliest tokens that together have this probability."""
+    """Keep the most likely tokens that together have this probability."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise UserError(f"temperature={self.temperature:g} is negative; 0 or more is allowed")
+            raise UserError(f"temperature={self.temperature:g} must be 0 or more")
         if not math.isfinite(self.temperature):
-            raise UserError(f"temperature={self.temperature:g} is no number; 0 or more is allowed")
+            raise UserError(f"temperature={self.temperature:g} must be a number, 0 or more")
         if not -(2**63) <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} is out of range; 64 bits are allowed")
+            raise UserError(f"seed={self.seed} is out of range; it must fit in 64 bits")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p:g} is not above 0 and at most 1")
+            raise UserError(f"top_p={self.top_p:g} must be above 0 and at most 1")
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
@@ -42,7 +42,7 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Te
     chances = torch.softmax(logits.double() / sampling.temperature, -1)
     if sampling.top_p < 1:
         ordered, order = chances.sort(-1, descending=True)
-        # A token stays while the likelier ones before it have not yet reached top_p; the first always stays.
+        # A token is kept while the more likely ones before it have not reached top_p; the first is always kept.
         dropped = ordered.cumsum(-1) - ordered >= sampling.top_p
         chances = torch.zeros_like(chances).scatter(-1, order, ordered.masked_fill(dropped, 0.0))
     return torch.multinomial(chances.cpu(), 1, generator=generator).to(logits.device)
@@ -59,19 +59,21 @@ def generate(
 ) -> Iterator[Tensor]:
     """Yield `count` times (batch, 1): the next token of each sequence in prompt (batch, time).
 
-    Prompts of different lengths are padded on the left; `padding` (batch, time) is true at real tokens. A layout
-    with a layer that keeps no cache is recomputed in full at every step. On a GPU a decoding step is recorded as a CUDA
-    graph where the layers allow it; `warn` is told where they do not.
+    Prompts of different lengths are padded on the left; `padding` (batch, time) is true at real tokens. A layout with a
+    layer without a cache is recomputed in full at every step. On a GPU a decoding step is captured as a CUDA graph if the
+    layers support it; otherwise `warn` gets the reason.
     """
     batch, time = prompt.shape
     if time == 0:
-        raise UserError("an empty prompt gives the model nothing to continue; give at least one token")
+        raise UserError("the prompt is empty; give at least one token")
     limit = model.size.context
     if model.size.settings.positions == "learned" and time + count - 1 > limit:
-        raise UserError(f"prompt and new tokens come to {time + count}; the learned positions end at {limit}")
+        raise UserError(
+            f"prompt and new tokens have {time + count} positions; the model has {limit} learned positions"
+        )
     if (needed := model.companion_spec) and time + count - 1 > needed.length:
         raise UserError(
-            f"prompt and new tokens come to {time + count}; the companion holds {needed.length} tokens"
+            f"prompt and new tokens have {time + count} positions; the companion has {needed.length} tokens"
         )
     if count < 1:
         return
@@ -80,18 +82,18 @@ def generate(
     whole = None
     if padding is not None:
         whole = torch.cat((padding, padding.new_ones(batch, count)), 1)
-        if model.rotary is not None:  # padded tokens look their places up, which may lie behind the context
+        if model.rotary is not None:  # padded tokens index the table, possibly beyond the context
             model.rotary.reach(time + count)
     if not model.decodable:
         if model.readout.is_cuda:
-            warn("every token is computed from the whole text: a layer keeps no cache")
+            warn("every token recomputes the whole text: a layer has no cache")
         for _ in range(count):
             seen = None if whole is None else whole[:, : prompt.shape[1]]
             token = sample(model.logits(prompt, padding=seen)[:, -1], sampling, generator)
             prompt = torch.cat((prompt, token), 1)
             yield token
         return
-    caches = model.new_caches(batch, time + count - 1, padding=whole)  # the last token is not read again
+    caches = model.new_caches(batch, time + count - 1, padding=whole)  # the last token is not an input
     last = torch.full((batch,), time - 1, device=prompt.device)
     scores = model.logits(prompt, caches=caches, rows=last)[:, -1]
     step = decoding(model, caches, count - 1, warn)

@@ -1,4 +1,4 @@
-"""Which mechanism stands in which layer: `standard*6`, `(kuramoto standard)*3`, `even(sharing:tie=kv)`.
+"""Parse layouts, which mechanism is in which layer: `standard*6`, `(kuramoto standard)*3`, `even(sharing:tie=kv)`.
 
     layout   = item (space item)*
     item     = unit ["*" count]
@@ -6,8 +6,8 @@
     composed = term ("+" term)*
     term     = name [":" option "=" value ("," option "=" value)*] | path.py ":" Class [":" options]
 
-Values may be parenthesised and nest: `sharing:value_mix=(1,-1)`. Without a count a layout fills the model; with one
-it must equal the model's layers.
+Values may be parenthesized and nested: `sharing:value_mix=(1,-1)`. Without a count a layout fills the model; with one it
+must equal the model's number of layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _divisible(layers: int, by: int, name: str) -> int:
     return layers // by
 
 
-# Layers, counted from 1, that stay standard. top, middle and bottom say where the *other* mechanism sits; the rest
+# Layers, counted from 1, that stay standard. top, middle and bottom name the position of the *other* mechanism; the rest
 # name the standard layers.
 NAMED_LAYOUTS: dict[str, Callable[[int], set[int]]] = {
     "even": lambda n: set(range(2, n + 1, 2)),
@@ -50,27 +50,27 @@ class Layout:
 
     text: str
     pattern: tuple[Composed, ...]
-    """What repeats; for a named layout, the one mechanism that is not standard."""
+    """The repeated pattern; for a named layout, the one mechanism that is not standard."""
     named: str = ""
     counted: bool = False
-    """Whether a count was written, so that the pattern must equal the layers exactly."""
+    """Whether a count was given, so that the pattern must equal the layers exactly."""
 
     def layers(self, count: int) -> list[Composed]:
-        """Return what stands in each of `count` layers."""
+        """Return the mechanism of each of `count` layers."""
         if self.named:
             standard = Composed((named_term("standard", {}),))
             kept = NAMED_LAYOUTS[self.named](count)
             return [standard if layer in kept else self.pattern[0] for layer in range(1, count + 1)]
         length = len(self.pattern)
         if self.counted and length != count:
-            raise UserError(f"layout '{self.text}' gives {length} layers; this size has {count}")
+            raise UserError(f"layout '{self.text}' has {length} layers; this size has {count}")
         if count % length:
             raise UserError(f"layout '{self.text}' repeats every {length} layers; it cannot fill {count}")
         return list(self.pattern) * (count // length)
 
     @property
     def label(self) -> str:
-        """The short label people see."""
+        """The short display label."""
         if self.named:
             return f"{self.named}({self.pattern[0].label})"
         if len(set(self.pattern)) == 1:
@@ -84,7 +84,7 @@ class Layout:
 
 
 def parse_layout(given: str | type) -> Layout:
-    """Return the layout of an arm written as text, or of a mechanism class handed over in Python."""
+    """Return the layout of an arm given as text, or of a mechanism class passed in Python."""
     if isinstance(given, type):
         composed = Composed((class_term(given),))
         return Layout(composed.text, (composed,))
@@ -96,7 +96,7 @@ _DEEPEST = 20
 
 
 def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
-    """Return the layers, counted from 1, that `variant`, `standard` or a list such as `2,4-6` names."""
+    """Return the layers, counted from 1, named by `variant`, `standard` or a list such as `2,4-6`."""
     count = len(layers)
     if text in ("variant", "standard"):
         usual = [
@@ -118,13 +118,13 @@ def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= count:
-            raise UserError(f"skip={text}: '{part.strip()}' is not among the layers 1 to {count}")
+            raise UserError(f"skip={text}: '{part.strip()}' is not a layer from 1 to {count}")
         places |= set(range(first, last + 1))
     return sorted(places)
 
 
 class _Parser:
-    """Reads one arm from left to right; every refusal points at the place."""
+    """Parses one arm from left to right; every error gives the position."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -133,7 +133,7 @@ class _Parser:
 
     def whole(self) -> Layout:
         if not self.text.strip():
-            raise UserError("empty arm; write a mechanism's name such as 'standard'")
+            raise UserError("empty arm; give a mechanism's name such as 'standard'")
         layout = self.layout()
         if self.place < len(self.text):
             raise self.error("unexpected text")
@@ -145,7 +145,7 @@ class _Parser:
         while self.peek() and self.peek() != ")":
             part = self.item()
             if part.named and (pattern or self.peek(skip=True) not in ("", ")")):
-                raise self.error(f"{part.named}(...) fills the model by itself; nothing can stand beside it")
+                raise self.error(f"{part.named}(...) fills the whole model; nothing can be added to it")
             pattern += part.pattern
             counted, named = counted or part.counted, part.named
             self.spaces()
@@ -159,9 +159,9 @@ class _Parser:
             return part
         count = self.match(r"[0-9]+", "a count after '*'")
         if part.named:
-            raise self.error(f"{part.named}(...) fills the model by itself and takes no count")
+            raise self.error(f"{part.named}(...) fills the whole model and takes no count")
         if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MAX_LAYERS:
-            raise self.error(f"count {count[:8]} does not give between 1 and {_MAX_LAYERS:,} layers")
+            raise self.error(f"count {count[:8]} must give between 1 and {_MAX_LAYERS:,} layers")
         return Layout(self.text, part.pattern * int(count), counted=True)
 
     def unit(self) -> Layout:
@@ -173,7 +173,7 @@ class _Parser:
             inner = self.layout()
             self.depth -= 1
             if inner.named:
-                raise self.error(f"{inner.named}(...) fills the model by itself and cannot stand in a group")
+                raise self.error(f"{inner.named}(...) fills the whole model and cannot be in a group")
             self.expect(")")
             return inner
         if match := re.compile(r"([A-Za-z_]+)\(").match(self.text, self.place):
@@ -198,7 +198,7 @@ class _Parser:
             return file_term(match[1], match[2], self.options())
         name = self.match(r"[^\s:*+()=,]+", "a mechanism's name")
         if name.endswith(".py"):
-            raise self.error(f"{name} needs the class in it: {name}:ClassName")
+            raise self.error(f"{name} needs a class name: {name}:ClassName")
         if name not in builtin_mechanisms():
             allowed = ", ".join(builtin_mechanisms())
             raise UserError(

@@ -1,7 +1,7 @@
-"""Residual spaces: where a model's states live.
+"""Residual spaces: the space of a model's hidden states.
 
-A mechanism names the space it needs. The first layer's space embeds the tokens, the last one's reads out; where
-neighbours differ the decoder puts a linear adapter between them.
+A mechanism names the space it needs. The first layer's space embeds the tokens, the last layer's has the output layer;
+between layers with different spaces the decoder inserts a linear adapter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class RmsNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed x, the same shape."""
+        """Return the normalized x, the same shape."""
         return rms_norm(x, self.gain, self.eps)
 
 
 class FeedForward(nn.Module):
-    """What a block does to each token alone: gated (swiglu) or plain (gelu)."""
+    """The tokenwise feed-forward block: gated (swiglu) or plain (gelu)."""
 
     def __init__(self, size: Size, kind: str = "", wide_in: int = 0) -> None:
         super().__init__()
@@ -64,53 +64,53 @@ class FeedForward(nn.Module):
 
 
 class Space:
-    """The contract of a residual space; it holds no parameters itself."""
+    """The interface of a residual space; it has no parameters itself."""
 
     name: ClassVar[str] = ""
     dtype: ClassVar[torch.dtype | None] = None
-    """The narrowest dtype states are kept in; None: whatever the arithmetic gives."""
+    """Minimum precision of states; None: the dtype of the computation."""
     linear: ClassVar[bool] = True
-    """Whether a state times a number means something, as dropout needs."""
+    """Whether a state can be scaled by a number, as dropout needs."""
 
     def __init__(self, size: Size, options: Any = None) -> None:
         self.size, self.options = size, options
 
     @property
     def geometry(self) -> str:
-        """What two neighbours must share to need no adapter."""
+        """Two neighboring layers with equal geometry need no adapter."""
         return self.name
 
     @property
     def feature_width(self) -> int:
-        """How wide a state is once its features are taken."""
+        """Width of the features of a state."""
         return self.size.width
 
     def features(self, x: Tensor) -> Tensor:
-        """Return (batch, time, feature_width), what adapters, feed-forward parts and read-outs see of a state."""
+        """Return (batch, time, feature_width), the input of adapters, feed-forward blocks and output layers."""
         return x
 
     def place(self, free: Tensor) -> Tensor:
-        """Return the state that free numbers (..., width) stand for."""
+        """Return the state for unconstrained coordinates (..., width)."""
         return free
 
     def enter(self, features: Tensor, weight: Tensor) -> Tensor:
-        """Return the state of this space that an adapter's weight makes of another space's features."""
+        """Return the state of this space from another space's features and an adapter's weight."""
         return F.linear(features, weight)
 
     def entry_std(self, features: int) -> float | None:
-        """Return the standard deviation at which an adapter into this space starts; None: the model's."""
+        """Return the initial standard deviation of an adapter into this space; None: the model's."""
         return None
 
     def embedding(self) -> Embedding:
-        """Return the module that turns tokens (batch, time) into states, called as (tokens, frame)."""
+        """Return the module that maps tokens (batch, time) to states, called as (tokens, frame)."""
         raise NotImplementedError
 
     def norm(self) -> nn.Module:
-        """Return the norm that stands before a mechanism, a feed-forward part or the read-out."""
+        """Return the norm before a mechanism, a feed-forward block or the output layer."""
         raise NotImplementedError
 
     def feed_forward(self) -> FeedForward | None:
-        """Return the feed-forward part of a block, or None for none."""
+        """Return the feed-forward block, or None for none."""
         raise NotImplementedError
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
@@ -118,11 +118,11 @@ class Space:
         raise NotImplementedError
 
     def head(self, first: Space) -> nn.Module | None:
-        """Return the read-out's own parameters, where the first layer's space embeds; None: the embedding's table."""
+        """Return the output layer's own parameters, given the space that embeds; None: the embedding's table."""
         raise NotImplementedError
 
     def readout(self, embedding: Embedding, head: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the read-out's weight (vocabulary, feature_width) and its bias."""
+        """Return the output layer's weight (vocabulary, feature_width) and its bias."""
         return embedding.weight if head is None else head.weight, None
 
     def circuits(self, embedding: nn.Module) -> list[Circuit]:
@@ -139,23 +139,23 @@ class Adapter(nn.Module):
         self.weight = nn.Parameter(torch.empty(after.size.width, before.feature_width))
 
     def initialise(self, draw: Draw) -> None:
-        """Draw the weight at the scale the space behind it asks for."""
+        """Draw the weight at the scale that the target space requests."""
         with torch.no_grad():
             std = self.after.entry_std(self.before.feature_width)
             self.weight.copy_(draw("weight", self.weight.shape, std))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the state in the space behind."""
+        """Return the state in the target space."""
         return self.after.enter(self.before.features(x), self.weight)
 
 
 class Euclidean(Space):
-    """Plain vectors: states add."""
+    """Plain vectors: updates are added."""
 
     name = "euclidean"
 
     def embedding(self) -> Embedding:
-        """A table of vectors, plus a table of positions where they are learned."""
+        """A table of vectors, plus a table of learned positions if the model has them."""
         return Embedding(self.size)
 
     def norm(self) -> nn.Module:
@@ -166,7 +166,7 @@ class Euclidean(Space):
         return nn.LayerNorm(self.size.width, settings.norm_eps)
 
     def feed_forward(self) -> FeedForward:
-        """The model's feed-forward part."""
+        """The model's feed-forward block."""
         return FeedForward(self.size)
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Euclidean(Space):
         return x + update
 
     def head(self, first: Space) -> nn.Module | None:
-        """A matrix, or none where it is tied to the embedding."""
+        """A matrix, or None if it is tied to the embedding."""
         if not self.size.settings.tied:
             return nn.Linear(self.size.width, self.size.vocabulary, bias=False)
         if first.geometry != self.geometry:
@@ -188,7 +188,7 @@ class Euclidean(Space):
 
 
 class Embedding(nn.Module):
-    """Token vectors, with learned positions added where the model has them."""
+    """Token vectors, plus learned positions if the model has them."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -210,16 +210,16 @@ class Embedding(nn.Module):
             return x
         if frame.start + frame.time > len(self.positions):
             raise UserError(
-                f"learned positions end at {len(self.positions)}; {frame.start + frame.time} were asked for"
+                f"the model has {len(self.positions)} learned positions; {frame.start + frame.time} were requested"
             )
         return x + self.positions[frame.positions(tokens.device)]
 
 
 class Torus(Space):
-    """Angles, or blocks of another compact group; kept in float32, since bf16 loses 0.1 rad near 50.
+    """Angles, or blocks of another compact group; stored in float32, since bf16 is off by 0.1 rad near 50.
 
-    Nothing is normed: the features [cos, sin] have constant length. Feed-forward part and read-out see features; the
-    feed-forward part's output is a step on the torus.
+    There are no norms: the features [cos, sin] have constant length. Feed-forward block and output layer take features; the
+    feed-forward block returns a step on the torus.
     """
 
     name = "torus"
@@ -232,7 +232,7 @@ class Torus(Space):
         self.group = self.options.group
         if size.width % self.group.numbers:
             raise UserError(
-                f"{self.group.name} takes {self.group.numbers} numbers a block; they do not divide the width {size.width}"
+                f"{self.group.name} has blocks of {self.group.numbers} coordinates, which do not divide width {size.width}"
             )
 
     @property
@@ -242,7 +242,7 @@ class Torus(Space):
 
     @property
     def feature_width(self) -> int:
-        """So many features for each block."""
+        """Features per block times the number of blocks."""
         return self.size.width // self.group.numbers * self.group.width
 
     def features(self, x: Tensor) -> Tensor:
@@ -250,17 +250,17 @@ class Torus(Space):
         return self.group.features(self._blocks(x)).flatten(-2)
 
     def place(self, free: Tensor) -> Tensor:
-        """The free numbers as points of the group, in float32 at least."""
+        """The unconstrained coordinates as points of the group, in float32 or wider."""
         free = free.to(torch.promote_types(free.dtype, torch.float32))
         return self.group.place(self._blocks(free)).flatten(-2)
 
     def enter(self, features: Tensor, weight: Tensor) -> Tensor:
-        """Features of unit mean square, so that the angles do not depend on how far another space's states have grown."""
+        """Normalize features to unit mean square, so that angles do not depend on the scale of the other space's states."""
         unit = features * torch.rsqrt(features.square().mean(-1, keepdim=True) + self.size.settings.norm_eps)
         return self.place(F.linear(unit, weight))
 
     def entry_std(self, features: int) -> float:
-        """Angles then start as wide as uniform ones, of variance pi^2 / 3; other groups' free numbers at 1."""
+        """Angles then have the variance of uniform ones, pi^2 / 3; other groups' unconstrained coordinates have 1."""
         return (math.pi / math.sqrt(3) if self.group.numbers == 1 else 1.0) / math.sqrt(features)
 
     def embedding(self) -> Embedding:
@@ -268,7 +268,7 @@ class Torus(Space):
         return TorusEmbedding(self)
 
     def norm(self) -> nn.Module:
-        """None is needed."""
+        """None is needed: the identity."""
         return nn.Identity()
 
     def feed_forward(self) -> FeedForward | None:
@@ -285,8 +285,8 @@ class Torus(Space):
             return nn.Linear(self.feature_width, self.size.vocabulary)
         if first.geometry != self.geometry:
             raise UserError(
-                f"readout=tied compares states with the embedding's; they live in {self.geometry}, the embedding "
-                f"in {first.geometry}"
+                f"readout=tied compares states with the embedding's; states are in {self.geometry}, the embedding is in "
+                f"{first.geometry}"
             )
         return TiedHead(self)
 
@@ -298,7 +298,7 @@ class Torus(Space):
         return self.features(self.place(embedding.weight)) * gain, head.bias
 
     def circuits(self, embedding: nn.Module) -> list[Circuit]:
-        """Phases are a kind of their own, and never decayed: 0 is no special angle."""
+        """Phases are a separate group without weight decay: 0 is no special angle."""
         rest = [name for name, _ in embedding.named_parameters() if name != "weight"]
         return [
             Circuit("own", ("weight",), decay=False),
@@ -310,11 +310,11 @@ class Torus(Space):
 
 
 class TiedHead(nn.Module):
-    """What a read-out has besides the embedding's points: a weight per block and a bias per token."""
+    """Parameters of the output layer in addition to the embedding's points: a weight per block and a bias per token."""
 
     def __init__(self, space: Torus) -> None:
         super().__init__()
-        # A tied Euclidean head starts as sharp: there too a token scores itself width * init_std.
+        # The same initial sharpness as a tied Euclidean head, where a token scores itself width * init_std.
         self.gain = nn.Parameter(
             torch.full((space.size.width // space.group.numbers,), space.size.settings.init_std)
         )
@@ -322,26 +322,26 @@ class TiedHead(nn.Module):
 
 
 class TorusEmbedding(Embedding):
-    """Points of the torus, with learned positions turning them where the model has them."""
+    """Points of the torus, rotated by learned positions if the model has them."""
 
     def __init__(self, space: Torus) -> None:
         super().__init__(space.size)
         self.space = space
 
     def initialise(self, draw: Draw) -> None:
-        """Scatter the points over the torus; positions start small."""
+        """Scatter the points over the torus; initial positions are small."""
         super().initialise(draw)
         with torch.no_grad():
             normal = draw("embedding", self.weight.shape, 1.0)
             self.weight.copy_(self.space.options.spread * self.space.group.scatter(normal))
 
     def forward(self, tokens: Tensor, frame: Frame) -> Tensor:
-        """Return (batch, time, width), in float32 at least."""
+        """Return (batch, time, width), in float32 or wider."""
         return self.space.place(super().forward(tokens, frame))
 
 
 class TorusFeedForward(FeedForward):
-    """W_d (silu(W_g f) * W_u f), f the state's features; `tanh_bounded` keeps each increment within pi."""
+    """W_d (silu(W_g f) * W_u f), with f the state's features; `tanh_bounded` limits each increment to pi."""
 
     def __init__(self, space: Torus) -> None:
         kind = space.options.ffn
@@ -350,7 +350,7 @@ class TorusFeedForward(FeedForward):
         self.bounded = kind == "tanh_bounded"
 
     def initialise(self, draw: Draw) -> None:
-        """Matrices that read features at one over their width; the one that writes at 0, or small."""
+        """Input matrices with variance one over their width; the output matrix zero, or small."""
         super().initialise(draw)
         stds = dict.fromkeys(("gate.weight", "up.weight"), self.space.feature_width**-0.5)
         small = self.space.options.ffn_start == "small"
@@ -371,7 +371,7 @@ SPACES: dict[str, type[Space]] = {"euclidean": Euclidean, "torus": Torus}
 
 
 def find_space(name: str, size: Size, options: Any = None) -> Space:
-    """Return the space of that name for a model, as a mechanism asks for it."""
+    """Return the space of that name for a model, with a mechanism's options."""
     if name not in SPACES:
         raise unknown("residual space", name, SPACES)
     return SPACES[name](size, options)

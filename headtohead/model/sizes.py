@@ -1,4 +1,4 @@
-"""Model shapes by name, and the settings that are equal for all arms."""
+"""Named model shapes, and the settings shared by all arms."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ from headtohead.mechanisms.contract.base import Bias, Positions
 
 @dataclass(frozen=True)
 class Settings:
-    """What belongs to the model and never to a mechanism."""
+    """Settings of the model, not of a mechanism."""
 
     positions: Positions = "rope"
-    """rope turns queries and keys, learned adds a table to the embeddings, none gives no positions."""
+    """rope rotates queries and keys, learned adds a table to the embeddings, none gives no positions."""
     bias: Bias = "none"
-    """which linear maps have biases: none, qkv alone, or all."""
+    """which linear maps have biases: none, only qkv, or all."""
     norm: Literal["rms", "layer"] = "rms"
     """pre-norm of each block: rms or layer."""
     ffn: Literal["swiglu", "gelu"] = "swiglu"
-    """feed-forward part: gated swiglu (three matrices) or gelu (two)."""
+    """feed-forward block: gated swiglu (three matrices) or gelu (two)."""
     tied: bool = True
-    """whether the read-out uses the embedding's table."""
+    """whether the output layer uses the embedding's table."""
     dropout: float = 0.0
-    """share of each block's output dropped while training."""
+    """fraction of each block's output dropped in training."""
     init_std: float = 0.02
-    """standard deviation of start values."""
+    """standard deviation of initial values."""
     rope_theta: float = 10_000.0
-    """base of the rotary rates."""
+    """base of the rotary frequencies."""
     norm_eps: float = 1e-6
-    """added under the root of a norm."""
+    """added under the square root of a norm."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         if not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"dropout={self.dropout} is not in 0 to 1")
+            raise UserError(f"dropout={self.dropout} must be from 0 to 1")
         if not (0 < self.init_std < 1e6 and 1 < self.rope_theta < 1e30 and 0 < self.norm_eps < 1):
-            raise UserError(
-                "init_std and norm_eps must be above 0, rope_theta above 1, and all within reason"
-            )
+            raise UserError("init_std and norm_eps must be above 0, rope_theta above 1, and none too large")
 
 
 _LARGEST = 2**24
-"""No dimension of a model is larger; a file that says so is not believed."""
+"""The largest allowed dimension of a model; a larger value in a file is an error."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model shape; always shown with its dimensions and exact parameter count."""
+    """A model shape; always displayed with its dimensions and exact parameter count."""
 
     name: str
     width: int
@@ -75,14 +73,14 @@ class Size:
 
     @property
     def dims(self) -> str:
-        """Width/layers/heads/feed-forward, context and vocabulary, for people."""
+        """Width/layers/heads/feed-forward, context and vocabulary, for display."""
         return (
             f"{self.width}/{self.layers}/{self.heads}/{self.ffn}, context {self.context}, "
             f"vocabulary {self.vocabulary:,}"
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything that can change a result; the name cannot."""
+        """Return every field that can change a result; the name cannot."""
         record = dataclasses.asdict(self)
         del record["name"]
         return record
@@ -100,10 +98,10 @@ _GPT2 = Settings(positions="learned", bias="all", norm="layer", ffn="gelu", norm
 _QWEN = Settings(bias="qkv", rope_theta=1e6)
 
 _SIZES = (
-    # ours: RMSNorm, RoPE, SwiGLU, tied head, no biases; bytes
+    # our own: RMSNorm, RoPE, SwiGLU, tied head, no biases; bytes
     Size(
         "nano", 64, 2, 4, 176, 256, 128, Settings(init_std=0.08)
-    ),  # at width 64, 0.02 delays the first learning
+    ),  # at width 64, 0.02 delays the start of learning
     Size("1m", 128, 5, 4, 344, 256, 256),
     Size("5m", 256, 6, 8, 728, 256, 256),
     # BPE of 16,384 and 50,257 tokens
@@ -117,7 +115,8 @@ _SIZES = (
     Size("sharing-s", 512, 8, 8, 2048, 50_304, 2048, _GPT2),
     Size("sharing-300m", 1024, 20, 16, 4096, 50_304, 2048, _GPT2),
     Size("sharing-1.2b", 2048, 22, 32, 8192, 50_304, 2048, _GPT2),
-    # "Faster Query-Key Learning": one layer for sentences and posts, six for SQuAD, once of widths that GPUs like; twelve for its counter-paper
+    # "Faster Query-Key Learning": one layer for sentences and posts, six for SQuAD, once with GPU-friendly
+    # widths; twelve for the paper that disputes it
     Size("faster-1l", 64, 1, 4, 256, 4096, 128, _GPT2),
     Size("faster-6l", 300, 6, 6, 1200, 8192, 256, _GPT2),
     Size("faster-6l-256", 256, 6, 4, 1024, 8192, 256, _GPT2),

@@ -1,1 +1,1 @@
-"""Charts and the page."""
+"""Report pages and charts."""

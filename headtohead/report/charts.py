@@ -1,4 +1,4 @@
-"""What the charts of all panels share: colours, axes, legends; one Vega-Lite definition serves page and picture files."""
+"""Shared parts of all charts: colors, axes, legends. One Vega-Lite definition is used for pages and image files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import altair as alt
 
 Row = dict[str, Any]
 Chart = alt.LayerChart | alt.FacetChart
-# Okabe and Ito's colours, told apart by every kind of eye; the baseline is grey.
+# The Okabe-Ito palette, distinguishable with color vision deficiency; the baseline is gray.
 BASELINE = "#7f7f7f"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#A6761D")
 AXIS = "axis"
-"""The parameter that says which of a chart's x axes is shown."""
-# A phone's width; without a page around it a chart has no container, and is not narrow.
+"""The parameter that selects a chart's x axis."""
+# Phone width; outside a page a chart has no container and is not narrow.
 NARROW = "containerSize()[0] < 500"
 
 
 def theme(ink: str, line: str, font: str) -> Row:
-    """Return the look of a chart: colours of words and lines, and the font."""
+    """Return the theme of a chart: text color, line color and font."""
     axis = {"labelColor": ink, "titleColor": ink, "gridColor": line, "domainColor": line, "tickColor": line}
     plain = {"fontWeight": "normal", "fontSize": 12}
     return {
@@ -35,16 +35,16 @@ def theme(ink: str, line: str, font: str) -> Row:
 
 
 def colors(labels: list[str], baseline: str) -> alt.Scale:
-    """Return one colour per arm, the same in every chart."""
+    """Return one color per arm, the same in every chart."""
     others = [label for label in labels if label != baseline]
-    shades = {label: PALETTE[place % len(PALETTE)] for place, label in enumerate(others)} | {
+    shades = {label: PALETTE[index % len(PALETTE)] for index, label in enumerate(others)} | {
         baseline: BASELINE
     }
     return alt.Scale(domain=labels, range=[shades[label] for label in labels])
 
 
 def at_axis_rows(name: str) -> alt.Chart:
-    """Return a chart of the named rows with the chosen cost or clock as their x; rows without it are left out."""
+    """Return a chart of the named rows with the selected field as x; rows without that field are left out."""
     rows = alt.Chart(alt.NamedData(name)).transform_calculate(x=f"datum[{AXIS}]")
     return rows.transform_filter("isValid(datum.x)")
 
@@ -56,18 +56,16 @@ def switched(
     rows: dict[str, list[Row]],
     height: int,
 ) -> Chart:
-    """Return the layers as one chart whose x axis is chosen by a parameter; `usermeta` lists the choices."""
-    # The title of an axis cannot follow a parameter; the title of a chart, set below it, can.
+    """Return the layers as one chart whose x axis is selected by a parameter; `usermeta` lists the choices."""
+    # An axis title cannot depend on a parameter; a chart title, placed below the chart, can.
     titles = json.dumps({name: title for name, (_, title) in axes.items()})
-    words = alt.TitleParams(
+    title = alt.TitleParams(
         alt.ExprRef(f"({titles})[{AXIS}]"), orient="bottom", anchor="middle", frame="group"
     )
     choices = {name: short for name, (short, _) in axes.items()}
     chart = alt.layer(*layers).add_params(axis)
-    chart = chart.properties(width="container", height=height, title=words, usermeta={"axes": choices})
-    chart.datasets = (
-        rows  # last, and by name: altair copies a chart with its rows at every step of its making
-    )
+    chart = chart.properties(width="container", height=height, title=title, usermeta={"axes": choices})
+    chart.datasets = rows  # set last and by name: altair copies a chart with its rows at every step
     return chart
 
 

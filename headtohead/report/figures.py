@@ -1,4 +1,4 @@
-"""The panels drawn once: the page, the picture files and the watched study all take them from here."""
+"""Panels as Vega-Lite definitions, for the page, the image files and the dashboard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PNG_SCALE = 3  # 640 points wide at 216 dots per inch
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure drawn: its chart is a definition, ready for a page or a file."""
+    """A figure whose chart is a Vega-Lite definition, ready for a page or a file."""
 
     title: str
     words: str
@@ -40,7 +40,7 @@ class Picture:
 
 
 def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Picture]:
-    """Return a contest's figures by name; a figure without data is not there."""
+    """Return a contest's figures by name; figures without data are left out."""
     return drawn({name: CONTEST[name](view) for name in only})
 
 
@@ -51,7 +51,7 @@ def draw_study(views: Sequence[View]) -> dict[str, Picture]:
 
 def drawn(figures: dict[str, Figure | None]) -> dict[str, Picture]:
     """Return figures with their charts as definitions; those without data are left out."""
-    # The tests validate the charts; ten thousand rows of data would take seconds here.
+    # Charts are validated in tests; validating ten thousand rows here would take seconds.
     with debug_mode(False):
         return {
             name: Picture(
@@ -68,7 +68,7 @@ def drawn(figures: dict[str, Figure | None]) -> dict[str, Picture]:
 
 
 def variants(name: str, definition: Definition) -> dict[str, Definition]:
-    """Return a chart once for each x axis it offers, by a name of its own."""
+    """Return one chart per x axis it offers, by name."""
     axes = definition.get("usermeta", {}).get("axes", {})
     return {f"{name}-{axis}": at_axis(definition, axis) for axis in axes} or {name: definition}
 
@@ -106,11 +106,11 @@ def write_charts(
     wanted: dict[str, Definition] = {}
     contests = manifest.contests()
     views = []
-    for place, contest in enumerate(contests, start=1):
+    for number, contest in enumerate(contests, start=1):
         arms = gather(path, manifest, contest, results, [])
-        # Names of corpora are a user's words: only letters and digits of them come into a file's name.
-        words = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
-        prefix = f"{place}-{words}-" if len(contests) > 1 else ""
+        # Corpus names are user input; only letters and digits go into file names.
+        slug = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
+        prefix = f"{number}-{slug}-" if len(contests) > 1 else ""
         rows = [row for row in verdicts if row.of(contest)]
         views.append(View(path, manifest, contest, arms, rows))
         wanted |= _files(draw(views[-1]), prefix)
@@ -126,7 +126,7 @@ def write_charts(
 
 
 def _files(pictures: dict[str, Picture], prefix: str) -> dict[str, Definition]:
-    """Return every chart by the name of its file."""
+    """Return every chart by file name."""
     return {
         f"{prefix}{key}": value
         for name, picture in pictures.items()

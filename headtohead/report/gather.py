@@ -1,4 +1,4 @@
-"""What a report shows, gathered from a study's directory: rows for charts and tables, nothing drawn yet."""
+"""Collect the data of a report from a study's directory, as rows for charts and tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
 _LONGEST = 1e9
-"""Seconds above which a logged clock is damage; also keeps infinities out of the charts."""
+"""Logged times above this many seconds count as damaged; also keeps infinities out of the charts."""
 _ROWS_READ = 100_000
-"""Logged rows read for one contest; of more runs than give that many, each so-many-th row is read."""
+"""Logged rows read per contest; with more, only every n-th row is read."""
 
 
 @dataclass
@@ -29,20 +29,20 @@ class ArmFacts:
     label: str
     text: str
     record: Row
-    """spec.json of one of its runs, or nothing."""
+    """spec.json of one of its runs, or empty."""
     planned: int
     results: dict[int, Row]
     costs: list[Row]
     curves: dict[int, list[Row]]
     probes: dict[str, dict[int, Row]] = field(default_factory=dict)
-    """What each probe found, by its name and the seed."""
+    """Probe results by probe name and seed."""
 
     def finished(self) -> dict[int, Row]:
-        """Return the results of its runs that were trained to the end, by seed."""
+        """Return the results of its completed runs by seed."""
         return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
 
     def found(self, probe: str) -> dict[int, list[Row]]:
-        """Return what a probe found by seed, whatever stood behind its name; where it found nothing, nothing."""
+        """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
         rows: dict[int, list[Row]] = {}
         for name, seeds in self.probes.items():
             for seed, row in seeds.items() if name.partition(":")[0] == probe else ():
@@ -59,7 +59,7 @@ class ArmFacts:
 def gather(
     path: Path, manifest: Manifest, contest: Contest, results: dict[str, Row], damage: list[str]
 ) -> list[ArmFacts]:
-    """Return the arms of a contest with everything their runs left behind; `damage` takes what cannot be read."""
+    """Return the arms of a contest with all stored data of their runs; unreadable files are added to `damage`."""
     store = Store(path)
     arms = []
     runs = sum(len(manifest.runs(contest, label)) for _, label in manifest.arms)
@@ -93,7 +93,7 @@ def gather(
 
 
 def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
-    """Return one row of results and costs per arm, for the table; a task's further metrics stand in `others`."""
+    """Return one table row of results and costs per arm; further metrics of a task are in `others`."""
     rows = []
     for arm in arms:
         done = [result["test"] for result in arm.finished().values()]
@@ -130,7 +130,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
 
 
 def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row]]:
-    """Return what is equal for all arms as (name, value), and what differs as one row per setting."""
+    """Return settings equal for all arms as (name, value), and differing ones as one row per setting."""
     tables = {arm.label: _settings(arm.record) for arm in arms if arm.record}
     names = list(dict.fromkeys(name for table in tables.values() for name in table))
     equal, different = [], []
@@ -144,7 +144,7 @@ def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row
 
 
 def environments(path: Path, manifest: Manifest) -> list[Row]:
-    """Return the distinct environments the runs were done in, with how many each."""
+    """Return the distinct environments of the runs, with the number of runs in each."""
     store = Store(path)
     counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
     for run_id in sorted({entry.run for entry in manifest.entries}):
@@ -158,10 +158,10 @@ def environments(path: Path, manifest: Manifest) -> list[Row]:
     return [
         {
             **dict(key),
-            "runs": len({run for run, _ in places}),
-            "dates": ", ".join(sorted({day for _, day in places})),
+            "runs": len({run for run, _ in pairs}),
+            "dates": ", ".join(sorted({day for _, day in pairs})),
         }
-        for key, places in counts.items()
+        for key, pairs in counts.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""One picture of how cost grows: time per token against context, a line for each mechanism."""
+"""Chart of time per token against context, one line per mechanism."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Row = dict[str, Any]
 GROWS, STAYS, STANDARD = "declared to grow with the context", "declared to stay", "standard"
 _COLORS = {STANDARD: "#24292f", GROWS: PALETTE[1], STAYS: PALETTE[0]}
 _HEIGHT, _LINE = 460, 15.0
-"""Of the chart, and of a label, in points."""
+"""Height of the chart and of a label, in points."""
 _LABELS = 0.42
-"""Width left for labels, over that of the lines."""
+"""Width of the label area relative to the lines."""
 _MORE = 1.1
-"""Declared FLOPs at the longest context over those at the shortest, from where on they grow."""
+"""Declared FLOPs grow if their ratio between longest and shortest context exceeds this."""
 
 
 def write_growth(rows: Sequence[Row], path: Path) -> Path:
-    """Draw the rows of `bench growth` into a PNG or SVG file; return it."""
+    """Write the rows of `bench growth` as a PNG or SVG chart; return the path."""
     check_picture(path)
     svg = as_svg(growth_chart(rows), PAPER)
     if path.suffix == ".svg":
@@ -41,21 +41,21 @@ def write_growth(rows: Sequence[Row], path: Path) -> Path:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file that no picture can be drawn into."""
+    """Raise if no image can be written to this path."""
     if path.suffix not in (".png", ".svg"):
-        raise UserError(f"picture={path}: a file that ends in .png or .svg is needed")
+        raise UserError(f"picture={path}: the file must end in .png or .svg")
     if not path.parent.is_dir():
-        raise UserError(f"picture={path}: there is no directory {path.parent}")
+        raise UserError(f"picture={path}: no directory {path.parent}")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"picture={path}: no file can be written there")
+        raise UserError(f"picture={path}: this path is not writable")
 
 
 def growth_chart(rows: Sequence[Row]) -> Row:
-    """Return the definition of the chart; the rows must have two contexts or more of one setting, that of the last row."""
+    """Return the chart definition; needs two or more contexts with the settings of the last row."""
     points = _points(rows)
     contexts = sorted({point["context"] for point in points})
     if len(contexts) < 2:
-        raise UserError("a picture of growth needs rows at two contexts or more")
+        raise UserError("a growth chart needs rows at two contexts or more")
     ends = _labels(points, contexts)
     low, high = contexts[0], contexts[-1]
     beyond = high * (high / low) ** _LABELS
@@ -77,7 +77,7 @@ def growth_chart(rows: Sequence[Row]) -> Row:
         scale=alt.Scale(domain=list(_COLORS), range=list(_COLORS.values())),
         legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolStrokeWidth=3, labelLimit=300),
     )
-    # What is drawn last lies on top: the baseline.
+    # The baseline is drawn last, on top.
     lines = alt.Chart(alt.Data(values=sorted(points, key=lambda point: point["kind"] == STANDARD)))
     labels = alt.Chart(alt.Data(values=ends))
     layers = [
@@ -97,13 +97,13 @@ def growth_chart(rows: Sequence[Row]) -> Row:
     ]
     first = _setting(rows)
     middle = first["base"]
-    words = (
-        f"Forward and backward of {first['size']} cut to {middle['layers']} layers, "
+    subtitle = (
+        f"Forward and backward of {first['size']} reduced to {middle['layers']} layers, "
         f"{middle['context'] * middle['batch']:,} tokens per step at every context, {first['precision']}, {first['device']}"
     )
     title = alt.TitleParams(
-        "Time of a training step per token, against context",
-        subtitle=words,
+        "Training time per token against context",
+        subtitle=subtitle,
         anchor="start",
         fontSize=16,
         subtitleFontSize=11,
@@ -116,7 +116,7 @@ def growth_chart(rows: Sequence[Row]) -> Row:
 
 def _setting(rows: Sequence[Row]) -> Row:
     if not rows:
-        raise UserError("there are no rows to draw")
+        raise UserError("no rows to draw")
     return rows[-1]
 
 
@@ -136,12 +136,12 @@ def _points(rows: Sequence[Row]) -> list[Row]:
 
 
 def _grows(line: Sequence[Row]) -> bool:
-    """Return whether the FLOPs that an arm declares grow from the shortest to the longest context."""
+    """Return whether an arm's declared FLOPs grow from the shortest to the longest context."""
     return bool(line[-1]["flops"] > _MORE * line[0]["flops"])
 
 
 def _labels(points: Sequence[Row], contexts: Sequence[int]) -> list[Row]:
-    """Return the end of each line and a place beside it for its name, no two on top of each other."""
+    """Return the end of each line and a non-overlapping position for its label."""
     ends = {point["arm"]: point for point in points}
     low, high = (math.log(value) for value in _range([point["time"] for point in points]))
     least = _LINE * (high - low) / _HEIGHT
@@ -155,7 +155,7 @@ def _labels(points: Sequence[Row], contexts: Sequence[int]) -> list[Row]:
 
 
 def spread(wanted: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Return places near those wanted, in their order, at least so far apart, within the ends where there is room."""
+    """Return positions near `wanted`, in order, at least `least` apart, within [low, high] if they fit."""
     places: list[float] = []
     for place in wanted:
         places.append(max(place, places[-1] + least) if places else max(place, low))
@@ -171,7 +171,7 @@ def _range(times: Sequence[float]) -> list[float]:
 
 
 def _ticks(times: Sequence[float]) -> list[float]:
-    """Return 1, 2 and 5 times the powers of ten within reach."""
+    """Return 1, 2 and 5 times the powers of ten within the range."""
     low, high = _range(times)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [

@@ -1,4 +1,4 @@
-"""The page of one text: tokens coloured by attention, head by head and layer by layer; one file, nothing from the network."""
+"""Self-contained page with the attention on one text: tokens colored by weight, per layer and head."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from headtohead.interpret.inspection import Inspection
 from headtohead.report.templates import beside, templates
 
 _STEPS = 32767
-"""Weights are kept as shares of the largest, in whole steps of 16 bits."""
+"""Weights are stored as 16-bit integers relative to the largest."""
 
 
 @dataclass(frozen=True)
 class InspectionView:
-    """One model and what it did with a text."""
+    """One model with its inspection of a text."""
 
     label: str
     about: str
-    """The run it is, and of what study."""
+    """Description of the run."""
     tokens: Sequence[str]
     looked: Inspection
     relevant: Sequence[bool] = ()
-    """By token; nothing where none are marked."""
+    """By token; empty if none are marked."""
     right: str = ""
-    """The right answer, where it is known."""
+    """The correct answer, if known."""
     apart: bool = False
-    """Whether tokens are symbols with spaces between them, rather than pieces of a text."""
+    """Whether to separate tokens by spaces: symbols of a synthetic task, not pieces of a text."""
     notes: Sequence[str] = field(default_factory=tuple)
 
 
 def write_look(path: Path, sights: Sequence[InspectionView]) -> Path:
-    """Write the page of one model, or of several side by side; return where it is."""
+    """Write the page of one model, or of several in columns; return its path."""
     page = (
         templates()
         .get_template("look.html.jinja")
@@ -61,28 +61,28 @@ def write_look(path: Path, sights: Sequence[InspectionView]) -> Path:
 
 
 def sentence(sight: InspectionView) -> str:
-    """Return what the reader should know first: the prediction, how spread attention is, how much of it is relevant."""
+    """Return a summary: the prediction, the spread of attention and its share on relevant tokens."""
     looked = sight.looked
     guess = looked.guesses[looked.place if len(looked.guesses) > 1 else 0][0]
-    what = {"class": "Answers", "token": "Expects", "span": "Points at"}[looked.kind]
-    words = f"{what} “{_shown(guess.words)}” ({_percent(guess.probability)})"
+    what = {"class": "Answer", "token": "Prediction", "span": "Span"}[looked.kind]
+    text = f"{what}: “{_shown(guess.words)}” ({_percent(guess.probability)})"
     if sight.right:
-        words += ", which is right" if sight.right == guess.words else f"; right is “{_shown(sight.right)}”"
+        text += ", correct" if sight.right == guess.words else f"; correct is “{_shown(sight.right)}”"
     row = read_row(looked)
     if row is None:
-        return f"{words}."
+        return f"{text}."
     seen = looked.place + 1 if looked.causal else len(sight.tokens)
     half = int((row.sort(descending=True).values.cumsum(0) < 0.5).sum()) + 1
-    words = f"{words}. Half of its attention is on {half} of {seen} tokens"
+    text = f"{text}. Half of its attention is on {half} of {seen} tokens"
     if not any(sight.relevant):
-        return f"{words}."
+        return f"{text}."
     marks = torch.tensor(list(sight.relevant))
     mass, even = float(row[marks].sum()), float(marks[:seen].sum()) / seen
-    return f"{words}, {_percent(mass)} on the underlined ones (even attention: {_percent(even)})."
+    return f"{text}, {_percent(mass)} on the underlined ones (uniform attention: {_percent(even)})."
 
 
 def read_row(looked: Inspection) -> Tensor | None:
-    """Return (time,): what the row that is read looks at, absolute and mean over heads and layers; None without a map."""
+    """Return (time,): absolute attention of the read-out row, mean over heads and layers; None without a map."""
     maps = [layer.weights[0, :, looked.place] for layer in looked.layers if layer.weights is not None]
     if not maps:
         return None
@@ -125,7 +125,7 @@ def _data(sight: InspectionView) -> dict[str, Any]:
 
 
 def _packed(weights: Tensor, causal: bool) -> dict[str, Any]:
-    """Return maps (heads, time, time) as text: 16 bits a weight, rows one after another, what a causal row cannot see left out."""
+    """Return maps (heads, time, time) as base64: 16 bits per weight, row by row, without masked entries if causal."""
     weights = weights.double().nan_to_num(0.0).cpu()
     largest = max(1.0, float(weights.abs().max()))
     steps = (weights / largest * _STEPS).round().to(torch.int16)
@@ -136,6 +136,6 @@ def _packed(weights: Tensor, causal: bool) -> dict[str, Any]:
 
 
 def _safe(value: Any) -> str:
-    """Return JSON that is text inside a script tag, whatever stands in it."""
+    """Return JSON that is safe inside a script tag."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""The page of runs trained elsewhere: what the judge says, every seed, and nothing it cannot know."""
+"""Page for runs trained elsewhere: verdicts and the score of every seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headtohead.study.store.manifest import metric_label
 
 
 def write_judged(path: Path, judged: Judged, source: str) -> Path:
-    """Write the page of a judged table into a directory; return where it is. `source` names the table."""
+    """Write the page of a judged table into a directory; return its path. `source` is the table's name."""
     manifest, measure = judged.manifest, judged.measure
     unit, side = metric_label(measure.name), "left" if measure.better == "lower" else "right"
     contests = []
@@ -32,7 +32,9 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
         chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
         figures = {
             "forest": forest.figure(view),
-            "seeds": Figure("Every seed.", "One dot per run; the bar is the mean.", chart) if rows else None,
+            "seeds": Figure("Scores by seed.", "One dot per run; the bar is the mean.", chart)
+            if rows
+            else None,
         }
         contests.append(
             {

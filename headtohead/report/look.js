@@ -1,7 +1,7 @@
-// Draws what was looked at; every text goes in as text.
-const make = (tag, words = "", kind = "") => {
+// Draws the inspection; all strings are inserted as text, never as HTML.
+const make = (tag, text = "", kind = "") => {
   const node = document.createElement(tag);
-  node.textContent = words;
+  node.textContent = text;
   if (kind) node.className = kind;
   return node;
 };
@@ -12,7 +12,7 @@ const drawn = (tag, values) => {
 };
 const visible = (token) => token === "\n" ? "↵\n" : token;
 const percent = (share) => `${100 * share >= 9.5 || share === 0 ? (100 * share).toFixed(0) : (100 * share).toPrecision(2)} %`;
-// The root spreads small weights out: on 128 tokens an even weight is below 1 %. One scale for all heads and runs.
+// The square root makes small weights visible: uniform weight on 128 tokens is below 1 %. One scale for all heads and runs.
 function paint(node, weight) {
   const shade = Math.min(1, Math.sqrt(Math.abs(weight)));
   node.style.setProperty("--share", shade.toFixed(3));
@@ -55,7 +55,7 @@ class Sight {
     const place = this.box.querySelector(".layers"), signed = layer.signed ? ", signed" : "";
     place.append(make("h2", `layer ${number + 1}: ${layer.mechanism}${signed}`));
     if (!layer.heads) {
-      place.append(make("p", `${layer.mechanism} gives no attention map; the prediction is all there is to show.`, "quiet nomap"));
+      place.append(make("p", `${layer.mechanism} has no attention map; only the prediction is shown.`, "quiet nomap"));
       return;
     }
     const heads = make("div", "", "heads");
@@ -106,21 +106,21 @@ class Sight {
     for (const card of this.cards) {
       const row = this.row(card.number, card.head);
       row.forEach((weight, index) => { mean[index] += weight / this.cards.length; });
-      this.colour(card.tokens, row);
+      this.color(card.tokens, row);
       const best = row.reduce((top, weight, index) => Math.abs(weight) > Math.abs(row[top]) ? index : top, 0);
       card.share.textContent = marked ? `${percent(this.relevantShare(row))} relevant` : `most ${percent(Math.abs(row[best]))}`;
       card.card.setAttribute("aria-pressed", String(this.head !== null && this.head[0] === card.number && this.head[1] === card.head));
     }
-    this.colour(this.tokens, this.head ? this.row(...this.head) : mean);
+    this.color(this.tokens, this.head ? this.row(...this.head) : mean);
     const shown = this.head ? `layer ${this.head[0] + 1}, head ${this.head[1] + 1}` : "mean over all heads and layers";
     const token = visible(this.data.tokens[this.query]).trim() || "␣";
     this.box.querySelector(".status").textContent = this.cards.length
-      ? `What token ${this.query + 1} of ${this.time}, “${token}”, looks at: ${shown}.` : `Token ${this.query + 1} of ${this.time}, “${token}”.`;
+      ? `Attention of token ${this.query + 1} of ${this.time}, “${token}”: ${shown}.` : `Token ${this.query + 1} of ${this.time}, “${token}”.`;
     this.answers();
     for (const dot of this.box.querySelectorAll(".dot"))
       dot.classList.toggle("query", Number(dot.dataset.index) === this.query);
   }
-  colour(spans, row) {
+  color(spans, row) {
     spans.forEach((span, index) => {
       paint(span, row[index]);
       span.classList.toggle("query", index === this.query);
@@ -140,7 +140,7 @@ class Sight {
   circles() {
     const place = this.box.querySelector(".phases");
     if (!this.data.phases.length) return;
-    place.append(make("h2", "phases"), make("p", "One circle per coordinate: a dot is the phase of a token, the hand their mean; r is 1 when all have one phase. Of all coordinates, those that coupling joins most.", "quiet"));
+    place.append(make("h2", "phases"), make("p", "One circle per coordinate: each dot is the phase of a token, the line their mean; r = 1 if all phases are equal. Shown are the coordinates that coupling synchronizes most.", "quiet"));
     const rows = make("div", "", "circles");
     for (const [coordinate] of this.data.phases[0].angles.entries()) for (const stage of this.data.phases) {
       const angles = stage.angles[coordinate], figure = document.createElement("figure");
@@ -168,7 +168,7 @@ class Sight {
 const data = JSON.parse(document.getElementById("data").textContent);
 const sights = [...document.querySelectorAll(".sight")].map((box, place) => new Sight(box, data[place]));
 const same = sights.every((sight) => sight.data.tokens.join("\0") === data[0].tokens.join("\0"));
-// Models that read the same tokens show the same query.
+// Models with the same tokens share the selected query.
 function choose(sight, query) {
   for (const one of same ? sights : [sight]) {
     one.query = query;

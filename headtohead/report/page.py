@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file that asks the network for nothing."""
+"""The report page: one self-contained HTML file without network requests."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def write_report(
     damage: list[str],
     stamp: str,
 ) -> Path:
-    """Write the page of a study into its directory; return where it is.
+    """Write the page of a study into its directory; return its path.
 
-    `damage` names files left out; `stamp` stands in the page's head and tells its content from another's.
+    `damage` lists files left out; `stamp` is a digest of the content, stored in the page's head.
     """
     damage = list(damage)
     views = [
@@ -75,7 +75,7 @@ def write_report(
 
 
 def _better(manifest: Manifest) -> str:
-    """Return which way the study's metrics are better, in words."""
+    """Return which direction of the study's metrics is better, as text."""
     found = [manifest.measure(contest) for contest in manifest.contests()]
     names = list(dict.fromkeys(metric_label(row.name) for row in found)) or ["bits per byte"]
     way = "Higher" if any(row.better == "higher" for row in found) else "Lower"
@@ -104,7 +104,7 @@ def _contest(view: View) -> dict[str, Any]:
 
 
 def _primary(verdicts: list[Verdict], manifest: Manifest) -> str:
-    """Return the planned comparison in words."""
+    """Return the planned comparison as text."""
     places = manifest.contests()
     return next(
         (
@@ -118,37 +118,37 @@ def _primary(verdicts: list[Verdict], manifest: Manifest) -> str:
 
 
 def _others(view: View) -> list[str]:
-    """Return a task's further metrics, where a run has been scored by them."""
+    """Return a task's further metrics, if a run has them."""
     return next(iter(arm_rows(view.arms, view.measure.name)), {"others": []})["others"]
 
 
 def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
-    """Return how many arms got each verdict, those that decide something first."""
+    """Return the number of arms per verdict, undecided last."""
     found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in VERDICTS]
     return [(verdict, number) for verdict, number in found if number]
 
 
 def warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
-    """Return what a careful reader should know before believing a number."""
+    """Return the warnings of the page."""
     found = []
     several = len(contests) > 1
     for contest in contests:
         place = f" ({contest['contest'].title})" if several else ""
         for row in contest["verdicts"]:
-            words = [note for note in row.notes if note != "exploratory"]
-            found += [f"{row.label}{place}: {note}" for note in words]
+            notes = [note for note in row.notes if note != "exploratory"]
+            found += [f"{row.label}{place}: {note}" for note in notes]
     if any(row.n < 3 for row in verdicts):
         found.append("fewer than three paired seeds: intervals are wide or missing")
     for contest in contests:
         place = f" ({contest['contest'].title})" if several else ""
         found += [
-            f"{row.label}{place}: {row.held} are {row.match:.1%} of the baseline's, as near as whole steps come"
+            f"{row.label}{place}: {row.held} are {row.match:.1%} of the baseline's, the nearest with whole steps"
             for row in contest["solved"]
             if row.rule.startswith("length") and abs(row.match - 1) > _NEAR
         ]
         epochs = max((row["epochs"] or 0 for row in contest["arms"]), default=0)
         if epochs > 1:
-            found.append(f"{contest['contest'].corpus_label}: the train split was seen {epochs:.1f} times")
+            found.append(f"{contest['contest'].corpus_label}: {epochs:.1f} epochs over the train split")
         counts = {row["parameters"] for row in contest["arms"] if row["parameters"]}
         if len(counts) > 1 and contest["contest"].shape != "params":
             low, high = min(counts), max(counts)
@@ -160,7 +160,7 @@ def warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[st
 
 
 _NEAR = 0.005
-"""How far from equal a budget may be before the page warns of it."""
+"""Relative mismatch of a budget above which the page warns."""
 
 _MAKE_BUNDLE = """
 import sys, vl_convert
@@ -170,7 +170,7 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 @cache
 def chart_library() -> str:
-    """Return the chart library as one script; made once per version, in a process of its own: it takes 100 MB."""
+    """Return the chart library as one script; built once per version, in a subprocess since it needs 100 MB."""
     kept = cache_dir() / "pages" / f"charts-{version('vl-convert-python')}.json"
     try:
         found = read_json(kept)

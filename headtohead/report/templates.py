@@ -1,4 +1,4 @@
-"""Templates of the page: text is escaped wherever it comes from."""
+"""Page templates; all text is escaped."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def verdict_table(manifest: Manifest, verdicts: list[Verdict]) -> str:
 
 @cache
 def beside(name: str) -> str:
-    """Return a style sheet or script of the pages."""
+    """Return the text of a style sheet or script in this directory."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 @cache
 def templates() -> jinja2.Environment:
-    """Return the templates with the page's number formats."""
+    """Return the template environment with the page's number formats."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
@@ -47,13 +47,13 @@ def templates() -> jinja2.Environment:
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
     found.filters["amount"] = lambda value: f"{value:,.4g}" if value < 10_000 else short_count(value)
-    # Three digits that count: 0.0497 is below 0.05, and 0.050 would not say so.
+    # Three significant digits: 0.0497 is below 0.05, which 0.050 would not show.
     found.filters["chance"] = lambda value: "–" if value is None else f"{value:.3g}"
     return found
 
 
 def _shown(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """Return a number with so many decimals, or with two digits that count where those would all be zero."""
+    """Return a number with `digits` decimals, or two significant digits if those decimals would all be zero."""
     if value is None:
         return "–"
     return f"{value:{sign}.2g}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:{sign}.{digits}f}"
@@ -65,5 +65,5 @@ def definition_text(definition: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-# The style sheet's own variables: a chart changes between light, dark and print without being drawn again.
+# CSS variables: a chart switches between light, dark and print without being redrawn.
 _THEME = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")

@@ -1,4 +1,4 @@
-"""The toy's pictures, as files and on one page that needs no script."""
+"""Charts of the toy, as files and on one page without scripts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headtohead.report.figures import PAPER, as_svg
 from headtohead.report.templates import beside, templates
 
 CAPTIONS = {
-    "heat": "Where each model looks, and how sure it is, at its last mark. Per cent of test sequences, mean over seeds.",
-    "alpha-at-loss": "Attention at equal loss. Mean mass on distinct tokens against the loss of the epoch, every seed.",
-    "adam": "Adam (dashed) beside SGD (solid), every seed. Theory, tables and claims are about SGD alone.",
-    "alpha-over-time": "The reduced equations: attention over time, for several ratios of lr_QK to lr_OV.",
-    "phases": "The reduced equations: where both circuits go. Dots are equal losses: a larger ratio ends elsewhere.",
-    "fixed": "Imposed attention: loss of the output circuit, and what a little more attention would take off it.",
+    "heat": "Attention on distinct tokens and probability of the label at the last mark. Percent of test sequences, mean over seeds.",
+    "alpha-at-loss": "Attention at equal loss. Mean mass on distinct tokens against the mean loss of the epoch, every seed.",
+    "adam": "Adam (dashed) and SGD (solid), every seed. Theory, tables and claims are for SGD only.",
+    "alpha-over-time": "Reduced equations: attention over time for several ratios lr_QK / lr_OV.",
+    "phases": "Reduced equations: paths of both circuits. Dots mark equal losses, reached at a different point for each ratio.",
+    "fixed": "Fixed attention: loss of the output circuit, and the loss reduction per unit of added attention.",
 }
 _SHADES = ("#440154", "#31688e", "#35b779", "#E69F00", "#D55E00")
 _PNG_SCALE = 3
@@ -34,7 +34,7 @@ _ADAM = "Adam "
 
 
 def draw_toy(toy: Toy) -> dict[str, Row]:
-    """Return the definitions of the toy's charts by name; a chart without data is not there."""
+    """Return the definitions of the toy's charts by name; charts without data are left out."""
     found: dict[str, Any] = {}
     marked = [result for result in toy.results if result.run.share is None and result.marks]
     shown = [result for result in marked if result.run.adam is None]
@@ -83,11 +83,11 @@ def _names(results: list[ToyResult]) -> list[str]:
 
 
 def _scale(names: list[str]) -> alt.Scale:
-    return alt.Scale(domain=names, range=[PALETTE[place % len(PALETTE)] for place in range(len(names))])
+    return alt.Scale(domain=names, range=[PALETTE[index % len(PALETTE)] for index in range(len(names))])
 
 
 def heat_maps(results: list[ToyResult]) -> Any:
-    """Return a grid for each run: mass on distinct tokens across, probability of the label upwards."""
+    """Return a grid per run: mass on distinct tokens (x) and probability of the label (y)."""
     rows: dict[tuple[str, int, int], list[float]] = {}
     titles: dict[str, str] = {}
     for result in results:
@@ -101,7 +101,7 @@ def heat_maps(results: list[ToyResult]) -> Any:
         {"run": name, "mass": _bin(across), "label": _bin(up), "percent": sum(found) / len(found)}
         for (name, across, up), found in rows.items()
     ]
-    bins = [_bin(place) for place in range(len(EDGES) - 1)]
+    bins = [_bin(index) for index in range(len(EDGES) - 1)]
     x = alt.X("mass:O", sort=bins, title="mass on distinct tokens", axis=alt.Axis(labelAngle=0))
     y = alt.Y("label:O", sort=bins[::-1], title="probability of the label")
     base = alt.Chart().encode(x=x, y=y)
@@ -110,11 +110,11 @@ def heat_maps(results: list[ToyResult]) -> Any:
         scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb"),
         legend=None,
     )
-    words = base.mark_text(fontSize=11).encode(
+    text = base.mark_text(fontSize=11).encode(
         text=alt.condition("datum.percent >= 0.05", alt.Text("percent:Q", format=".1f"), alt.value("")),
         color=alt.condition("datum.percent > 55", alt.value("white"), alt.value("#24292f")),
     )
-    layered = alt.layer(base.mark_rect(stroke="#d7dae0").encode(color=shade), words)
+    layered = alt.layer(base.mark_rect(stroke="#d7dae0").encode(color=shade), text)
     names = list(dict.fromkeys(titles.values()))
     return layered.properties(width=200, height=160, data=alt.Data(values=values)).facet(
         facet=alt.Facet("run:N", sort=names, title=None, header=alt.Header(labelFontSize=12)),
@@ -122,8 +122,8 @@ def heat_maps(results: list[ToyResult]) -> Any:
     )
 
 
-def _bin(place: int) -> str:
-    ends = (f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[place : place + 2])
+def _bin(index: int) -> str:
+    ends = (f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[index : index + 2])
     return "–".join(ends)
 
 
@@ -133,8 +133,8 @@ def alpha_at_loss(results: list[ToyResult]) -> Any:
     rows, names = _paths(results), _names(results)
     y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.3, 1.0], nice=False))
     color = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
-    # More runs than colours are told apart by their dashes.
-    dashes = [[1, 0] if place < len(PALETTE) else [4, 3] for place in range(len(names))]
+    # Beyond the palette, runs are distinguished by dashes.
+    dashes = [[1, 0] if index < len(PALETTE) else [4, 3] for index in range(len(names))]
     dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
     return lines.encode(
@@ -143,7 +143,7 @@ def alpha_at_loss(results: list[ToyResult]) -> Any:
 
 
 def adam_beside_sgd(results: list[ToyResult]) -> Any:
-    """Return attention against loss for the runs under Adam, and for those that are the same but for the optimiser."""
+    """Return attention against loss for the runs with Adam, and for the same runs with SGD."""
     names = [name.removeprefix(_ADAM) for name in _names(results) if name.startswith(_ADAM)]
     results = [result for result in results if result.run.name.removeprefix(_ADAM) in names]
     rows = _paths(results)
@@ -163,12 +163,12 @@ def adam_beside_sgd(results: list[ToyResult]) -> Any:
 
 
 def _paths(results: list[ToyResult]) -> list[dict[str, Any]]:
-    """Return a row for every point of the runs' paths."""
+    """Return one row per point of the runs' paths."""
     return [
-        {"run": result.run.name, "optimiser": result.run.optimizer, "seed": result.run.seed, "step": place}
+        {"run": result.run.name, "optimiser": result.run.optimizer, "seed": result.run.seed, "step": index}
         | {"loss": point["loss"], "alpha": point["alpha"]}
         for result in results
-        for place, point in enumerate(result.path)
+        for index, point in enumerate(result.path)
         if point["loss"] > 1e-4
     ]
 
@@ -177,7 +177,7 @@ def _loss_axis() -> alt.X:
     return alt.X(
         "loss:Q",
         scale=alt.Scale(type="log", reverse=True, nice=False),
-        title="mean loss of the epoch (training goes right)",
+        title="mean loss of the epoch (training proceeds to the right)",
         axis=alt.Axis(format="~g", values=[3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001], grid=False),
     )
 
@@ -218,10 +218,10 @@ def phases(toy: Toy) -> Any:
     ]
     model = Reduced()
     losses = dict.fromkeys(point.loss for point in toy.solved)
-    between = [model.solve(10 ** (place / 10), loss) for loss in losses for place in range(-20, 21)]
+    between = [model.solve(10 ** (tenth / 10), loss) for loss in losses for tenth in range(-20, 21)]
     equal = [{"ov": point.mu_ov, "qk": point.mu_qk, "loss": f"{point.loss:g}"} for point in between]
-    x = alt.X("ov:Q", title="mu_OV, how far the output circuit has gone", axis=alt.Axis(grid=False))
-    y = alt.Y("qk:Q", title="mu_QK, how far attention has gone", scale=alt.Scale(domain=[-0.4, 8]))
+    x = alt.X("ov:Q", title="mu_OV, progress of the output circuit", axis=alt.Axis(grid=False))
+    y = alt.Y("qk:Q", title="mu_QK, progress of attention", scale=alt.Scale(domain=[-0.4, 8]))
     color = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
     last = [row for row in points if row["ratio"] == "r = 0.01"]
     names = alt.Chart(alt.Data(values=last)).mark_text(dy=14, fontSize=11, color="#57606a")
@@ -240,7 +240,7 @@ def phases(toy: Toy) -> Any:
 
 
 def fixed(results: list[ToyResult]) -> Any:
-    """Return loss and gain of the output circuit against imposed attention."""
+    """Return loss and gain of the output circuit against fixed attention."""
     found: dict[tuple[str, float, str], list[float]] = {}
     for result in results:
         if result.gain and result.run.share is not None:
@@ -253,7 +253,7 @@ def fixed(results: list[ToyResult]) -> Any:
         if sum(values) > 0
     ]
     names = list(dict.fromkeys(str(row["output"]) for row in rows))
-    x = alt.X("alpha:Q", title="imposed mass on distinct tokens", axis=alt.Axis(grid=False))
+    x = alt.X("alpha:Q", title="fixed mass on distinct tokens", axis=alt.Axis(grid=False))
     y = alt.Y("value:Q", scale=alt.Scale(type="log"), title=None, axis=alt.Axis(format="~g"))
     color = alt.Color(
         "output:N", scale=_scale(names), legend=alt.Legend(title=None, orient="bottom", columns=2)

@@ -1,4 +1,4 @@
-// Asks for the study's state every few seconds and shows it; every text goes in as text.
+// Polls the study's state every few seconds and shows it; all strings are inserted as text, never as HTML.
 const find = (id) => document.getElementById(id);
 const make = (tag, words = "", kind = "") => {
   const node = document.createElement(tag);
@@ -50,7 +50,7 @@ function show(state) {
   find("share").value = state.share;
   find("left").textContent = `${Math.floor(100 * state.share)} % trained, ${state.left}`;
   find("sentences").replaceChildren(...state.sentences.map((row) => make("li", row.words, row.verdict)));
-  find("early").textContent = state.left === "finished" ? "" : "Verdicts come when all planned runs are in.";
+  find("early").textContent = state.left === "finished" ? "" : "Verdicts appear when all planned runs have finished.";
   find("active").replaceChildren(...state.active.map((run) => {
     const line = make("tr");
     line.append(make("td", run.title), make("td", run.state), make("td", run.words));
@@ -67,7 +67,7 @@ async function follow() {
     pause = latest.again_after ?? pause;
     show(latest);
   } catch {
-    find("trouble").textContent = "no answer: h2h watch has stopped";
+    find("trouble").textContent = "no response: h2h watch has stopped";
   }
   setTimeout(follow, 1000 * pause);
 }

@@ -8,7 +8,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest, digest_file, read_json, write_atomic, write_json
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"

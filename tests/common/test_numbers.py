@@ -23,7 +23,7 @@ from headtohead.common.numbers import (
         ("0", 0),
     ],
 )
-def test_counts_as_people_write_them(text: object, value: int) -> None:
+def test_parse_count(text: object, value: int) -> None:
     assert parse_count(text) == value
 
 
@@ -31,7 +31,7 @@ def test_counts_as_people_write_them(text: object, value: int) -> None:
     ("value", "text"),
     [(4_000_000, "4M"), (1_500_000, "1500k"), (2_000_000_000, "2B"), (2560, "2560"), (0, "0")],
 )
-def test_an_exact_count_is_short_and_reads_back(value: int, text: str) -> None:
+def test_an_exact_count_is_short_and_round_trips(value: int, text: str) -> None:
     assert exact_count(value) == text
     assert parse_count(text) == value
 
@@ -39,7 +39,7 @@ def test_an_exact_count_is_short_and_reads_back(value: int, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "12x", "-3", "1.5", "k", "1e3", -1, 1.5, True, None, 10**400, float("nan"), float("inf")]
 )
-def test_what_is_no_count_is_refused(text: object) -> None:
+def test_invalid_counts_are_rejected(text: object) -> None:
     with pytest.raises(UserError):
         parse_count(text)
 
@@ -52,12 +52,12 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8 weeks", "-1m", "m"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(UserError, match="duration"):
         parse_duration(text)
 
 
-def test_numbers_shown_to_people() -> None:
+def test_numbers_for_display() -> None:
     assert short_count(1_234_567) == "1.23M"
     assert short_count(999_999) == "1M"
     assert short_count(12) == "12"

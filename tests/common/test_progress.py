@@ -4,7 +4,7 @@ from headtohead.common import progress
 from headtohead.common.progress import Display, Plain, choose_display, progress_bar
 
 
-def test_plain_lines_tell_of_every_run_and_estimate_the_rest(
+def test_plain_lines_report_every_run_and_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -21,7 +21,7 @@ def test_plain_lines_tell_of_every_run_and_estimate_the_rest(
     assert lines[1] == "[1/2] standard, seed 1: 2.5 bits per byte; about 10 s left"
 
 
-def test_a_long_run_gives_signs_of_life(
+def test_a_long_run_prints_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -37,7 +37,7 @@ def test_a_long_run_gives_signs_of_life(
     assert "left" in out
 
 
-def test_what_a_checkpoint_brought_is_not_counted_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_restored_from_a_checkpoint_do_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     display = Display()
@@ -48,8 +48,8 @@ def test_what_a_checkpoint_brought_is_not_counted_as_speed(monkeypatch: pytest.M
     assert display.trained() == pytest.approx(10.0)
 
 
-def test_without_a_terminal_there_are_lines_and_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_without_a_terminal_and_nothing_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(choose_display(), Plain)
     with progress_bar("preparing", quiet=True) as show:
-        show("words", 0.5)
+        show("message", 0.5)
     assert capsys.readouterr().out == ""

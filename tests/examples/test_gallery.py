@@ -1,4 +1,4 @@
-"""The gallery's pictures are of what they say they are of."""
+"""Tests of the data behind the gallery's figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_mechanism_has_a_panel_and_those_without_a_map_say_so(gallery: Mod
         assert ("no map" in panel) == (name in ("token_mlp", "no_attention")), name
 
 
-def test_the_map_shown_is_the_datas(gallery: ModuleType) -> None:
+def test_the_map_shown_is_that_of_the_data(gallery: ModuleType) -> None:
     first, other = tokens("self.name"), tokens("zelf.name")
     for name, moved in (("standard", True), ("fixed_seq_qk", False), ("odd(fixed_seq_qk)", True)):
         decoder = model(gallery, name)
@@ -54,7 +54,7 @@ def test_the_map_shown_is_the_datas(gallery: ModuleType) -> None:
         assert (not torch.equal(mine[0], theirs[0])) == moved, name
 
 
-def test_the_head_that_looks_back_furthest_is_chosen(gallery: ModuleType) -> None:
+def test_the_head_that_attends_furthest_back_is_chosen(gallery: ModuleType) -> None:
     itself, first = torch.eye(4), torch.zeros(4, 4)
     first[:, 0] = 1
     layer, head, weights = gallery.most_telling([None, torch.stack((itself, -2 * first))])
@@ -72,7 +72,7 @@ def test_phases_are_those_before_and_after_each_part_of_a_layer(gallery: ModuleT
     assert torch.equal(states[1], states[2])  # its feed-forward part starts at zero
 
 
-def test_the_order_parameter_is_one_for_one_phase_and_nothing_for_opposite_ones(gallery: ModuleType) -> None:
+def test_the_order_parameter_is_one_for_equal_phases_and_zero_for_opposite_ones(gallery: ModuleType) -> None:
     r, psi = gallery.order(torch.tensor([[0.3, 0.0], [0.3, math.pi]]))
     assert r.tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert float(psi[0]) == pytest.approx(0.3)

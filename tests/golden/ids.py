@@ -1,11 +1,11 @@
-"""The run ids and lock keys that planning gives the studies of `studies/`, on stand-in data.
+"""Record the run ids and lock keys that planning computes for the studies of `studies/`, on stand-in data.
 
     python tests/golden/ids.py        # writes tests/golden/ids.json
 
-Ids cover the content of corpora and tokenizers, which not every machine has (`stdlib` is another text in every Python).
-So corpora and tasks read from files are replaced by stand-ins whose content is a fixed text made of their name, learning
-rates are tuned on made-up scores, and seconds per step are made up. All other parts of an identity are the real ones.
-This file is the only one that knows where planning looks for data; ids.json does not depend on that.
+Ids cover the content of corpora and tokenizers, which not every machine has (`stdlib` differs between Python versions). So
+corpora and tasks read from files are replaced by stand-ins whose content digest is derived from their name, learning rates
+are tuned on synthetic scores, and seconds per step are synthetic. All other parts of an identity are the real ones. Only this
+file patches the functions through which planning loads data; ids.json does not depend on them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from headtohead.study.store.run_store import RunDirectory, Store
 ROOT = Path(__file__).parents[2]
 IDS = Path(__file__).with_name("ids.json")
 _TOKENS = 4096
-"""Of every split of a stand-in: longer than the longest context."""
+"""Tokens in every split of a stand-in: more than the longest context."""
 _START = "0123456789abcdef"
-"""The run that the models of some studies start from."""
+"""The id of the run from which the models of some studies start."""
 
 
 class _Tokenizer(Bytes):
-    """A stand-in for the tokenizer of a name: `bytes`, or `bpe:N` with N tokens."""
+    """A stand-in for a tokenizer: `bytes`, or `bpe:N` with N tokens."""
 
     def __init__(self, name: str) -> None:
         self.name, self.digest = name, digest(f"stand-in {name}")
@@ -55,7 +55,7 @@ class _Tokenizer(Bytes):
 
 
 class _Corpus:
-    """A stand-in for a prepared corpus: 1 byte per token, or 4 where a tokenizer was trained."""
+    """A stand-in for a prepared corpus: 1 byte per token, or 4 with a trained tokenizer."""
 
     def __init__(self, name: str, tokenizer: str, **_: Any) -> None:
         self.name = self.label = name
@@ -68,7 +68,7 @@ class _Corpus:
 
 
 def _task(name: str, tokenizer: str, context: int, **how: Any) -> Task:
-    """Return a synthetic task as it is, and a stand-in for one that is read from files."""
+    """Return a synthetic task unchanged, and a stand-in for a task read from files."""
     if name not in find.KINDS:
         return _prepare_task(name, tokenizer, context, **how)
     kind = find.KINDS[name]
@@ -95,10 +95,10 @@ class _Start:
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Replace everything that planning takes from outside: data, trained runs, clocks."""
+    """Replace every external input of planning: data, trained runs, clocks."""
 
     def samples(self: Any, runs: list[Any], dataset: Any, path: str) -> Any:
-        """One second per TFLOP, the plain path half as fast."""
+        """Return one second per TFLOP, twice that on the plain path."""
         seconds = [run.flops * 1e-12 * (2 if path == "plain" else 1) for run in runs]
         return np.repeat(np.array(seconds)[:, None], 8, axis=1)
 
@@ -116,14 +116,14 @@ def stand_ins() -> Iterator[None]:
 
 
 class _Scores(Store):
-    """A store in which every run has scored, best at the rate in the middle of the grid."""
+    """A store in which every run has a score, the best at the rate in the middle of the grid."""
 
     def __init__(self, path: Path, spec: StudySpec) -> None:
         super().__init__(path)
         self.spec, self.scores = spec, dict[str, dict[str, Any]]()
 
     def done(self, planned: Plan) -> bool:
-        """Take the runs of a plan as done."""
+        """Mark the runs of a plan as done, with synthetic scores."""
         assert self.spec.tune is not None
         middle = self.spec.tune.lr[len(self.spec.tune.lr) // 2]
         for run in planned.runs:
@@ -139,11 +139,11 @@ class _Scores(Store):
 
 
 def identities(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what planning names in a study: runs of the first seed, a digest of all ids, the keys of the lock."""
+    """Return the ids of a study: runs of the first seed, a digest of all ids, the keys of the lock."""
     spec = build_study(settings)
     with tempfile.TemporaryDirectory() as folder, stand_ins():
-        place = Path(folder)
-        timed = step_times.FrozenStepTimes(place, ExecutionSettings(device="cpu"))
+        path = Path(folder)
+        timed = step_times.FrozenStepTimes(path, ExecutionSettings(device="cpu"))
         tuned: list[str] = []
 
         def planned(one: StudySpec, rates: Rates | None = None) -> Plan:
@@ -151,13 +151,13 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
 
         rates = None
         if spec.tune is not None:
-            store = _Scores(place, spec)
-            found = tuning.tune_study(spec, store, planned, store.done, lambda words: None)
+            store = _Scores(path, spec)
+            found = tuning.tune_study(spec, store, planned, store.done, lambda message: None)
             assert found is not None
             rates, tuned = found.rates(), sorted(store.scores)
         made = planned(spec, rates)
-        freeze.planned_seeds(place, made, started=False)
-        keys = json.loads((place / frozen.NAME).read_text())
+        freeze.planned_seeds(path, made, started=False)
+        keys = json.loads((path / frozen.NAME).read_text())
     runs: dict[str, dict[str, str]] = {}
     for run in (*made.trunks, *made.runs):
         if run.seed == spec.seeds[0]:
@@ -173,7 +173,7 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def studies() -> dict[str, dict[str, Any]]:
-    """Return the settings of every study in `studies/`; of a paper, of every scale and study in it."""
+    """Return the settings of every study in `studies/`; for a paper, those of every scale and study in it."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((ROOT / "studies").glob("*.toml")):
         values = read_study(path)

@@ -1,9 +1,9 @@
-"""Makes the golden files: small finished studies in the formats of this version.
+"""Create the golden files: small finished studies in the formats of this version.
 
     python tests/golden/make.py tests/golden/schema-1
 
-Run it when a format changes on purpose, into the folder of the new schema number. The files of older schemas are never
-made again: they show what older versions wrote. They are packed: tar -C tests/golden -cJf tests/golden/schema-0.tar.xz schema-0
+Run it when a format changes on purpose, with the folder of the new schema number. The files of older schemas are never
+recreated: they show what older versions wrote. Pack them: tar -C tests/golden -cJf tests/golden/schema-0.tar.xz schema-0
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
-"""A data directory with a few kilobytes of drawn words under the names of two corpora."""
+"""A data directory with a few kilobytes of random words under the names of two corpora."""
 _TEXT: dict[str, Any] = {"corpus": "tinyshakespeare", "context": 32, "batch": 256}
 _TASK: dict[str, Any] = {"tasks": "reverse:train=40,form=place", "causal": False, "tokens": 512, "batch": 256}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "seeds": 1,
         "probes": ["corpora"],
     },
-    # A tuned rate, a trunk with two branches. The best rate is in the middle of the grid.
+    # A tuned rate, and a trunk with two branches. The best rate is in the middle of the grid.
     "tuned": _TEXT
     | {
         "arms": ["standard"],
@@ -55,7 +55,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     # Seconds per step in the lock, and a trend over two contexts.
     "timed": _TEXT
     | {"arms": ["standard", "diagonal"], "seeds": 1, "tokens": 4096, "context": [16, 32], "length": "time"},
-    # Two seeds trained in one pass.
+    # Two seeds trained as a population.
     "stacked": _TEXT | {"arms": ["standard"], "seeds": 2, "tokens": 512},
     "task": _TASK
     | {"arms": ["standard", "sharing:tie=kv"], "seeds": 1, "evaluations": 2, "probes": ["explain"]},
@@ -66,7 +66,7 @@ EXPORTED = ("corpus", "corpora", "started")
 
 
 def make_studies(out: Path) -> None:
-    """Run every golden study into a folder of its name, and export some of them."""
+    """Run every golden study into a folder with its name, and export some of them."""
     from headtohead import Study
     from headtohead.study.store.archive import export_runs
     from headtohead.study.store.run_store import Store
@@ -83,7 +83,7 @@ def make_studies(out: Path) -> None:
 
 
 def strip(out: Path) -> None:
-    """Remove weights and pages, and the places of this machine."""
+    """Remove weights, pages, and the paths of this machine."""
     for path in [
         *out.glob("*/runs/*/checkpoint"),
         *out.glob("*/runs/*/branches"),
@@ -98,7 +98,7 @@ def strip(out: Path) -> None:
 
 
 def main() -> None:
-    """Make the golden files in the folder that is given."""
+    """Create the golden files in the given folder."""
     out = Path(sys.argv[1]).resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

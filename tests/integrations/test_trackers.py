@@ -1,4 +1,4 @@
-"""Trackers get every row of every run, and can do a study no harm."""
+"""Trackers get every row of every run, and cannot break a study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.progress import Display
-from headtohead.integrations import forwarder as follow
+from headtohead.integrations import forwarder
 from headtohead.integrations.forwarder import ForwardingDisplay, forwarding
 from headtohead.integrations.sinks import Channel, TrackedRun, find_sinks
 from headtohead.study.store.run_store import Store
@@ -24,7 +24,7 @@ SMALL = {"tokens": 2560, "batch": 256, "seeds": 1, "lr": 5e-3}
 
 
 class Writer:
-    """Stands for the SummaryWriter of torch.utils.tensorboard."""
+    """Fake SummaryWriter of torch.utils.tensorboard."""
 
     made: list[Writer]
 
@@ -53,7 +53,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> type[Writer]:
 
 
 class Recorder:
-    """A tracker of one's own; `breaks` says where it raises `error`."""
+    """A user's tracker; it raises `error` at the call named by `breaks`."""
 
     name = "recorder"
 
@@ -90,8 +90,8 @@ class Notes(Display):
         super().__init__()
         self.notes: list[str] = []
 
-    def note(self, words: str) -> None:
-        self.notes.append(words)
+    def note(self, message: str) -> None:
+        self.notes.append(message)
 
 
 def study(story: Path, **settings: Any) -> h2h.Study:
@@ -99,7 +99,7 @@ def study(story: Path, **settings: Any) -> h2h.Study:
 
 
 def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
-    """What the runs of a study have in their own files, as scalars."""
+    """Return the values in the run files of a study as scalars."""
     found: dict[str, set[tuple[str, float, int]]] = {}
     for run in Store(folder).runs():
         rows, result = run.metrics(), run.result()
@@ -118,7 +118,7 @@ def logged(folder: Path) -> dict[str, set[tuple[str, float, int]]]:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_tensorboard_gets_every_row_once_whoever_trains(
+def test_tensorboard_gets_every_row_once_with_any_number_of_workers(
     story: Path, tmp_path: Path, board: type[Writer], workers: int
 ) -> None:
     result = study(story, evaluations=2).run(tmp_path, workers=workers, quiet=True, track="tensorboard")
@@ -155,7 +155,7 @@ def test_the_real_tensorboard_reads_back_what_was_tracked(tmp_path: Path) -> Non
     assert score.value == pytest.approx(result["test"]["bits_per_byte"], rel=1e-6)
 
 
-def test_the_shell_tracks_and_is_told_of_mistakes(
+def test_the_shell_tracks_and_rejects_unknown_trackers(
     story: Path, tmp_path: Path, board: type[Writer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["race", "--arms", "standard", "--corpus", f"file:{story}", "--tokens", "2560", "--batch", "256"]
@@ -185,7 +185,7 @@ def test_a_missing_library_is_named_with_its_extra_before_anything_runs(
     ("place", "error"),
     [("open", RuntimeError("no network\nat all")), ("row", SystemExit(1)), ("end", ValueError())],
 )
-def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
+def test_a_broken_tracker_gives_one_warning_and_the_study_continues(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     shown = Notes()
@@ -194,18 +194,18 @@ def test_a_broken_tracker_is_one_warning_and_the_study_goes_on(
     result = study(story).run(tmp_path, workers=1, track=[broken, is_valid])
     assert (result.summary.done, result.summary.left) == (2, 0)
     assert result.summary.trouble == []
-    warnings = [words for words in shown.notes if "tracking by" in words]
+    warnings = [note for note in shown.notes if "tracking by" in note]
     assert len(warnings) == 1
-    assert warnings[0].startswith("tracking by recorder ends here, the study goes on: ")
+    assert warnings[0].startswith("tracking by recorder stopped, the study continues: ")
     assert "\n" not in warnings[0]
-    assert broken.calls.count((place, broken.calls[-1][1])) == 1, "it is let go of"
-    assert [name for name, _ in is_valid.calls].count("done") == 2, "the other tracker is served on"
+    assert broken.calls.count((place, broken.calls[-1][1])) == 1, "it is dropped"
+    assert [name for name, _ in is_valid.calls].count("done") == 2, "the other tracker continues"
 
 
 def test_a_tracker_that_hangs_delays_no_run(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "PATIENCE", 0.1)
+    monkeypatch.setattr(forwarder, "PATIENCE", 0.1)
     shown, released = Notes(), threading.Event()
     monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
     sink = Recorder()
@@ -213,10 +213,10 @@ def test_a_tracker_that_hangs_delays_no_run(
     result = study(story).run(tmp_path, workers=1, track=sink)
     released.set()
     assert (result.summary.done, result.summary.left) == (2, 0)
-    assert [words for words in shown.notes if "given up (recorder)" in words]
+    assert [note for note in shown.notes if "was stopped (recorder)" in note]
 
 
-def test_a_stopped_run_is_closed_as_such_and_tracked_whole_when_it_goes_on(
+def test_a_stopped_run_is_closed_as_stopped_and_tracked_in_full_on_resume(
     story: Path, tmp_path: Path
 ) -> None:
     first, second = Recorder(), Recorder()
@@ -228,11 +228,11 @@ def test_a_stopped_run_is_closed_as_such_and_tracked_whole_when_it_goes_on(
     assert [name for name, _ in second.calls].count("done") == result.summary.left
     runs = {run for name, run in second.calls if name == "done"}
     steps = sum(len(Store(tmp_path).run(run).metrics()) for run in runs)
-    assert len(second.rows) == steps, "rows of the first stretch too: a tracker may be new"
+    assert len(second.rows) == steps, "rows of the first session too: a tracker may be new"
 
 
 class Remote:
-    """Stands for wandb and for one of its runs."""
+    """Fake wandb module and run in one."""
 
     def __init__(self) -> None:
         self.inits: list[dict[str, Any]] = []
@@ -268,7 +268,7 @@ def test_wandb_gets_a_run_per_run_and_no_step_twice(
     assert (settings["resume"], settings["reinit"]) == ("allow", "create_new")
     assert settings["config"]["seed"] == 1
     assert [step for step, _ in remote.logs] == [4, 5, 6, 7, 8, 9, 10], (
-        "it had steps 0 to 3 from an earlier stretch"
+        "it had steps 0 to 3 from an earlier session"
     )
     result = run.result()
     assert result is not None
@@ -276,8 +276,8 @@ def test_wandb_gets_a_run_per_run_and_no_step_twice(
     assert (remote.summary["state"], remote.codes) == ("done", [0])
 
 
-def test_what_is_no_tracker_is_refused_and_one_named_twice_is_one(board: type[Writer]) -> None:
-    with pytest.raises(UserError, match="3 is no tracker: it needs a name and open"):
+def test_a_non_tracker_is_rejected_and_a_repeated_one_is_used_once(board: type[Writer]) -> None:
+    with pytest.raises(UserError, match="3 is not a tracker: it needs a name and open"):
         find_sinks([3])  # type: ignore[list-item]
     own = Recorder()
     assert [sink.name for sink in find_sinks(["tensorboard", own, "tensorboard", own])] == [
@@ -302,6 +302,6 @@ def test_without_trackers_the_display_is_left_alone(tmp_path: Path) -> None:
         assert shown is display
 
 
-def test_everything_a_display_can_show_is_passed_on() -> None:
+def test_every_display_method_is_forwarded() -> None:
     public = {name for name in vars(Display) if not name.startswith("_")}
     assert public <= vars(ForwardingDisplay).keys()

@@ -120,7 +120,7 @@ def _differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Any, ...]:
 coupled.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _stacked(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+def _fold_population(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
     """Fold the population into the first axis, run once, and unfold."""
     size = info.batch_size
     folded = []
@@ -133,5 +133,5 @@ def _stacked(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Any) ->
     return tuple(result.unflatten(0, (size, -1)) for result in results), (0,) * len(results)
 
 
-coupled.register_vmap(lambda *given: _stacked(torch.ops.headtohead.coupled, *given))
-coupled_backward.register_vmap(lambda *given: _stacked(torch.ops.headtohead.coupled_backward, *given))
+coupled.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.coupled, *given))
+coupled_backward.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.coupled_backward, *given))

@@ -175,15 +175,17 @@ def _gate_grad(ctx: Any, grad: Tensor) -> Tensor:
 gate.register_autograd(_gate_grad, setup_context=_gate_setup)
 
 
-def _stacked_rows(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Tensor) -> tuple[Tensor, int]:
+def _fold_population(
+    operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Tensor
+) -> tuple[Tensor, int]:
     """Fold the population into the rows."""
     size = info.batch_size
     rows = [fold(tensor, place, size) for tensor, place in zip(given, in_dims, strict=True)]
     return operator(*rows).unflatten(0, (size, -1)), 0
 
 
-gate.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate, *given))
-gate_backward.register_vmap(lambda *given: _stacked_rows(torch.ops.headtohead.gate_backward, *given))
+gate.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.gate, *given))
+gate_backward.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.gate_backward, *given))
 
 
 def _launch(joined: Tensor, grad: Tensor, out: Tensor, back: bool) -> None:

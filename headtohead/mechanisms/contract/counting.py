@@ -68,34 +68,34 @@ def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) ->
     try:
         return _counted(copy.deepcopy(mechanism).to("meta"), context, batch, mode)
     except Exception as error:  # code that reads values, or creates tensors on a fixed device
-        twin = copy.deepcopy(mechanism).to_empty(device="cpu")
+        replica = copy.deepcopy(mechanism).to_empty(device="cpu")
         with torch.no_grad():
-            for tensor in (*twin.parameters(), *twin.buffers()):
+            for tensor in (*replica.parameters(), *replica.buffers()):
                 tensor.zero_()
         try:
-            return _counted(twin, context, batch, mode)
+            return _counted(replica, context, batch, mode)
         except Exception:
             raise error from None
 
 
-def _counted(twin: Mechanism, context: int, batch: int, mode: Mode) -> float:
-    twin.eval()
-    shape = twin.shape
-    device = next((tensor.device for tensor in twin.parameters()), torch.device("meta"))
+def _counted(replica: Mechanism, context: int, batch: int, mode: Mode) -> float:
+    replica.eval()
+    shape = replica.shape
+    device = next((tensor.device for tensor in replica.parameters()), torch.device("meta"))
     rotary = Rotary(10_000.0, context) if shape.positions == "rope" else None
-    cached = mode != "train" and twin.decodable
+    cached = mode != "train" and replica.decodable
     start, time = (context - 1, 1) if mode == "decode" and cached else (0, context)
     x = torch.zeros(batch, time, shape.width, device=device)
     frame = Frame(start=start, time=time, rotary=rotary, embeddings=x, norm=lambda tensor: tensor)
-    if (needed := twin.companion_spec()) and start == 0:
+    if (needed := replica.companion_spec()) and start == 0:
         frame.companion = Companion(torch.zeros(1, needed.length, shape.width, device=device))
     with torch.no_grad(), plain():
         caches = {}
         if cached:
-            caches["cache"] = twin.new_cache(batch, context, device=device)
+            caches["cache"] = replica.new_cache(batch, context, device=device)
             caches["cache"].length = start
         # On CPU, PyTorch's fused attention is not counted, but its plain form is.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            twin(x, frame, **caches)
+            replica(x, frame, **caches)
     tokens = batch * (1 if mode == "decode" else context)
     return counter.get_total_flops() / tokens

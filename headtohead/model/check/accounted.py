@@ -1,4 +1,4 @@
-"""Checks of the third level: costs and circuits that are true, and a fast path that is the same function."""
+"""Checks of level `accounted`: correct costs and circuits, and a fast path equal to the plain reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headtohead.model.check.bench import TOLERANCE, Fixture, relative, require
 
 
 def flops(bench: Fixture) -> None:
-    """Declared matrix FLOPs per token equal those counted along the plain path."""
+    """Declared matrix FLOPs per token equal those counted with the plain reference."""
     mechanism = bench.mechanism(torch.float32)
     modes: tuple[Mode, ...] = ("train", "prefill", "decode") if mechanism.decodable else ("train",)
     for mode in modes:
@@ -26,12 +26,12 @@ def flops(bench: Fixture) -> None:
             )
             require(
                 0 <= declared.causal <= declared.full * (1 + 1e-9),
-                f"flops() declares more with a causal view ({declared.causal:,.0f}) than without ({declared.full:,.0f})",
+                f"flops() declares more with a causal mask ({declared.causal:,.0f}) than without ({declared.full:,.0f})",
             )
 
 
 def circuits(bench: Fixture) -> None:
-    """Every trainable parameter stands in exactly one circuit with a known tag."""
+    """Every trainable parameter is in exactly one circuit with a known tag."""
     mechanism = bench.mechanism()
     names = {name for name, parameter in mechanism.named_parameters() if parameter.requires_grad}
     seen: set[str] = set()
@@ -40,21 +40,22 @@ def circuits(bench: Fixture) -> None:
         if circuit.follows is not None:
             good = circuit.tag == "own" and circuit.follows in TAGS
             require(
-                good, f"only an own circuit follows another, and only {', '.join(TAGS)}: '{circuit.follows}'"
+                good,
+                f"only an own circuit can follow another, and only {', '.join(TAGS)}; got '{circuit.follows}'",
             )
         for name in circuit.parameters:
-            require(name in names, f"a circuit names {name}, which is no trainable parameter")
-            require(name not in seen, f"parameter {name} stands in two circuits")
+            require(name in names, f"a circuit lists {name}, which is not a trainable parameter")
+            require(name not in seen, f"parameter {name} is in two parameter groups")
             seen.add(name)
     missing = sorted(names - seen)
     require(
         not missing,
-        f"parameter {missing[0] if missing else ''} stands in no circuit, so nothing would train it",
+        f"parameter {missing[0] if missing else ''} is in no parameter group and would not be trained",
     )
 
 
 def fast_path(bench: Fixture) -> None:
-    """The fast path gives the plain path's outputs and every gradient."""
+    """The fast path has the outputs and gradients of the plain reference."""
     mechanism = bench.mechanism()
     if not mechanism.writes:
         return
@@ -63,18 +64,20 @@ def fast_path(bench: Fixture) -> None:
         with plain():
             slow, slow_gradients = _outputs(bench, mechanism, real)
         error = relative(fast, slow)
-        require(error < TOLERANCE, f"the fast path's output differs from the plain path's (by {error:.1e})")
+        require(
+            error < TOLERANCE, f"the fast path's output differs from the plain reference (by {error:.1e})"
+        )
         largest = max(float(gradient.abs().max()) for gradient in slow_gradients.values())
         for name, gradient in slow_gradients.items():
             error = relative(fast_gradients[name], gradient, 1e-3 * largest)
             require(
                 error < TOLERANCE,
-                f"the fast path's gradient of {name} differs from the plain one (by {error:.1e})",
+                f"the fast path's gradient of {name} differs from the plain reference (by {error:.1e})",
             )
 
 
 def attention_map(bench: Fixture) -> None:
-    """A map, where one is given, is (batch, heads, time, time), finite, causal, and a distribution unless signed."""
+    """An attention map, if any, is (batch, heads, time, time), finite, causal, and a distribution unless signed."""
     mechanism, x = bench.mechanism(), bench.inputs()
     with torch.no_grad():
         weights = mechanism.attention_map(x, bench.frame(x))
@@ -82,9 +85,9 @@ def attention_map(bench: Fixture) -> None:
         return
     time = x.shape[1]
     good = weights.ndim == 4 and len(weights) == len(x) and weights.shape[-2:] == (time, time)
-    require(good, f"attention_map gave {tuple(weights.shape)}, not (batch, heads, time, time)")
-    require(bool(torch.isfinite(weights).all()), "attention_map gives values that are not finite")
-    require(bool((weights.triu(1) == 0).all()), "attention_map puts weight on the future")
+    require(good, f"attention_map returned {tuple(weights.shape)}, not (batch, heads, time, time)")
+    require(bool(torch.isfinite(weights).all()), "attention_map returns values that are not finite")
+    require(bool((weights.triu(1) == 0).all()), "attention_map has weight on future tokens")
     if not mechanism.signed:
         require(bool((weights >= 0).all()), "attention_map has negative weights; set signed = True")
         sums = weights.sum(-1)
@@ -93,7 +96,7 @@ def attention_map(bench: Fixture) -> None:
 
 
 def compiles(bench: Fixture) -> None:
-    """torch.compile takes the forward whole, without graph breaks, and gives the same output."""
+    """torch.compile captures the forward without graph breaks and returns the same output."""
     mechanism, x = bench.mechanism(torch.float32), bench.inputs(dtype=torch.float32)
     torch._dynamo.reset()
     try:

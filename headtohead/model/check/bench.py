@@ -1,4 +1,4 @@
-"""The bench on which one mechanism is tested: a small shape, seeded inputs, both precisions."""
+"""The test fixture of one mechanism: a small shape, seeded inputs, both precisions."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.residual import Space, find_space
 from headtohead.model.sizes import Settings, Size
 
-TIME = 11  # odd and prime, so that no window, chunk or head count divides it by accident
+TIME = 11  # odd and prime, so that no window, chunk or head count divides it
 TOLERANCE = 1e-10  # relative, in float64
 VOCABULARY = 16
 
 
 class Failure(Exception):
-    """A check that does not hold, said in plain words."""
+    """A failed check, with its message."""
 
 
 @dataclasses.dataclass
 class Fixture:
-    """One mechanism at one setting, and the inputs the checks feed it."""
+    """One mechanism with one set of options, and the inputs of the checks."""
 
     composed: Composed
     shape: Shape
 
     @classmethod
     def of(cls, composed: Composed, positions: str = "rope", bias: str = "none", heads: int = 4) -> Fixture:
-        """Return the usual bench: width 16, two layers deep, layer 1."""
+        """Return the default fixture: width 16, two layers, layer 1."""
         return cls(composed, Shape(16, heads, 1, 2, 64, positions=positions, bias=bias))  # type: ignore[arg-type]
 
     def mechanism(self, dtype: torch.dtype = torch.float64, seed: int = 3) -> Mechanism:
-        """Return the mechanism with start values ten times the usual scale and shaken, so that mistakes show."""
+        """Return the mechanism with initial values at ten times the usual scale plus noise, so that errors show."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             mechanism = self.composed.build(self.shape)
@@ -56,7 +56,7 @@ class Fixture:
         return mechanism.to(dtype).eval()
 
     def model(self, dtype: torch.dtype = torch.float64, seed: int = 3) -> Decoder:
-        """Return a decoder of two blocks with this mechanism, start values scaled and shaken as in `mechanism`."""
+        """Return a decoder of two blocks with this mechanism, with initial values changed as in `mechanism`."""
         text = [(7 * place + place // 5) % VOCABULARY for place in range(2 * self.shape.context)]
         decoder = Decoder(self.size, [self.composed] * 2, seed, companion=text)
         _perturb(decoder)
@@ -64,7 +64,7 @@ class Fixture:
 
     @property
     def size(self) -> Size:
-        """The size of that decoder, with the bench's positions and biases."""
+        """The size of that decoder, with the fixture's positions and biases."""
         shape = self.shape
         settings = Settings(positions=shape.positions, bias=shape.bias, init_std=0.2)
         return Size("check", shape.width, 2, shape.heads, 24, VOCABULARY, shape.context, settings)
@@ -76,13 +76,13 @@ class Fixture:
 
     @cached_property
     def space(self) -> Space:
-        """Return the residual space this mechanism lives in."""
+        """Return the residual space of this mechanism."""
         mechanism = self.composed.build(self.shape)
         return find_space(mechanism.residual, self.size, mechanism.residual_options)
 
     @cached_property
     def companion(self) -> CompanionSpec | None:
-        """What the mechanism needs of a companion."""
+        """What the mechanism requires of a companion."""
         return self.mechanism().companion_spec()
 
     def inputs(
@@ -100,7 +100,7 @@ class Fixture:
         causal: bool = True,
         embeddings: Any = None,
     ) -> Frame:
-        """Return the frame of x; the companion comes with the first rows alone, as in the decoder."""
+        """Return the frame of x; only the first rows get the companion, as in the decoder."""
         companion = None
         if self.companion and start == 0:
             rows = self.inputs(batch=1, time=self.companion.length, dtype=x.dtype, seed=17)
@@ -126,20 +126,20 @@ class Fixture:
     def decode(
         self, mechanism: Mechanism, x: Tensor, cache: Cache, start: int, padding: Tensor | None
     ) -> Tensor:
-        """Return the output for the rows x that follow `start` cached ones."""
+        """Return the output for the rows x after `start` cached ones."""
         seen = None if padding is None else padding[:, : start + x.shape[1]]
         output: Tensor = mechanism(x, self.frame(x, start, seen), cache)
         cache.length = start + x.shape[1]
         return output
 
-    def twin(self, mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
+    def cast(self, mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
         """Return a copy of the mechanism in another precision."""
         return copy.deepcopy(mechanism).to(dtype)
 
 
 @torch.no_grad()
 def _perturb(module: torch.nn.Module) -> None:
-    """Add noise: parameters that start at a constant, a zero matrix above all, hide what multiplies them."""
+    """Add noise: parameters with a constant initial value, such as a zero matrix, hide what they multiply."""
     draw = seeded_draw(0, "shake", 0.1)
     for name, parameter in module.named_parameters():
         parameter.add_(draw(name, parameter.shape))
@@ -147,13 +147,13 @@ def _perturb(module: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def relative(got: Tensor, wanted: Tensor, least: float = 1e-30) -> float:
-    """Return |got - wanted| / |wanted|, the largest entry deciding; a scale below `least` counts as `least`."""
+    """Return max |got - wanted| / max |wanted|; a scale below `least` counts as `least`."""
     if not torch.isfinite(got).all():
         return float("inf")
     return float((got - wanted).abs().max()) / max(float(wanted.abs().max()), least, 1e-30)
 
 
-def require(condition: bool, words: str) -> None:
-    """Fail with these words unless the condition holds."""
+def require(condition: bool, message: str) -> None:
+    """Raise Failure with the message unless the condition holds."""
     if not condition:
-        raise Failure(words)
+        raise Failure(message)

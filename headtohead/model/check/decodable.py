@@ -1,4 +1,4 @@
-"""Checks of the second level: a cache that agrees with the full forward and takes what it says."""
+"""Checks of level `decodable`: a cache that agrees with the full forward and has its declared size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, req
 
 
 def cache_declared(bench: Fixture) -> None:
-    """`cache_spec` names what decoding keeps, and `forward` takes a cache."""
+    """`cache_spec` declares the cache, and `forward` accepts one."""
     mechanism = bench.mechanism()
     require(
         mechanism.cache_spec() is not None,
-        "it declares no cache (cache_spec): decoding recomputes everything",
+        "it declares no cache (cache_spec); decoding recomputes everything",
     )
-    require(mechanism.decodable, "it declares a cache but forward(x, frame, cache) does not take one")
+    require(mechanism.decodable, "it declares a cache but forward(x, frame, cache) does not accept one")
 
 
 def cache_agrees(bench: Fixture) -> None:
-    """Prefill and cached decoding give the full forward's outputs, for random splits, batches and padding."""
+    """Prefill and cached decoding equal the full forward, for random splits, batches and padding."""
     mechanism = bench.mechanism()
     choose = random.Random(0)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def cache_agrees(bench: Fixture) -> None:
             if real is not None:
                 got, wanted = got[real], wanted[real]
             error = relative(got, wanted)
-            where = "with left padding" if padded else f"fed in parts of {[b - a for a, b in parts]}"
+            where = "with left padding" if padded else f"in parts of {[b - a for a, b in parts]}"
             require(
                 error < max(TOLERANCE, mechanism.cache_error),
                 f"cached decoding differs from the full forward, {where} (by {error:.1e})",
@@ -51,7 +51,7 @@ def cache_agrees(bench: Fixture) -> None:
 
 
 def recorded_agrees(bench: Fixture) -> None:
-    """Where it says that it is recordable, a step recorded at one place gives the full forward's output at others."""
+    """If it is graph_safe, a step captured at one position equals the full forward at others."""
     mechanism = bench.mechanism()
     if not mechanism.graph_safe:
         return
@@ -63,19 +63,19 @@ def recorded_agrees(bench: Fixture) -> None:
         bench.decode(mechanism, x[:, :first], cache, 0, None)
         for place in range(first, TIME):
             row = x[:, place : place + 1]
-            # As in a replay: what Python knew when it was recorded stays as it was, and the place alone moves.
+            # As in a replay: Python values stay those of the capture, and only the position changes.
             frame = bench.frame(row, first)
             frame.place = cache.place = torch.tensor([place])
             error = relative(mechanism(row, frame, cache), wanted[:, place : place + 1])
             require(
                 error < max(TOLERANCE, mechanism.cache_error),
-                f"it says that it is recordable, and a step recorded at place {first} differs from the full forward at "
-                f"place {place} (by {error:.1e})",
+                f"it declares graph_safe, but a step captured at position {first} differs from the full forward at "
+                f"position {place} (by {error:.1e})",
             )
 
 
 def cache_bytes(bench: Fixture) -> None:
-    """Declared bytes are the allocated ones, and decoding does not put larger tensors in their place."""
+    """Declared bytes equal the allocated ones, and decoding does not replace the tensors with larger ones."""
     mechanism = bench.mechanism()
     spec = mechanism.cache_spec() or ()
     for batch, capacity, dtype in ((1, TIME, torch.float64), (3, 2 * TIME, torch.float64)):
@@ -87,7 +87,7 @@ def cache_bytes(bench: Fixture) -> None:
         _require_bytes(cache, declared, "after decoding the cache holds")
 
 
-def _require_bytes(cache: Cache, declared: int, words: str) -> None:
+def _require_bytes(cache: Cache, declared: int, subject: str) -> None:
     held = [name for name, value in vars(cache).items() if isinstance(value, torch.Tensor)]
     require(not held, f"the cache holds a tensor outside its declared entries: {', '.join(held)}")
-    require(cache.bytes == declared, f"{words} {cache.bytes} bytes where cache_spec declares {declared}")
+    require(cache.bytes == declared, f"{subject} {cache.bytes} bytes; cache_spec declares {declared}")

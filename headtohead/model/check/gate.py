@@ -1,11 +1,11 @@
-"""The causality gate: what a model with user code must hold at a study's own size, context and precision.
+"""The causality gate: checks of a model with user code at a study's own size, context and precision.
 
-`raceable` proves a mechanism causal at a small shape. A leak may exist only beyond some length, only in training mode, only
-in large batches, or only behind a parameter that starts at zero. So the whole model is given the batches of its study, and
-the question is always the same: which outputs move when tokens change that must not matter?
+`raceable` verifies that a mechanism is causal at a small shape. A leak may exist only beyond some length, only in training
+mode, only in large batches, or only behind a parameter that starts at zero. So the whole model gets the batches of its
+study, and every check has the form: which outputs change when tokens change that must not matter?
 
-A change moves outputs by rounding alone where it does not matter, usually by nothing at all. What rounding is worth in this
-model is measured by a harmless change, the embeddings rounded differently, and everything above a multiple of it counts.
+A change that does not matter changes outputs by rounding at most, usually not at all. The size of rounding in this model is
+measured with a harmless change, embeddings rounded differently, and only differences above a multiple of it count.
 """
 
 from __future__ import annotations
@@ -27,65 +27,65 @@ from headtohead.model.check.raceable import NEIGHBORS, PADDING, SECOND_TIME, fut
 from headtohead.model.decoder import Decoder
 
 MIN_CUTS = 8
-"""Positions at which the future is cut off, at least; a batch of more sequences has one for every other sequence."""
+"""Minimum number of positions at which the future is cut off; a larger batch has one for every other sequence."""
 _ROUNDING = {"float32": 2.0**-23, "bf16": 2.0**-8}
 _LEAST = {"float32": 1e-6, "bf16": 1e-3}
-"""No smaller difference is a finding, relative to the largest output."""
+"""Smaller differences, relative to the largest output, are ignored."""
 _HARMLESS = 8.0
 _GRADIENT = 1e-4
-"""Share of the largest gradient that may reach what must not matter, in float32."""
+"""Fraction of the largest gradient that may reach inputs that must not matter, in float32."""
 _BLIND = 1e-2
-"""Outputs that differ by more than this share from call to call hide a leak of that size."""
+"""Outputs that differ by more than this fraction from call to call hide a leak of that size."""
 _SEED = 20_260_101
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The batches that a study trains and scores with."""
+    """The batches of a study's training and evaluation."""
 
     train: Tensor
     """(sequences, time) tokens; two sequences or more."""
     score: Tensor
-    """The same, of a scoring pass."""
+    """The same, of an evaluation pass."""
     precision: str = "float32"
-    """float32 or bf16: what the study trains with. float32 is always checked too."""
+    """float32 or bf16: the study's training precision. float32 is always checked too."""
     padding: Tensor | None = None
-    """(sequences, time), true at real tokens, where a task's batches are padded; one of `train` and `score` alike."""
+    """(sequences, time), true at real tokens, if a task's batches are padded; the same for `train` and `score`."""
     padded: bool = False
-    """Whether the data set has padded batches at all."""
+    """Whether the dataset has padded batches at all."""
     causal: bool = True
-    """False for a model that may look both ways."""
+    """False for a bidirectional model."""
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate found, in words."""
+    """The findings of the gate, as messages."""
 
     failed: tuple[str, ...] = ()
-    """What no score survives: a leak, batch dependence, state between calls, values that are not finite."""
+    """Invalidates every score: a leak, batch dependence, state between calls, values that are not finite."""
     marks: tuple[str, ...] = ()
-    """What every verdict has to mention."""
+    """Must be mentioned with every verdict."""
     warnings: tuple[str, ...] = ()
-    """What the author wants to know."""
+    """For the author of the mechanism."""
 
     def as_dict(self) -> dict[str, list[str]]:
-        """Return the inspection, JSON-ready."""
+        """Return the result, JSON-ready."""
         return {name: list(words) for name, words in vars(self).items()}
 
 
 def gate_result_from(record: Mapping[str, Any]) -> GateResult:
-    """Return what `as_dict` gave."""
+    """Return the result from the output of `as_dict`."""
     return GateResult(*(tuple(map(str, record[name])) for name in ("failed", "marks", "warnings")))
 
 
 def check_causality(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:
-    """Return what is wrong with a model; it may be changed by that, so give a copy of one that is still needed.
+    """Return the findings for a model; this may change the model, so pass a copy if it is still needed.
 
-    `shake` adds noise to every parameter, once with each sign: a gate that starts at zero, or at the closed side of a
-    rectifier, hides what is behind it. Trained weights are taken as they are.
+    `shake` adds noise to every parameter, once with each sign: a gate that starts at zero, or on the closed side of a
+    rectifier, hides what it multiplies. Trained weights are not changed.
     """
     found = _Findings()
-    where = "the start values" if shake else "the trained weights"
+    where = "the initial values" if shake else "the trained weights"
     for training in (True, False):
         _finite(model, trial, training, where, found)
     if "finite" in found.words:
@@ -97,7 +97,7 @@ def check_causality(model: Decoder, trial: Trial, *, shake: bool) -> GateResult:
 
 @dataclass
 class _Findings:
-    """Findings by kind, the first words of each, and the modes it was seen in."""
+    """Findings by kind: the first message of each, and the modes in which it occurred."""
 
     words: dict[str, str] = field(default_factory=dict)
     modes: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -111,19 +111,19 @@ class _Findings:
         failed: list[str] = []
         marks: list[str] = []
         for kind, words in self.words.items():
-            said = f"{words}, in {' and '.join(self.modes[kind])} mode"
-            (marks if kind == "random" else failed).append(said)
+            message = f"{words}, in {' and '.join(self.modes[kind])} mode"
+            (marks if kind == "random" else failed).append(message)
         idle = sorted(set.intersection(*self.idle)) if self.idle else []
         warnings = [f"the gradient of {name} is zero everywhere; is its path detached?" for name in idle]
         return GateResult(tuple(failed), tuple(marks), tuple(warnings))
 
 
 class _NotFinite(Exception):
-    """The noise led a mechanism out of the domain that its start values are in."""
+    """The noise moved a mechanism out of the domain of its initial values."""
 
 
 def _perturbed(model: Decoder, sign: float, check: Callable[[], None]) -> None:
-    """Run a check with noise added to every parameter, with less of it where outputs are no longer finite."""
+    """Run a check with noise added to every parameter, with less noise if outputs are not finite."""
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(_SEED)
     noise = {name: _noise(parameter, generator) for name, parameter in model.named_parameters()}
@@ -142,7 +142,7 @@ def _perturbed(model: Decoder, sign: float, check: Callable[[], None]) -> None:
 
 
 def _noise(parameter: Tensor, generator: torch.Generator) -> Tensor:
-    """Return noise that is worth as much as usual weights: half of 1 / sqrt(inputs) for matrices, 0.2 for vectors."""
+    """Return noise of the size of usual weights: half of 1 / sqrt(inputs) for matrices, 0.2 for vectors."""
     inputs = math.prod(parameter.shape[1:]) if parameter.ndim > 1 else 0
     std = 0.5 / math.sqrt(inputs) if inputs else 0.2
     drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * std
@@ -150,7 +150,7 @@ def _noise(parameter: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _whole(model: Decoder, trial: Trial, first: bool, found: _Findings) -> None:
-    """Run every check at the present parameters; `first`: also those that one set of parameters answers."""
+    """Run every check at the current parameters; `first`: also those that need only one set of parameters."""
     for training in (True, False):
         for precision in dict.fromkeys(("float32", trial.precision)):
             _Mode(model, trial, training, precision, found).check(first)
@@ -174,17 +174,17 @@ class _Mode:
         self.tolerance, self.measured = _LEAST[self.precision], False
 
     def states(self, tokens: Tensor, padding: Tensor | None = None, nudge: float = 0.0) -> Tensor:
-        """Return what the read-out would see, (sequences, time, features), with every generator at the same seed."""
+        """Return the input of the output layer, (sequences, time, features), with every generator at the same seed."""
         padding = self.trial.padding if padding is None and tokens.shape == self.tokens.shape else padding
         return _states(self.model, tokens, padding, self.training, self.precision, nudge).detach()
 
     def after(self, tokens: Tensor, nudge: float = 0.0) -> Tensor:
-        """Return the states of changed tokens, directly after those of the unchanged ones."""
+        """Return the states for changed tokens, directly after a call with the unchanged ones."""
         self.states(self.tokens)
         return self.states(tokens, nudge=nudge)
 
     def check(self, first: bool) -> None:
-        """Run the checks; `first`: also those that one set of parameters answers."""
+        """Run the checks; `first`: also those that need only one set of parameters."""
         base = self.states(self.tokens)
         if not torch.isfinite(base).all():
             raise _NotFinite
@@ -204,7 +204,7 @@ class _Mode:
                 self._padding(base, changes)
 
     def counts(self, base: Tensor, error: float) -> bool:
-        """Return whether a difference is more than rounding, which is measured when there is one."""
+        """Return whether a difference exceeds rounding, which is measured on first use."""
         if error > self.tolerance and not self.measured:
             self.measured = True
             nudged = self.after(self.tokens, nudge=_ROUNDING[self.precision])
@@ -212,10 +212,10 @@ class _Mode:
         return error > self.tolerance
 
     def _deterministic(self, base: Tensor) -> None:
-        """The same input gives the same output again; where it does not, tell state from randomness.
+        """The same input gives the same output again; if not, distinguish state from randomness.
 
         State that holds the last input settles when the input is repeated, layer by layer. State that grows does not, but
-        copies of the model agree with each other. What does neither is taken for randomness, which is a mark while it is small.
+        copies of the model agree with each other. Anything else counts as randomness, which is a mark while it is small.
         """
         now = self.states(self.tokens)
         if torch.equal(base, now):
@@ -238,14 +238,14 @@ class _Mode:
 
     def _copies_agree(self) -> bool:
         try:
-            twins = [copy.deepcopy(self.model) for _ in range(2)]
-        except Exception:  # something in it cannot be copied
+            copies = [copy.deepcopy(self.model) for _ in range(2)]
+        except Exception:  # the model cannot be copied
             return False
         settings = (self.tokens, self.trial.padding, self.training, self.precision)
-        return torch.equal(*(_states(twin, *settings).detach() for twin in twins))
+        return torch.equal(*(_states(one, *settings).detach() for one in copies))
 
     def _explain(self, base: Tensor, changes: Tensor, cuts: list[int]) -> None:
-        """Say whether outputs moved by the future or by the other sequences."""
+        """Report whether outputs changed because of future tokens or of other sequences."""
         others, kept = _mixed(self.tokens, changes, [])
         error, _ = _moved(base, self.after(others), kept & self.real)
         alone = self.counts(base, error)
@@ -257,7 +257,7 @@ class _Mode:
             self.found.add("future", future_words(where, largest), self.training)
 
     def _future(self, base: Tensor, changes: Tensor, cuts: list[int]) -> tuple[float, int]:
-        """Return by how much outputs move when only tokens behind the cuts change, and the cut of the largest move."""
+        """Return how much outputs change when only tokens from the cuts on change, and the cut of the largest change."""
         tokens, kept = self.tokens.clone(), torch.zeros_like(self.tokens, dtype=torch.bool)
         for row, cut in enumerate(cuts):
             tokens[2 * row, cut:] = changes[2 * row, cut:]
@@ -266,7 +266,7 @@ class _Mode:
         return error, cuts[row // 2] if cuts else 0
 
     def _one_by_one(self, changes: Tensor, cuts: list[int]) -> list[tuple[float, int]]:
-        """Return the same for sequences that are alone in their batch, where they would depend on each other."""
+        """Return the same for batches of one sequence, in case sequences depend on each other."""
         found = []
         for row, cut in enumerate(cuts[:MIN_CUTS]):
             own = slice(2 * row, 2 * row + 1)
@@ -282,7 +282,7 @@ class _Mode:
         return found
 
     def _padding(self, base: Tensor, changes: Tensor) -> None:
-        """Neither what stands at padded positions nor how many there are reaches the real tokens."""
+        """Neither the tokens at padded positions nor their number affect the real tokens."""
         time = self.tokens.shape[1]
         length = time - max(1, time // 4)
         if length < 1:
@@ -303,14 +303,14 @@ class _Mode:
             self.found.add("padding", PADDING.format(side="right", error=error), self.training)
 
 
-_HIDES = ", too much for a leak to be seen; torch's default generator is seeded, one of its own is not"
+_HIDES = ", too much to detect a leak; torch's default generator is seeded, a generator of its own is not"
 _STATE = (
     "it keeps state between calls: the same input gives another output after a different one (by {error:.1e})"
 )
 
 
 def _finite(model: Decoder, trial: Trial, training: bool, where: str, found: _Findings) -> None:
-    """Outputs, and in training every gradient, are finite at the parameters as they are."""
+    """Outputs, and in training every gradient, are finite at the unchanged parameters."""
     tokens = trial.train if training else trial.score
     states = _states(model, tokens, trial.padding, training, trial.precision)
     if not torch.isfinite(states).all():
@@ -323,7 +323,7 @@ def _finite(model: Decoder, trial: Trial, training: bool, where: str, found: _Fi
 
 
 def _gradients(model: Decoder, trial: Trial, found: _Findings) -> None:
-    """No gradient of what is kept reaches what is cut off; noise that hides a leak in the outputs does not hide it here."""
+    """No gradient of kept outputs reaches cut-off inputs; noise that hides a leak in the outputs does not hide it here."""
     tokens = trial.train
     (cuts,) = _cuts(tokens.shape, trial.causal)[:1]
     _, kept = _mixed(tokens, tokens, cuts)
@@ -354,7 +354,7 @@ def _gradients(model: Decoder, trial: Trial, found: _Findings) -> None:
         for name, parameter in block.mechanism.named_parameters()
         if parameter.requires_grad and block.mixes and name not in block.mechanism.idle
     }
-    # The mechanisms' own loss terms may look anywhere, and train parameters that nothing else does.
+    # The mechanisms' own loss terms may depend on any token, and train parameters that nothing else does.
     total = score + sum((value.sum() for value in frame.losses.values()), start=score.new_zeros(()))
     gradients = torch.autograd.grad(total, list(own.values()), allow_unused=True) if own else ()
     found.idle.append(
@@ -372,7 +372,7 @@ def _states(
     frame: Frame | None = None,
     entered: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return the normed states (sequences, time, features) in float32; `entered` takes the embeddings."""
+    """Return the normalized states (sequences, time, features) in float32; `entered` gets the embeddings."""
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if nudge:
@@ -392,7 +392,7 @@ def _states(
             torch.set_grad_enabled(training),
             torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"),
         ):
-            # A compiled model keeps its graph in the instance: here the code itself is asked.
+            # A compiled model has its graph in the instance: call the class's code instead.
             states = type(model).hidden(model, tokens, padding=padding, frame=frame)
     finally:
         handle.remove()
@@ -401,7 +401,7 @@ def _states(
 
 @contextmanager
 def _seeded(device: torch.device) -> Iterator[None]:
-    """Inside, every usual generator begins at the same seed, so that dropout drops the same; outside nothing changes."""
+    """Seed every default generator inside, so that dropout repeats; restore the generators on exit."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -416,7 +416,7 @@ def _seeded(device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def _moved(before: Tensor, after: Tensor, kept: Tensor) -> tuple[float, int]:
-    """Return the largest difference where outputs must stay, relative to the largest output, and its sequence."""
+    """Return the largest difference where outputs must not change, relative to the largest output, and its sequence."""
     if not bool(kept.any()):
         return 0.0, 0
     error = (after - before).abs().amax(-1).masked_fill(~kept, 0.0)
@@ -427,14 +427,14 @@ def _moved(before: Tensor, after: Tensor, kept: Tensor) -> tuple[float, int]:
 
 
 def _changed(tokens: Tensor, vocabulary: int) -> Tensor:
-    """Return other tokens everywhere, the same ones each time."""
+    """Return different tokens at every position, deterministically."""
     generator = torch.Generator().manual_seed(_SEED)
     step = torch.randint(1, max(2, vocabulary), tokens.shape, generator=generator)
     return (tokens + step.to(tokens.device)) % vocabulary
 
 
 def _mixed(tokens: Tensor, changes: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
-    """Return tokens with every second sequence changed and the others from their cuts on, and what must stay."""
+    """Return tokens with every second sequence changed and the others from their cuts on, and a mask of what must stay."""
     mixed, kept = tokens.clone(), torch.zeros_like(tokens, dtype=torch.bool)
     mixed[1::2], kept[::2] = changes[1::2], True
     for row, cut in enumerate(cuts):
@@ -444,10 +444,10 @@ def _mixed(tokens: Tensor, changes: Tensor, cuts: list[int]) -> tuple[Tensor, Te
 
 
 def _cuts(shape: torch.Size, causal: bool) -> list[list[int]]:
-    """Return where the future is cut off: for each pass a position for every other sequence.
+    """Return the positions at which the future is cut off: for each pass, one for every other sequence.
 
-    Blocks of any size that look both ways inside are cut somewhere: positions are even and odd, the first and last are
-    among them, and the rest are spread by the golden ratio, which no block size divides.
+    They also fall inside bidirectional blocks of any size: positions are even and odd, include the first and the last, and
+    the rest are spaced by the golden ratio, which no block size divides.
     """
     sequences, time = shape
     rows = (sequences + 1) // 2

@@ -1,4 +1,4 @@
-"""Checks of the first level: what makes a race between mechanisms a fair one."""
+"""Checks of level `raceable`: the requirements of a fair comparison."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from torch.func import functional_call
 from headtohead.mechanisms.contract.options import changed_options
 from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
 
-# Also the words of the causality gate (gate.py).
+# Messages shared with the causality gate (gate.py).
 NEIGHBORS = "a sequence's output depends on its batch neighbors (by {error:.1e})"
 SECOND_TIME = "the same input gives another output the second time"
 PADDING = (
-    "{side} padding changes the outputs of real tokens (by {error:.1e}); heed frame.padding, or declare "
+    "{side} padding changes the outputs of real tokens (by {error:.1e}); use frame.padding, or declare "
     "supports = Supports(padding=False)"
 )
 
 
 def future_words(cut: int, error: float) -> str:
-    """Return how a leak is reported."""
+    """Return the message for a leak."""
     return f"it sees the future: changing tokens from position {cut} on changes outputs before it (by {error:.1e})"
 
 
 def shape(bench: Fixture) -> None:
-    """x (batch, time, width) goes in, the same shape and dtype come out."""
+    """The output has the shape (batch, time, width) and the dtype of x."""
     x = bench.inputs()
     mechanism = bench.mechanism()
     output = bench.run(mechanism, x)
-    require(isinstance(output, Tensor), f"forward gave a {type(output).__name__}, not a tensor")
-    require(output.shape == x.shape, f"forward gave shape {tuple(output.shape)} for x {tuple(x.shape)}")
-    require(output.dtype == x.dtype, f"forward gave {output.dtype} for x {x.dtype}")
-    require(bool(torch.isfinite(output).all()), "forward gives values that are not finite on ordinary inputs")
+    require(isinstance(output, Tensor), f"forward returned a {type(output).__name__}, not a tensor")
+    require(output.shape == x.shape, f"forward returned shape {tuple(output.shape)} for x {tuple(x.shape)}")
+    require(output.dtype == x.dtype, f"forward returned {output.dtype} for x {x.dtype}")
+    require(
+        bool(torch.isfinite(output).all()), "forward returns values that are not finite on ordinary inputs"
+    )
     silent = bool((output == 0).all())
-    require(mechanism.writes or silent, "it declares writes = False, and its output is not zero")
+    require(mechanism.writes or silent, "it declares writes = False, but its output is not zero")
 
 
 def causal(bench: Fixture) -> None:
-    """Change the future, and the past stays bit for bit."""
+    """Changing future tokens leaves earlier outputs bitwise unchanged."""
     mechanism, x = bench.mechanism(), bench.inputs()
     before = bench.run(mechanism, x)
     for cut in (1, 4, TIME - 1):
@@ -58,10 +60,10 @@ def causal(bench: Fixture) -> None:
 
 
 def deterministic(bench: Fixture) -> None:
-    """The same seed gives the same start values, the same input the same output, bit for bit."""
+    """The same seed gives the same initial values, and the same input the same output, bitwise."""
     first, second, x = bench.mechanism(), bench.mechanism(), bench.inputs()
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
-        require(torch.equal(one, other), f"start values of {name} differ between two builds with one seed")
+        require(torch.equal(one, other), f"initial values of {name} differ between two builds with one seed")
     output = bench.run(first, x)
     require(torch.equal(output, bench.run(first, x)), SECOND_TIME)
     require(torch.equal(output, bench.run(second, x)), "two builds with one seed give different outputs")
@@ -71,10 +73,10 @@ def deterministic(bench: Fixture) -> None:
         for (name, one), other in zip(first.named_parameters(), others.parameters(), strict=True)
         if one.ndim >= 2
     ]
-    # An option may ask for a fixed start, the identity say; the default may not.
+    # An option may request a fixed initial value, such as the identity; the default may not.
     if matrices and not changed_options(bench.composed.base.options):
         moved = any(not torch.equal(one, other) for _, one, other in matrices)
-        require(moved, "start values do not depend on the seed, so seeds would all be one run")
+        require(moved, "initial values do not depend on the seed, so all seeds would be the same run")
 
 
 def neighbours(bench: Fixture) -> None:
@@ -87,7 +89,7 @@ def neighbours(bench: Fixture) -> None:
 
 
 def padding(bench: Fixture) -> None:
-    """Padding on either side is invisible to the real tokens."""
+    """Padding on either side does not affect the real tokens."""
     mechanism, x = bench.mechanism(), bench.inputs()
     if not mechanism.supports.padding:
         return
@@ -106,7 +108,7 @@ def padding(bench: Fixture) -> None:
 
 
 def bidirectional(bench: Fixture) -> None:
-    """Where looking both ways is supported, the frame's `causal` is heeded."""
+    """If bidirectional models are supported, `frame.causal` has an effect."""
     mechanism, x = bench.mechanism(), bench.inputs()
     if not mechanism.supports.bidirectional:
         return
@@ -117,10 +119,10 @@ def bidirectional(bench: Fixture) -> None:
         before, after = (bench.run(mechanism, inputs, causal=causal)[:, place] for inputs in (x, changed))
         return not torch.equal(before, after)
 
-    # What does not mix tokens at all has no direction.
+    # A mechanism that does not mix tokens has no direction.
     require(
         moved(0, causal=False) or not moved(2, causal=True),
-        "frame.causal = False changes nothing at the first token; heed it, or declare "
+        "frame.causal = False has no effect at the first token; use it, or declare "
         "supports = Supports(bidirectional=False)",
     )
 
@@ -134,7 +136,7 @@ def gradients(bench: Fixture) -> None:
     values = [parameter.detach().clone() for parameter in mechanism.parameters() if parameter.requires_grad]
     weights, embeddings = bench.inputs(batch=2, time=4, seed=8), bench.inputs(batch=2, time=4, seed=7)
     if not names and not bench.run(mechanism, x).any():
-        return  # a control that writes nothing and holds nothing has no gradient
+        return  # a control without output and parameters has no gradient
 
     def score(x: Tensor, *values: Tensor) -> Tensor:
         frame = bench.frame(x, embeddings=embeddings)
@@ -146,12 +148,12 @@ def gradients(bench: Fixture) -> None:
     require(score_value.requires_grad, "the output has no gradient at all")
     found = torch.autograd.grad(score_value, inputs, allow_unused=True)
     largest = max(float(gradient.norm()) for gradient in found if gradient is not None)
-    # Along a few random directions in place of every coordinate: the same evidence at a hundredth of the time.
+    # Along a few random directions instead of every coordinate: the same evidence in a hundredth of the time.
     for name, tensor, gradient in zip(("x", *names), inputs, found, strict=True):
         require(gradient is not None, f"no gradient reaches {name}")
         assert gradient is not None
         require(bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite")
-        # A gradient that vanishes everywhere never moves its parameter: a detached path, or one never used.
+        # A gradient that vanishes everywhere never trains its parameter: the path is detached or unused.
         require(
             bool(gradient.abs().max() > 0) or name in mechanism.idle,
             f"the gradient of {name} is zero everywhere; is its path detached?",
@@ -169,23 +171,23 @@ def _require_slope(
     name: str,
     seed: int,
 ) -> None:
-    """Require the slope along one random direction; `largest` is the norm below a millionth of which all is noise."""
+    """Check the slope along one random direction; below a millionth of the norm `largest`, everything is noise."""
     direction = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=tensor.dtype)
     place = next(index for index, other in enumerate(inputs) if other is tensor)
     analytic, norm = float((gradient * direction).sum()), float(direction.norm())
-    # A norm bends sharply where its input is small: there the first step is too long, and a finer one serves.
+    # A norm has high curvature where its input is small: the first step is too long there, so try a finer one.
     for step in (1e-3, 1e-4, 1e-5):
         numeric = _slope(score, inputs, place, direction, step)
         scale = max(abs(numeric), abs(analytic), 1e-3 * float(gradient.norm()) * norm, 1e-6 * largest * norm)
         if abs(numeric - analytic) < 1e-6 * scale:
             return
-    require(False, f"the gradient of {name} is wrong: {analytic:.6g} where differences give {numeric:.6g}")
+    require(False, f"the gradient of {name} is wrong: {analytic:.6g}; finite differences give {numeric:.6g}")
 
 
 def _slope(
     score: Callable[..., Tensor], inputs: list[Tensor], place: int, direction: Tensor, step: float
 ) -> float:
-    """Return the slope by two central differences whose h^2 errors cancel (Richardson): 1e-9 is within reach."""
+    """Return the slope by two central differences whose h^2 errors cancel (Richardson): accurate to 1e-9."""
     slopes = []
     with torch.no_grad():
         for size in (step, step / 2):
@@ -206,26 +208,26 @@ def finite(bench: Fixture) -> None:
         "inputs of size 1e4": bench.inputs(dtype=torch.float32) * 1e4,
         "inputs of size 1e-6": bench.inputs(dtype=torch.float32) * 1e-6,
         "all inputs zero": torch.zeros_like(bench.inputs(dtype=torch.float32)),
-        "all tokens alike": bench.inputs(time=1, dtype=torch.float32).expand(-1, TIME, -1).contiguous(),
+        "all tokens equal": bench.inputs(time=1, dtype=torch.float32).expand(-1, TIME, -1).contiguous(),
     }
     for dtype in (torch.float32, torch.bfloat16):
-        mechanism = bench.twin(plain, dtype)
-        for words, x in kinds.items():
+        mechanism = bench.cast(plain, dtype)
+        for kind, x in kinds.items():
             x = x.to(dtype).requires_grad_()
             output = bench.run(mechanism, x)
-            require(bool(torch.isfinite(output).all()), f"not finite in {_short(dtype)} for {words}")
+            require(bool(torch.isfinite(output).all()), f"not finite in {_short(dtype)} for {kind}")
             gradients = torch.autograd.grad(
                 output.float().square().mean().clamp_max(1e30),
                 (x, *mechanism.parameters()),
                 allow_unused=True,
             )
             good = all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
-            require(good, f"gradients not finite in {_short(dtype)} for {words}")
+            require(good, f"gradients not finite in {_short(dtype)} for {kind}")
     x = bench.inputs(dtype=torch.float32)
-    coarse = bench.run(bench.twin(plain, torch.bfloat16), x.bfloat16()).detach().float()
+    coarse = bench.run(bench.cast(plain, torch.bfloat16), x.bfloat16()).detach().float()
     wanted = bench.run(plain, x).detach()
     error = float((coarse - wanted).norm() / wanted.norm().clamp_min(1e-30))
-    require(error < 0.1 or plain.singular, f"in bf16 the output is off by {error:.0%} of its size")
+    require(error < 0.1 or plain.singular, f"in bf16 the output has a relative error of {error:.0%}")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Runs the checks level by level and says what is missing for the next."""
+"""Run the checks level by level and report what is missing for the next level."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SLOW: tuple[Check, ...] = (accounted.compiles,)
 
 @dataclass(frozen=True)
 class Finding:
-    """One check that did not hold."""
+    """One failed check."""
 
     check: str
     setting: str
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass
 class Verification:
-    """What the suite says of one mechanism."""
+    """The result of the suite for one mechanism."""
 
     text: str
     findings: list[Finding]
@@ -59,7 +59,7 @@ class Verification:
 
     @property
     def level(self) -> str:
-        """The last level of which everything held, or `none`."""
+        """The last level with all checks passed, or `none`."""
         reached = "none"
         failed = {finding.check for finding in self.findings}
         for level, checks in LEVELS.items():
@@ -78,7 +78,7 @@ class Verification:
 def check_composed(
     settings: list[Composed], compile: bool = False, progress: Callable[[str], None] | None = None
 ) -> Verification:
-    """Return what holds for a mechanism at each of its settings; a failing check ends that check, not the suite."""
+    """Return the result for a mechanism at each of its settings; a failing check ends that check, not the suite."""
     began = time.perf_counter()
     findings: list[Finding] = []
     passed: dict[str, list[str]] = {level: [] for level in LEVELS}

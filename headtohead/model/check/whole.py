@@ -1,7 +1,7 @@
-"""Checks of the first level on a whole decoder: two blocks with norms, feed-forward parts and residual space.
+"""Checks of level `raceable` on a whole decoder: two blocks with norms, feed-forward blocks and residual space.
 
-What a mechanism does alone may differ from what the model makes of it: the decoder runs a companion beside the batch,
-autocast narrows some products and not others, and the residual space adds the updates.
+A mechanism may behave differently inside a model: the decoder runs a companion together with the batch, autocast narrows
+some products but not others, and the residual space adds the updates.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
 from headtohead.model.decoder import Decoder
 
-# Autocast may move outputs and gradients this many times as far as rounding the parameters to bf16 does, in float32
+# Autocast may change outputs and gradients by this multiple of the change from rounding the parameters to bf16 in float32
 # arithmetic, and always by LEAST. Measured over every setting of the built-in mechanisms: at most 1.9 times for
 # outputs and 2.4 times for gradients. A fixed tolerance fails where the function itself is steep: the norm of
-# gated_linear moves by 10 % when its parameters are rounded.
+# gated_linear changes by 10 % when its parameters are rounded.
 TIMES = 4.0
 LEAST = 0.02
 
 
 def padded_batch(bench: Fixture) -> None:
-    """A sequence in a padded batch has the states that it has alone, causal and bidirectional."""
+    """A sequence in a padded batch has the same states as alone, causal and bidirectional."""
     model = bench.model()
     supports = model.layers[0].mechanism.supports
     if not supports.padding:
@@ -77,13 +77,13 @@ def autocast(bench: Fixture) -> None:
     if model.layers[0].mechanism.singular:
         return
     for what, pairs in errors.items():
-        # The median of three sequences: one at a pole of the function decides nothing.
+        # The median of three sequences: one at a pole of the function is not decisive.
         found, nearby_error = (statistics.median(side) for side in zip(*pairs, strict=True))
         allowed = max(LEAST, TIMES * nearby_error)
         require(
             found < allowed,
-            f"under autocast to bf16 the {what} is off by {found:.1%} of its size, at most {allowed:.1%} is allowed; "
-            "compute in float32 what bf16 cannot hold (torch.autocast(..., enabled=False))",
+            f"under autocast to bf16 the {what} has a relative error of {found:.1%}, at most {allowed:.1%} is allowed; "
+            "compute in float32 where bf16 is too narrow (torch.autocast(..., enabled=False))",
         )
 
 

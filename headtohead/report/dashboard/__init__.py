@@ -1,1 +1,1 @@
-"""The page that follows a running study."""
+"""Live page of a running study."""

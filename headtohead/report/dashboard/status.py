@@ -1,4 +1,4 @@
-"""Where a running study stands: how many runs are done, how far the others are, the time left, the curves so far."""
+"""Status of a running study: finished runs, progress of the others, time left, curves so far."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _GOING = ("running", "stopped", "waiting")
 
 @dataclass
 class StudyStatus:
-    """One look at a study: what the page shows as it is, and the curves of each contest."""
+    """Status of a study: the values shown on the page, and the curves of each contest."""
 
     facts: Row
     curves: list[dict[str, Definition]] = field(default_factory=list)
-    """By contest: the learning curves for each x axis at hand."""
+    """By contest: the learning curves by x axis."""
 
 
 @dataclass
 class StatusReader:
-    """Looks at a study again and again; finished runs are read once."""
+    """Reads a study repeatedly; finished runs are read once."""
 
     path: Path
     finished: dict[str, Row] = field(default_factory=dict)
 
     def look(self) -> StudyStatus:
-        """Return where the study stands now."""
+        """Return the current status of the study."""
         manifest, added = read_manifest(self.path / "study.json")
         store = Store(self.path)
         names = {entry.run: entry for entry in (*manifest.trunks, *manifest.entries)}
         judged = {entry.run for entry in manifest.entries}
-        # A run done again (--retry failed) has no result while it is at work.
+        # A run that is retried (--retry failed) has no result while it is running.
         known = {run: row for run, row in self.finished.items() if run in names and store.run(run).finished()}
         results = self.finished = known | store.results([run for run in names if run not in known])
         runs = [_run_facts(store, run, entry, results.get(run)) for run, entry in names.items()]
@@ -53,7 +53,7 @@ class StatusReader:
             chart = picture.chart if picture else None
             axes = chart["usermeta"]["axes"] if chart else {}
             curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
-        # Verdicts before the last planned run would invite stopping when one looks good.
+        # No verdicts before the last planned run: they would invite early stopping.
         over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
         verdicts = study_verdicts(manifest, results, study_marks(self.path, manifest, added)) if over else []
         return StudyStatus(
@@ -78,7 +78,7 @@ def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[R
 
 
 def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> Row:
-    """Return a run's state, how far it is, and how fast it goes."""
+    """Return a run's state, progress and speed."""
     run = store.run(run_id)
     branch = f"{entry.contest.branch} tokens, " if entry.contest.branch else ""
     facts: Row = {
@@ -99,9 +99,9 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
     if spec is None:
         return facts
     training = spec["training"]
-    # A branch begins where it leaves its trunk.
+    # A branch starts at the trunk step it leaves from.
     facts["first"] = facts["step"] = spec.get("parent", {}).get("step", 0)
-    # The steps of a task hold whole examples, and its record says how many there are.
+    # Steps of a task hold whole examples; their number is in its record.
     steps = spec.get("steps")
     facts["steps"] = steps if isinstance(steps, int) else max(1, training["tokens"] // training["batch"])
     facts["tokens"] = training["tokens"] - facts["first"] * training["batch"]
@@ -116,22 +116,22 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
             tokens = last.get("tokens")
             trained = tokens if isinstance(tokens, int) else last["step"] * training["batch"]
             facts["rate"] = trained / seconds
-    facts["words"] = _words(facts)
+    facts["words"] = _progress(facts)
     return facts
 
 
-def _words(facts: Row) -> str:
+def _progress(facts: Row) -> str:
     if facts["step"] >= facts["steps"]:
-        return "trained, being scored" if facts["state"] == "running" else "trained, to be scored"
-    words = f"step {facts['step']:,} of {facts['steps']:,}"
+        return "trained, evaluating" if facts["state"] == "running" else "trained, not evaluated"
+    text = f"step {facts['step']:,} of {facts['steps']:,}"
     if not facts["rate"] or facts["state"] != "running":
-        return words
+        return text
     left = _left_of(facts) * facts["tokens"] / facts["rate"]
-    return f"{words}, {short_count(facts['rate'])} tokens/s, about {short_time(left)} left"
+    return f"{text}, {short_count(facts['rate'])} tokens/s, about {short_time(left)} left"
 
 
 def _left_of(facts: Row) -> float:
-    """Return the share of a run's own steps that are still to do."""
+    """Return the share of a run's own steps that remain."""
     if not facts["steps"]:
         return 1.0
     own = max(1, facts["steps"] - facts["first"])
@@ -147,7 +147,7 @@ def _counts(runs: list[Row]) -> Row:
 
 
 def _budget(runs: list[Row]) -> tuple[float, float]:
-    """Return the tokens of all runs and those still to train; a run not begun yet counts as the mean of the others."""
+    """Return the tokens of all runs and the remaining ones; a run not started counts as the mean of the others."""
     known = [row["tokens"] for row in runs if row["tokens"]]
     usual = sum(known) / len(known) if known else 1.0
     total = left = 0.0
@@ -165,12 +165,12 @@ def _share(runs: list[Row]) -> float:
 
 
 def _left(runs: list[Row]) -> str:
-    """Return the training time left in words: tokens still to train over the speed of the runs at work."""
+    """Return the training time left as text: remaining tokens over the speed of the running runs."""
     if all(row["state"] not in _GOING for row in runs):
         return "finished"
     speed = sum(row["rate"] or 0.0 for row in runs if row["state"] == "running")
     if not any(row["state"] == "running" for row in runs):
-        return "no run is at work now"
+        return "no run is active"
     if not (left := _budget(runs)[1]):
-        return "being scored"
-    return f"about {short_time(left / speed)} of training left" if speed else "time left not known yet"
+        return "evaluating"
+    return f"about {short_time(left / speed)} of training left" if speed else "time left unknown"

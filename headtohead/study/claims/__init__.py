@@ -1,9 +1,11 @@
-"""What a study says of published claims: supported, contradicted or open; direction and size of effect apart.
+"""Judge published claims by a study: supported, contradicted or open, for direction and effect size separately.
 
-Direction: Holm-adjusted p < 0.05 on the published side supports, on the other side contradicts, anything else is
-open; changes, interactions, trends, medians and spreads stand alone, and their p is not adjusted. Size: the 95 % interval excludes the published effect, and contradicts it; or holds it and lies between none
-and twice that effect, and supports it; or is too wide for either, and leaves it open. A criterion that gives bounds
-in place of an effect is met by an interval inside them and contradicted by one outside.
+Direction: Holm-adjusted p < 0.05 in the published direction supports a claim, in the opposite direction contradicts it;
+anything else is open. The p values of changes, interactions, trends, medians and spreads are not adjusted.
+
+Size: a 95 % interval that excludes the published effect contradicts it. An interval that contains it and is between zero
+and twice the effect supports it. A wider interval leaves it open. A criterion with bounds instead of an effect is
+supported by an interval inside the bounds and contradicted by one outside.
 """
 
 from __future__ import annotations
@@ -46,12 +48,12 @@ _TRAINED: dict[str, Callable[[Evidence, Criterion, Sequence[Contest]], Part]] = 
     "probe": probed,
     "tasks": of_tasks,
 }
-"""How each kind of criterion about a study's own runs is judged, from the contests it is about."""
+"""The function that judges each kind of criterion about trained runs, from its contests."""
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What a study says of one claim."""
+    """The result of judging one claim."""
 
     id: str
     statement: str
@@ -75,9 +77,9 @@ def judge_claims(
     toy: Toy | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> list[ClaimResult]:
-    """Return what the studies of that scale, by name, and the paper's toy where it has one, say of each claim.
+    """Return the result of each claim from the studies of a scale, by name, and the paper's toy if it has one.
 
-    A study that is not given leaves what it decides open; `absent` may say why it is not.
+    Criteria about a study that is not given stay open; `absent` gives the reason by study.
     """
     settings = paper.studies(scale)
     asked = _Evidence(
@@ -92,14 +94,14 @@ def judge_claims(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """All that there is to decide claims by."""
+    """Everything that claims are judged by."""
 
     scale: str
     baseline: str
-    """Of the main study, as text: what costs are measured against."""
+    """The baseline arm of the main study, as text; costs are relative to it."""
     studies: Mapping[str, Evidence]
     absent: Mapping[str, str]
-    """Why a study of this scale is not among them."""
+    """The reason why a study of this scale is missing."""
     toy: Toy | None
 
 
@@ -110,7 +112,7 @@ def _judge_all(claim: Claim, asked: _Evidence) -> ClaimResult:
     sizes = [part.size for part in parts if part.size is not None]
     reasons = [part.reason for part in parts]
     if not sizes and scale != NOT_RUN:
-        reasons.append("no size of effect was published")
+        reasons.append("no effect size was published")
     return ClaimResult(
         claim.id,
         claim.statement,
@@ -124,7 +126,7 @@ def _judge_all(claim: Claim, asked: _Evidence) -> ClaimResult:
 
 
 def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
-    """Return what one criterion comes to."""
+    """Return the result of one criterion."""
     scale = asked.scale
     if criterion.kind == "open":
         return Part(OPEN, None, NOT_RUN, criterion.reason)
@@ -147,8 +149,10 @@ def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
     known = [contest for contest in contests if contest is not None]
     if len(known) < len(places):
         lost = places[contests.index(None)]
-        words = ", ".join(f"{key} {' or '.join(value)}" for key, value in lost.items()) or "no contest"
-        return Part(OPEN, None, NOT_RUN, f"{words} is not part of scale {scale}")
+        missing_place = (
+            ", ".join(f"{key} {' or '.join(value)}" for key, value in lost.items()) or "no contest"
+        )
+        return Part(OPEN, None, NOT_RUN, f"{missing_place} is not part of scale {scale}")
     if criterion.kind == "trend":
         known = evidence.group(criterion.over, known[0])
     part = _TRAINED[criterion.kind](evidence, criterion, known)
@@ -170,7 +174,7 @@ def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
 
 
 def _untrained_in(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> str:
-    """Return where nothing was learnt by any of the arms a criterion compares, or nothing; a mean of tasks needs one task."""
+    """Return a message if all compared arms are untrained, else an empty string; a mean of tasks needs one learned task."""
     alone = criterion.against or criterion.then or criterion.compare == "value"
     arms = criterion.arms if alone else (*criterion.arms, "")
     places = evidence.contests if criterion.kind == "tasks" else contests

@@ -1,4 +1,4 @@
-"""Criteria about arms trained side by side: differences, orders, changes, trends, medians, spreads; and costs by formula."""
+"""Criteria about trained arms: differences, orders, changes, trends, medians, spreads; and costs by formula."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from headtohead.study.judge.trends import MIN_POINTS, OVER, trend_of
 from headtohead.study.store.manifest import Contest, metric_label
 
 Contests = Sequence[Contest]
-# Fewer seeds than this say nothing about a spread: at five a true ratio of 8 is found in 58 % of studies.
+# Fewer seeds are too few for a spread: with five, a true variance ratio of 8 is detected in 58 % of studies.
 _SPREAD_SEEDS = 5
 
 
 def better_or_worse(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge whether an arm is ahead of another, or behind it."""
+    """Judge whether an arm is better or worse than another."""
     return difference(criterion, _compared(evidence, criterion, contests[0]))
 
 
@@ -67,22 +67,22 @@ def order(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
 
 
 def change(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge the difference at the second place less the difference at the first, over paired seeds."""
+    """Judge the difference in the second contest minus the difference in the first, over paired seeds."""
     names = (criterion.arm, criterion.against)
-    words = f"({{0}}) at {criterion.values[1]} less at {criterion.values[0]}"
-    return _second_less_first(evidence, criterion, [(contest, *names) for contest in contests[:2]], words)
+    form = f"({{0}}) at {criterion.values[1]} minus at {criterion.values[0]}"
+    return _second_less_first(evidence, criterion, [(contest, *names) for contest in contests[:2]], form)
 
 
 def interaction(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge the difference of two arms less that of two others, or less a share of it, over paired seeds."""
+    """Judge the difference of two arms minus (a share of) the difference of two others, over paired seeds."""
     control = (contests[0], criterion.control, criterion.control_against)
     share = "" if criterion.share == 1 else f"{criterion.share:g} of "
     places = (control, (contests[0], criterion.arm, criterion.against))
-    return _second_less_first(evidence, criterion, places, f"({{1}}) less {share}({{0}})")
+    return _second_less_first(evidence, criterion, places, f"({{1}}) minus {share}({{0}})")
 
 
 def _second_less_first(
-    evidence: Evidence, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], words: str
+    evidence: Evidence, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], form: str
 ) -> Part:
     gaps = [evidence.gaps(*place) for place in places]
     seeds = [seed for seed in evidence.manifest.seeds if seed in gaps[0] and seed in gaps[1]]
@@ -91,7 +91,7 @@ def _second_less_first(
     pair = [evidence.compare(*place) for place in places]
     trouble = next((found.trouble for found in pair if found.trouble), "")
     remark = _diverged(pair)
-    label = words.format(*(found.label for found in pair))
+    label = form.format(*(found.label for found in pair))
     decision = decided(paired, paired.p, remark)
     unit = evidence.manifest.measure(places[0][0]).name
     return signed_difference(criterion, Compared(label, paired, paired.p, decision, trouble, remark, unit))
@@ -102,7 +102,7 @@ def _diverged(found: Sequence[Compared]) -> str:
 
 
 def median(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge the difference of medians by swapping the arms seed by seed; it has no interval, hence no size."""
+    """Judge the difference of medians by a permutation test within seeds; it has no interval and therefore no size."""
     contest = contests[0]
     a, b = evidence.label(criterion.arm) or "", evidence.label(criterion.against) or ""
     ours, theirs = evidence.values.get((contest, a), {}), evidence.values.get((contest, b), {})
@@ -115,19 +115,19 @@ def median(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     shift, p = compare_medians([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
     row |= {"difference": shift, "p": p}
     if p is None:
-        reason = f"{what}: {shift:+.4f}; a median takes {MEDIAN_SEEDS} paired seeds, here are {len(seeds)}"
+        reason = f"{what}: {shift:+.4f}; a median needs {MEDIAN_SEEDS} paired seeds, got {len(seeds)}"
         return Part(OPEN, None, REDUCED, reason, [row])
     decision = decide(shift, p, None, None, 0.0, compared.better)
     if compared.remark:
         decision = "undecided"
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(decision, CONTRADICTED)
     unit = metric_label(compared.unit)
-    reason = f"{what}: {shift:+.4f} {unit}, p {p:.2g} by swapping arms in every seed: {decision}"
+    reason = f"{what}: {shift:+.4f} {unit}, p {p:.2g} by swapping arms within seeds: {decision}"
     return Part(direction, None, REDUCED, reason, [row])
 
 
 def trend(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge the slope of the difference per doubling, over contests that differ in one thing."""
+    """Judge the slope of the difference per doubling, over contests that differ only on one axis."""
     what, names = OVER[criterion.over].words, (criterion.arm, criterion.against)
     gaps = {
         contest: evidence.gaps(contest, *names)
@@ -139,7 +139,7 @@ def trend(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
     found = [evidence.compare(contest, *names) for contest in contests]
     trouble = next((one.trouble for one in found if one.trouble), "")
     if line is None:
-        trouble = trouble or f"a trend takes {MIN_POINTS} values of {what} or more, here are {len(contests)}"
+        trouble = trouble or f"a trend needs {MIN_POINTS} or more values of {what}, got {len(contests)}"
     paired = compare_paired([], []) if line is None else line.slope
     remark = _diverged(found)
     decision = decided(paired, paired.p, remark)
@@ -153,7 +153,7 @@ def trend(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
 
 
 def spread(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
-    """Judge whether the arm's seeds lie wider apart, by Brown and Forsythe's test; its ratio has no interval here."""
+    """Judge whether the arm has the larger variance over seeds (Brown-Forsythe test); the ratio has no interval."""
     contest = contests[0]
     compared = evidence.compare(contest, criterion.arm, criterion.against)
     a, b = evidence.label(criterion.arm) or "", evidence.label(criterion.against) or ""
@@ -165,7 +165,7 @@ def spread(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
         "p": None,
     }
     if compared.trouble or min(len(ours), len(theirs)) < _SPREAD_SEEDS:
-        reason = compared.trouble or f"a spread needs {_SPREAD_SEEDS} seeds or more, here are {row['n']}"
+        reason = compared.trouble or f"a spread needs {_SPREAD_SEEDS} or more seeds, got {row['n']}"
         return Part(OPEN, OPEN, REDUCED, reason, [row])
     import numpy as np
     from scipy import stats
@@ -178,12 +178,12 @@ def spread(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     if ratio is not None and p < ALPHA:
         direction = SUPPORTED if ratio > 1 else CONTRADICTED
     shown = "undefined" if ratio is None else f"{ratio:.3g}"
-    reason = f"variance of {a} over {b}: ratio {shown}, p {p:.2g}; the ratio's own interval is not computed"
+    reason = f"variance of {a} over {b}: ratio {shown}, p {p:.2g}; no interval of the ratio is computed"
     return Part(direction, OPEN, REDUCED, reason, [row])
 
 
 def cost(baseline: str, criterion: Criterion) -> Part:
-    """Judge a ratio of parameters, cache or FLOPs, counted by formula: no training is needed."""
+    """Judge a ratio of parameters, cache or FLOPs by formula; needs no training."""
     size = find_size(criterion.place["size"][0])
     found = []
     for arm in (criterion.arm, criterion.against or baseline):

@@ -1,4 +1,4 @@
-"""What must hold for a claim to hold: the kinds of criteria, the settings each takes, and one read from a table."""
+"""Criteria of claims: their kinds, the settings of each kind, and reading one from a TOML table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headtohead.study.judge.trends import OVER
 from headtohead.study.probes import check_probes_apply, probe_names
 
 MAIN = "study"
-"""What the study of [study] is called where one of several is named."""
+"""Name of the study in [study] among several."""
 PLACE = ("corpus", "size", "context", "branch", "shape", "length")
 QUANTITIES = ("parameters", "cache", "flops")
 TOY_QUANTITIES = ("alpha", "qk", "ov")
@@ -31,7 +31,7 @@ STEPS = ("last", "best")
 COMPARED_AS = ("difference", "ratio", "value")
 _TRAINED = {"kind", "study", "at", *PLACE}
 _COMPARED = {"arm", "against"} | _TRAINED
-# What each kind of criterion is decided by, and the settings it takes.
+# What each kind of criterion states, and its settings.
 KINDS: dict[str, set[str]] = {
     # the arm is better or worse than another; effect, at_least and at_most are about the size of the difference
     "difference": _COMPARED | {"expect", "effect", "at_least", "at_most", "step"},
@@ -39,28 +39,28 @@ KINDS: dict[str, set[str]] = {
     "equivalence": _COMPARED | {"margin", "expect", "effect", "step"},
     # the first arm is better than each of the others
     "order": {"first", "then"} | _TRAINED,
-    # the difference itself differs between two places: `over` names what, `values` the two
+    # the difference changes between two values of `over`, given in `values`
     "change": _COMPARED | {"over", "values", "expect", "effect"},
-    # the difference moves with size, tokens per parameter or context; numbers are per doubling of it
+    # the difference changes with size, tokens per parameter or context; numbers are per doubling
     "trend": _COMPARED | {"over", "expect", "effect", "margin"},
-    # the arm's seeds lie wider apart than another's
+    # the arm has a larger variance over seeds than another
     "spread": _COMPARED,
     # the arm's median over seeds is better or worse than another's
     "median": _COMPARED | {"expect"},
     # the difference differs from that of another pair of arms, control - control_against, or from a share of that
     "interaction": _COMPARED | {"control", "control_against", "share", "expect", "effect"},
-    # a number that a probe found: `path` says which; compared as difference, ratio, or the arm's own value
+    # a number at `path` in a probe's result; compared as difference, ratio, or the arm's own value
     "probe": _COMPARED
     | {"probe", "path", "compare", "expect", "effect", "at_least", "at_most", "margin", "guard"},
-    # what an arm costs by formula, as a ratio to another: no training
+    # the cost of an arm by formula, as a ratio to another; needs no training
     "cost": {"kind", "arm", "against", "size", "quantity", "ratio", "tolerance"},
     # the arm's mean over all tasks of a study is better or worse than another's
     "tasks": {"kind", "study", "at", "arm", "against", "expect", "effect", "at_least", "at_most"},
-    # a quantity of the toy's runs rises from each to the next by more than a margin, at each of some losses
+    # a quantity of the toy's runs increases from each to the next by more than a margin, at each given loss
     "toy": {"kind", "quantity", "order", "losses", "margins"},
     # tables and theory of the toy are reproduced
     "toy_check": {"kind", "checks"},
-    # what cannot be decided yet
+    # cannot be decided yet
     "open": {"kind", "reason"},
 }
 _NEEDED: dict[str, set[str]] = {
@@ -93,18 +93,18 @@ TRAINED = frozenset(KINDS) - {"cost", "toy", "toy_check", "open"}
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that must hold for a claim to hold; numbers in bits per byte or a task's metric, except a cost's ratio and a probe's own."""
+    """A condition of a claim. Numbers are in bits per byte or a task's metric, except ratios of costs and probe results."""
 
     kind: str
     study: str = MAIN
-    """Which of the paper's studies it is about."""
+    """The study of the paper that it is about."""
     arm: str = ""
     against: str = ""
-    """The baseline when empty."""
+    """Empty: the baseline."""
     expect: str = ""
-    """better or worse; lower or higher for a change, an interaction, a probe and a trend, which may also be level or no higher."""
+    """better or worse; for a change, interaction, probe or trend: lower or higher; for a trend also level or no higher."""
     effect: tuple[float, float] | None = None
-    """The published difference; two numbers where it is known only to lie between them."""
+    """The published difference, as a range."""
     at_least: float | None = None
     at_most: float | None = None
     margin: float = 0.0
@@ -123,24 +123,24 @@ class Criterion:
     checks: tuple[str, ...] = ()
     control: str = ""
     control_against: str = ""
-    """The baseline when empty."""
+    """Empty: the baseline."""
     step: str = "last"
-    """Which of a run's steps: the last, or the best on valid, where a task's runs are evaluated on the way."""
+    """The step of a run: the last, or the best on valid for tasks that are evaluated during training."""
     share: float = 1.0
-    """How much of the control's difference counts: half of a gain is share 0.5."""
+    """Factor on the control's difference: 0.5 for half of a gain."""
     probe: str = ""
     path: str = ""
     compare: str = "difference"
     guard: tuple[str, float] | None = None
-    """A path, and what the baseline's number there must reach: below it the study cannot tell, as where all guess."""
+    """A path and the minimum of the baseline's number there; below it the criterion stays open, as when all arms guess."""
     place: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Corpus, size, shape rule and length rule, where they are not the study's first; the first of them that it has."""
+    """Corpus, size, shape rule and length rule: the first value that the study has. Default: the study's first."""
     at: dict[str, Any] = field(default_factory=dict)
-    """Where its own numbers were published, in place of the claim's."""
+    """Where its own numbers were published; replaces the claim's `at`."""
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The arms it speaks of, the baseline left out where it is not named."""
+        """The arms it names; the default baseline is not included."""
         return tuple(
             filter(
                 None, (self.first or self.arm, self.against, *self.then, self.control, self.control_against)
@@ -149,14 +149,14 @@ class Criterion:
 
 
 class Named(Protocol):
-    """What a criterion may name of a study."""
+    """The parts of a study that a criterion may name."""
 
     arms: set[str]
     of_tasks: bool
 
 
 def read_at(given: Any) -> dict[str, Any]:
-    """Return where something was published: corpora, sizes, and tokens."""
+    """Return the published setting: corpora, sizes and tokens."""
     at = as_table(given, "at")
     check_known(at, {"corpus", "size", "tokens"}, "setting of at")
     places: dict[str, Any] = {key: as_texts(at[key], f"at.{key}") for key in ("corpus", "size") if key in at}
@@ -166,7 +166,7 @@ def read_at(given: Any) -> dict[str, Any]:
 
 
 def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str, Named]) -> Criterion:
-    """Return the criterion of a table; `factor` turns its numbers into bits per byte."""
+    """Return the criterion in a table; `factor` converts its numbers to bits per byte."""
     kind = as_choice(part.get("kind"), "kind of criterion", tuple(KINDS))
     check_known(part, KINDS[kind], f"setting of a {kind} criterion")
     for key in sorted(_NEEDED[kind] - part.keys()):
@@ -178,7 +178,7 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
     study = studies[name]
     values: dict[str, Any] = {"kind": kind, "place": place, "study": name, "at": read_at(part.get("at", {}))}
     if kind == "tasks" and not study.of_tasks:
-        raise UserError(f"a tasks criterion is about a study of tasks; {name} has none")
+        raise UserError(f"a tasks criterion needs a study of tasks; study '{name}' has no tasks")
     factor = 1.0 if kind == "probe" or study.of_tasks else factor
     for key in ("arm", "against", "first", "reason", "control", "control_against", "path"):
         if key in part:
@@ -193,27 +193,25 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
         if key in part:
             values[key] = as_number(part[key], key)
     if values.get("share", 1.0) <= 0:
-        raise UserError(f"share is above 0, got {part['share']!r}")
+        raise UserError(f"share must be above 0, got {part['share']!r}")
     if "effect" in part:
         effect = part["effect"]
         ends = [
             as_number(end, "effect") * factor for end in (effect if isinstance(effect, list) else [effect])
         ]
         if len(ends) not in (1, 2):
-            raise UserError(f"effect takes a number, or the two it lies between, got {effect!r}")
+            raise UserError(f"effect takes a number or a range [low, high], got {effect!r}")
         values["effect"] = (min(ends), max(ends))
     if "expect" in part:
         values["expect"] = as_choice(part["expect"], "expect", _EXPECTED.get(kind, ("better", "worse")))
         if kind == "trend" and (values["expect"] in _WITHIN) != ("margin" in part):
-            raise UserError(
-                f"a trend takes a margin where it is expected {' or '.join(_WITHIN)}, and only there"
-            )
+            raise UserError(f"a trend takes a margin if and only if expect is {' or '.join(_WITHIN)}")
     if kind == "trend":
         values["over"] = as_choice(part["over"], "over", tuple(OVER))
     elif "over" in part:
         values["over"] = as_choice(part["over"], "over", PLACE)
         if len(values["values"]) != 2:
-            raise UserError(f"values takes two words of {values['over']}, got {list(values['values'])}")
+            raise UserError(f"values takes two values of {values['over']}, got {list(values['values'])}")
     if "quantity" in part:
         allowed = TOY_QUANTITIES if kind == "toy" else QUANTITIES
         values["quantity"] = as_choice(part["quantity"], "quantity", allowed)
@@ -222,7 +220,7 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
     if "step" in part:
         values["step"] = as_choice(part["step"], "step", STEPS)
         if not study.of_tasks:
-            raise UserError(f"step is of studies of tasks; {name} has none")
+            raise UserError(f"step applies to studies of tasks; study '{name}' has no tasks")
     if "compare" in part:
         values["compare"] = as_choice(part["compare"], "compare", COMPARED_AS)
     if kind == "probe":
@@ -230,8 +228,8 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
         check_probes_apply([values["probe"]], "tasks" if study.of_tasks else "corpora")
         if (part.get("expect", _BOUNDED[0]) in _BOUNDED) != ("margin" in part):
             raise UserError(
-                "a probe criterion takes expect, or the margin within which it counts as equal; "
-                f"both where {' or '.join(_BOUNDED)} by more than that is expected"
+                "a probe criterion takes either expect or the margin for equality; "
+                f"with expect {' or '.join(_BOUNDED)} it takes both"
             )
         if "guard" in part:
             guard = part["guard"]
@@ -240,9 +238,9 @@ def read_criterion(part: Mapping[str, Any], factor: float, studies: Mapping[str,
             values["guard"] = (as_text(guard[0], "guard"), as_number(guard[1], "guard"))
         ratios = [*values.get("effect", ()), values.get("at_least", 1.0), values.get("at_most", 1.0)]
         if values.get("compare") == "ratio" and min(ratios) <= 0:
-            raise UserError("ratios are above 0")
+            raise UserError("effect, at_least and at_most must be above 0 with compare = 'ratio'")
     criterion = Criterion(**values)
-    # A cost needs no training, so its arms need not stand in the study.
+    # A cost needs no training, so its arms need not be in the study.
     for arm in criterion.arms if kind in TRAINED else ():
         if arm not in study.arms:
             raise unknown("arm", arm, study.arms)
@@ -253,7 +251,7 @@ def _toy_settings(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a criterion about the toy."""
     if "checks" in part:
         return {
-            "checks": tuple(as_choice(word, "check", CHECKS) for word in as_texts(part["checks"], "checks"))
+            "checks": tuple(as_choice(name, "check", CHECKS) for name in as_texts(part["checks"], "checks"))
         }
     order = as_texts(part["order"], "order")
     for name in order:
@@ -265,5 +263,7 @@ def _toy_settings(part: Mapping[str, Any]) -> dict[str, Any]:
     if len(margins) == 1:
         margins *= len(order) - 1
     if len(order) < 2 or len(margins) != len(order) - 1:
-        raise UserError(f"order takes two runs or more and a margin between each two, got {len(margins)}")
+        raise UserError(
+            f"order takes two or more runs and a margin between each two, got {len(order)} runs, {len(margins)} margins"
+        )
     return {"order": order, "losses": losses, "margins": margins}

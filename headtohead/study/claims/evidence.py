@@ -1,4 +1,4 @@
-"""A study's verdicts, asked by claims."""
+"""A study's verdicts in the form that claims are judged by."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from headtohead.study.probes import Found
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
 
 Finder = Callable[[str, str], Found | None]
-"""What a probe found in a run, by the run's name and the probe's."""
+"""Returns a probe's result by run id and probe name."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A study as far as it has come."""
+    """A study with the results it has so far."""
 
     manifest: Manifest
     verdicts: Sequence[Verdict]
     results: Mapping[str, Result] = field(default_factory=dict)
-    """By run; a trend over size needs them."""
+    """By run; required for a trend over size."""
     found: Finder = lambda run, probe: None
 
 
 class Evidence:
-    """The verdicts of one study of a paper, asked by its claims."""
+    """The verdicts of one study of a paper, with the comparisons that its claims need."""
 
     def __init__(self, paper: Paper, name: str, spec: StudySpec, study: Finished) -> None:
         manifest, verdicts = study.manifest, study.verdicts
@@ -47,7 +47,7 @@ class Evidence:
             for part in claim.criteria
             if part.kind in TRAINED and part.study == name
         ]
-        """What the claims ask of this study."""
+        """The claims' criteria about this study."""
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
         for contest in self.contests:
@@ -62,29 +62,29 @@ class Evidence:
             for contest in self.contests
             for _, label in manifest.arms
         }
-        self.found = cache(study.found)  # what a probe found stands in a file
+        self.found = cache(study.found)  # a probe's result is read from a file
         self.adjusted = self._adjusted()
 
     def label(self, arm: str) -> str | None:
-        """Return the label of an arm, the baseline's where none is named, or None where the study has no such arm."""
+        """Return the label of an arm, the baseline's if `arm` is empty, or None if the study has no such arm."""
         if not arm:
             return self.manifest.baseline
         return next((label for text, label in self.manifest.arms if arm in (text, label)), None)
 
     def contest(self, place: dict[str, tuple[str, ...]]) -> Contest | None:
-        """Return the contest at a place; what the place does not name is the study's first."""
+        """Return the contest with the given fields; fields not given default to the study's first."""
         found = self.contests
         for key in PLACE:
             here = [getattr(contest, key) for contest in found]
-            wanted = next((word for word in place.get(key, here) if word in here), None)
+            wanted = next((value for value in place.get(key, here) if value in here), None)
             found = [contest for contest in found if getattr(contest, key) == wanted]
         return found[0] if found else None
 
     def other_scale(self, claim: Claim, contests: Sequence[Contest], criterion: Criterion) -> str:
-        """Return how this study differs from the published one, or nothing."""
+        """Return how this study differs from the published one, or an empty string."""
         at = criterion.at or claim.at
         if not at:
-            return "the published scale is not known"
+            return "the published scale is unknown"
         notes = []
         for key in ("corpus", "size"):
             here = list(dict.fromkeys(getattr(contest, key) for contest in contests))
@@ -104,7 +104,7 @@ class Evidence:
         return "; ".join(notes)
 
     def _adjusted(self) -> dict[tuple[Contest, str, str], float | None]:
-        """Return Holm-adjusted p values, contest by contest, of the claims' comparisons that no verdict covers."""
+        """Return Holm-adjusted p values, per contest, of the claims' comparisons that have no verdict."""
         pairs: dict[Contest, dict[tuple[str, str], None]] = {}
         for criterion in self.criteria:
             contest = self.contest(criterion.place)
@@ -125,39 +125,39 @@ class Evidence:
         return table
 
     def paired(self, contest: Contest, a: str, b: str) -> Paired:
-        """Return two labels' scores in a contest, over the seeds both have."""
+        """Return the paired comparison of two labels in a contest, over the seeds both have."""
         ours, theirs = self.values.get((contest, a), {}), self.values.get((contest, b), {})
         seeds = [seed for seed in self.manifest.seeds if seed in ours and seed in theirs]
         return compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
 
     def compare(self, contest: Contest, arm: str, against: str) -> Compared:
-        """Return two arms compared in a contest, with what is in the way and what is to be remarked."""
+        """Return the comparison of two arms in a contest, with its problems and remarks."""
         a, b = self.label(arm) or "", self.label(against) or ""
         paired = self.paired(contest, a, b)
         row, other = self.rows.get((contest, a)), self.rows.get((contest, b))
         p = row.p_holm if row and b == self.manifest.baseline else self.adjusted.get((contest, a, b))
         measure = self.manifest.measure(contest)
         decision = decide(paired.difference, p, None, None, 0.0, measure.better)
-        # Runs that did not diverge cannot stand for all: they may show the arm worse, never better.
+        # The runs that did not diverge are not representative: they may show the arm worse, never better.
         if (decision == "better" and row and row.diverged) or (
             decision == "worse" and other and other.diverged
         ):
             decision = "undecided"
         trouble = ""
         rows = [found for found in (row, other) if found]
-        for word in ("missing", "failed"):
-            count = sum(getattr(found, word) for found in rows)
+        for state in ("missing", "failed"):
+            count = sum(getattr(found, state) for found in rows)
             if count:
-                trouble = f"{count} runs {'are not finished' if word == 'missing' else 'failed'}"
+                trouble = f"{count} runs {'are not finished' if state == 'missing' else 'failed'}"
                 break
-        checked = {label for row in rows for label, words in _failed(row) if words and label in (a, b)}
+        checked = {label for row in rows for label, failed in _failed(row) if failed and label in (a, b)}
         if checked:
             trouble = f"{' and '.join(sorted(checked))} failed the causality check"
         if not trouble and paired.n < 2:
             trouble = f"{paired.n} paired seeds give no interval"
         notes = [f"{found.diverged} runs of {found.label} diverged" for found in rows if found.diverged]
         notes += (
-            ["on this test set alone"]
+            ["on this test set only"]
             if row and b == self.manifest.baseline and row.scope == "this test set"
             else []
         )
@@ -165,7 +165,7 @@ class Evidence:
         return Compared(f"{a} - {b}", paired, p, decision, trouble, remark, measure.name, measure.better)
 
     def compare_best(self, contest: Contest, arm: str, against: str) -> Compared:
-        """Return two arms compared by what each run scores at its best step; p is that of this comparison alone."""
+        """Return the comparison of two arms at each run's best step; p is not adjusted."""
         last = self.compare(contest, arm, against)
         a, b = self.label(arm) or "", self.label(against) or ""
         ours, theirs = self.best[contest, a], self.best[contest, b]
@@ -173,7 +173,7 @@ class Evidence:
         paired = compare_paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         trouble = last.trouble
         if not trouble and len(seeds) < last.paired.n:
-            trouble = "a run without evaluations on the way knows no best step"
+            trouble = "a run without evaluations during training has no best step"
         decision = decide(paired.difference, paired.p, None, None, 0.0, last.better)
         return replace(
             last,
@@ -185,7 +185,7 @@ class Evidence:
         )
 
     def unlearnt(self, contest: Contest, arms: Sequence[str]) -> str:
-        """Return that none of some arms is sure to have learnt anything in a contest, by the 95 % interval; or nothing."""
+        """Return a message if, by the 95 % interval, all of the arms may be untrained in a contest, else an empty string."""
         labels = list(dict.fromkeys(self.label(arm) or "" for arm in arms))
         measure = self.manifest.measure(contest)
         for label in labels:
@@ -195,8 +195,8 @@ class Evidence:
             worst = mean.difference if worst is None else worst
             if worst is None or not is_untrained(worst, self.manifest, contest):
                 return ""
-        words = NOTHING[measure.name == METRIC]
-        return f"nothing is decided where all that is compared may {words}: {', '.join(labels)}"
+        failing = NOTHING[measure.name == METRIC]
+        return f"not decided, because all compared arms may {failing}: {', '.join(labels)}"
 
     def gaps(self, contest: Contest, arm: str, against: str) -> dict[int, float]:
         """Return arm - other by seed."""
@@ -205,7 +205,7 @@ class Evidence:
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
     def group(self, over: str, first: Contest) -> list[Contest]:
-        """Return the contests that differ from the first in one thing alone: size, tokens per parameter or context."""
+        """Return the contests that differ from `first` only in `over`: size, tokens per parameter or context."""
         return next((group for group in groups(self.contests, over) if first in group), [first])
 
 
@@ -216,13 +216,13 @@ def _failed(row: Verdict) -> tuple[tuple[str, list[str]], ...]:
 def _best_values(
     manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Result]
 ) -> dict[int, float]:
-    """Return by seed what an arm's runs score on test at their best step, where they know it."""
+    """Return the test score of an arm's runs at their best step by seed, for runs that have one."""
     metric = manifest.measure(contest).name
     found = {seed: _best(results.get(run, {}), metric) for seed, run in manifest.runs(contest, label).items()}
     return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
 
 
 def _best(result: Result, metric: str) -> dict[str, Any] | None:
-    """Return the best step of a run on valid by a metric; results of earlier versions know that of the task's own alone."""
+    """Return the best step of a run on valid by a metric; results of earlier versions have it for the task's metric only."""
     found: dict[str, Any] | None = result.get("best_by", {}).get(metric, result.get("best"))
     return found

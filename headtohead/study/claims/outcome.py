@@ -1,4 +1,4 @@
-"""What one criterion comes to: supported, contradicted or open, from two arms compared over paired seeds."""
+"""Outcome of one criterion (supported, contradicted or open) from a comparison of two arms over paired seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headtohead.study.store.manifest import METRIC, metric_label
 
 SUPPORTED, CONTRADICTED, OPEN = "supported", "contradicted", "open"
 PUBLISHED, REDUCED, NOT_RUN = "published scale", "reduced scale", "not run"
-SMOKE = "smoke proves that the machinery runs and decides nothing"
+SMOKE = "scale smoke only tests that everything runs; it decides nothing"
 
 
 @dataclass
 class Part:
-    """What one criterion came to; size None: nothing was published or asked about it."""
+    """The outcome of one criterion; `size` is None if no effect size was published or requested."""
 
     direction: str
     size: str | None
@@ -28,36 +28,36 @@ class Part:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two arms in one contest over the seeds both have finished."""
+    """The comparison of two arms in one contest over the seeds that both have finished."""
 
     label: str
     paired: Paired
     p: float | None
-    """Holm-adjusted; that of a change, an interaction or a trend as it is."""
+    """Holm-adjusted, except for a change, an interaction or a trend."""
     decision: str
-    """better, worse or undecided; equivalence is judged by each criterion's own margin."""
+    """better, worse or undecided; equivalence is judged by the margin of each criterion."""
     trouble: str
     """Why the numbers cannot be used, or empty."""
     remark: str
     unit: str = METRIC
     better: str = "lower"
-    """Which way the unit is better: lower or higher."""
+    """Whether a lower or a higher value is better."""
 
 
 def decided(paired: Paired, p: float | None, remark: str) -> str:
-    """Return better, worse or undecided for a number over several comparisons: runs that did not diverge cannot stand for all."""
+    """Return better, worse or undecided for a number over several comparisons; diverged runs leave it undecided."""
     return "undecided" if "diverged" in remark else decide(paired.difference, p, None, None, 0.0)
 
 
-def all_of(words: Sequence[str]) -> str:
-    """Return what several criteria come to: all must hold, and one that fails is enough."""
-    if CONTRADICTED in words:
+def all_of(outcomes: Sequence[str]) -> str:
+    """Return the joint outcome of several criteria: all must be supported, and one contradiction contradicts."""
+    if CONTRADICTED in outcomes:
         return CONTRADICTED
-    return SUPPORTED if words and all(word == SUPPORTED for word in words) else OPEN
+    return SUPPORTED if outcomes and all(one == SUPPORTED for one in outcomes) else OPEN
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """Return several parts as one: all must hold."""
+    """Return several parts combined into one: all must be supported."""
     sizes = [part.size for part in parts if part.size is not None]
     measured = [row for part in parts for row in part.measured]
     direction = all_of([part.direction for part in parts])
@@ -90,20 +90,20 @@ def _row(criterion: Criterion, compared: Compared) -> dict[str, Any]:
 
 def _numbers(criterion: Criterion, compared: Compared) -> str:
     paired = compared.paired
-    words = (
+    text = (
         f"{compared.label}: {paired.difference:+.4f} {metric_label(compared.unit)}"
         if paired.difference is not None
         else compared.label
     )
     if paired.ci_low is not None:
-        words += f" ({paired.ci_low:+.4f} to {paired.ci_high:+.4f}, n {paired.n})"
+        text += f" ({paired.ci_low:+.4f} to {paired.ci_high:+.4f}, n {paired.n})"
     if criterion.effect is not None:
-        words += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(criterion.effect))
-    return words + (f", {compared.remark}" if compared.remark else "")
+        text += ", published " + " to ".join(f"{end:+.4f}" for end in dict.fromkeys(criterion.effect))
+    return text + (f", {compared.remark}" if compared.remark else "")
 
 
 def difference(criterion: Criterion, compared: Compared) -> Part:
-    """Judge arm - other: on the published side, and by as much."""
+    """Judge arm - other: its direction, and its size against the published effect."""
     measured = [_row(criterion, compared)]
     asked = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
     if compared.trouble:
@@ -114,7 +114,7 @@ def difference(criterion: Criterion, compared: Compared) -> Part:
 
 
 def signed_difference(criterion: Criterion, compared: Compared) -> Part:
-    """Judge a number of which lower or higher is expected, rather than better or worse."""
+    """Judge a number that is expected to be lower or higher, rather than better or worse."""
     expect = {"lower": "better", "higher": "worse"}[criterion.expect]
     part = difference(replace(criterion, expect=expect), compared)
     part.reason = part.reason.replace(": better", ": lower").replace(": worse", ": higher")
@@ -122,9 +122,9 @@ def signed_difference(criterion: Criterion, compared: Compared) -> Part:
 
 
 def equivalence(criterion: Criterion, compared: Compared) -> Part:
-    """Judge whether arm - other lies within the claim's margin: the 90 % interval inside it, or the 95 % one outside.
+    """Judge whether arm - other is within the margin.
 
-    Where no better or no worse is expected, the other side of the margin is free.
+    Supported if the 90 % interval is inside the margin, contradicted if the 95 % interval is outside. With expect `no better` or `no worse`, only one side of the margin counts.
     """
     measured = [_row(criterion, compared)]
     if compared.trouble:

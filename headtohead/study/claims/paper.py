@@ -1,16 +1,16 @@
-"""What a paper says, as data: its claims, how each is decided, and the studies of three scales that decide them.
+"""Paper files: a paper's claims with their criteria, and the studies that decide them at three scales.
 
-    [paper]                 title, about, unit and bytes_per_unit of its numbers; bits per byte when not said
+    [paper]                 title, about, unit and bytes_per_unit of its numbers (default: bits per byte)
     [study]                 the settings of a study, as in any study file
-    [scale.smoke]           what is different at that scale; small and paper likewise
-    [also.NAME]             the settings of another study, of corpora or tasks, where the paper has several
-    [also.NAME.smoke]       what is different at that scale; at a scale that is left out there is no such study;
-                            from = "also.OTHER": its models start from the one run of another study of the paper
-    [toy.smoke]             runs of the toy, seeds, and until which loss, where the paper has a toy
-    [[claim]]               id, statement, published (its numbers, in words), at (corpus, size, tokens), criteria
+    [scale.smoke]           settings that differ at that scale; likewise small and paper
+    [also.NAME]             the settings of another study, of corpora or tasks, if the paper has several
+    [also.NAME.smoke]       settings that differ at that scale; without this table the study is not run at the scale;
+                            from = "also.OTHER": its models start from the only run of another study of the paper
+    [toy.smoke]             runs of the toy, seeds, and the loss at which they end, if the paper has a toy
+    [[claim]]               id, statement, published (its numbers, as text), at (corpus, size, tokens), criteria
 
-A claim holds when all of its criteria do. Numbers are differences, arm - baseline: of a loss, where below 0 is better, or
-of a task's metric, where above 0 is.
+A claim is supported if all of its criteria are. Numbers are differences arm - baseline, of a loss (below 0 is better) or
+of a task's metric (above 0 is better).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from headtohead.study.config.validation import (
 SCALES = ("smoke", "small", "paper")
 UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 TOY = "toy"
-"""What the toy is called where one of several studies is named."""
+"""Name of the toy among several studies."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _SISTER = "also."
-# Folders and tables that stand beside the other studies.
+# Names that are used for other folders and tables.
 _TAKEN = (MAIN, TOY, "runs", "charts")
 
 
@@ -55,7 +55,7 @@ class Claim:
     published: str
     criteria: tuple[Criterion, ...]
     at: dict[str, Any] = field(default_factory=dict)
-    """Corpora, sizes and tokens of the published numbers; what is not known is left out."""
+    """Corpora, sizes and tokens of the published numbers; unknown ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Paper:
     scales: dict[str, dict[str, Any]]
     claims: tuple[Claim, ...]
     toy: dict[str, ToyPlan] = field(default_factory=dict)
-    """What of the toy is done at each scale."""
+    """The plan of the toy at each scale."""
     also: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The settings of its other studies, by name and scale."""
 
     def studies(self, scale: str) -> dict[str, dict[str, Any]]:
-        """Return the settings of all its studies at a scale by name, the one of [study] first."""
+        """Return the settings of all its studies at a scale by name, [study] first."""
         if scale not in self.scales:
             raise unknown("scale", scale, self.scales)
         others = {name: scales[scale] for name, scales in self.also.items() if scale in scales}
@@ -89,18 +89,18 @@ class Paper:
         return known[study]
 
     def start(self, scale: str, study: str) -> str:
-        """Return the name of the study from whose run a study's models start, or nothing."""
+        """Return the name of the study from whose run a study's models start, or an empty string."""
         return sister(self.settings(scale, study))
 
 
 def sister(settings: Mapping[str, Any]) -> str:
-    """Return the name that a study's `from` gives to another study of the paper, or nothing."""
+    """Return the name of another study of the paper in a study's `from`, or an empty string."""
     given = str(settings.get("from", ""))
     return given.removeprefix(_SISTER) if given.startswith(_SISTER) else ""
 
 
 def find_paper(name: str) -> Path:
-    """Return the file of a paper's claims: a path, or a name in `studies/` here or beside the package."""
+    """Return the paper file: a path, or a name in `studies/` in the current directory or next to the package."""
     if name.endswith(".toml"):
         return Path(name)
     folders = [Path("studies"), Path(__file__).parents[3] / "studies"]
@@ -119,7 +119,7 @@ def _has_claims(path: Path) -> bool:
 
 
 def read_paper(path: Path) -> Paper:
-    """Return the claims and scales of a TOML file; a mistake is named with its file and claim."""
+    """Return the paper in a TOML file; errors name the file and the claim."""
     values = read_study(path)
     try:
         return _paper(path.stem, values)
@@ -129,7 +129,7 @@ def read_paper(path: Path) -> Paper:
 
 def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
-        raise UserError("no [[claim]] in it: h2h race runs a study without claims")
+        raise UserError("no [[claim]] found; run a study without claims with: h2h race")
     check_known(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
     about = as_table(values.get("paper", {}), "paper")
     check_known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
@@ -137,7 +137,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     length = as_number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
     if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
         raise UserError(
-            f"unit={unit}: bytes_per_unit, above 0, goes with nats_per_token and nats_per_word alone"
+            f"unit={unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; bits_per_byte takes none"
         )
     # nats / unit to bits / byte
     factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
@@ -145,7 +145,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     check_known(tables, set(SCALES), "scale")
     for scale in SCALES:
         if scale not in tables:
-            raise UserError(f"[scale.{scale}] is missing; a paper has {', '.join(SCALES)}")
+            raise UserError(f"[scale.{scale}] is missing; a paper needs {', '.join(SCALES)}")
     main = _Study(f"{name}, ", "scale", as_table(values.get("study"), "study"), tables)
     also = _also(name, as_table(values.get("also", {}), "also"))
     _check_starts({MAIN: main} | also)
@@ -155,29 +155,31 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
         if any(claim.id == other.id for other in claims):
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
-    words = (as_text(about.get("title", name), "title"), as_text(about.get("about", ""), "about"))
+    texts = (as_text(about.get("title", name), "title"), as_text(about.get("about", ""), "about"))
     others = {key: study.scales for key, study in also.items()}
-    return Paper(name, *words, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
+    return Paper(name, *texts, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
 
 
 class _Study:
-    """The settings of one study by scale, and what criteria about it may name."""
+    """The settings of one study by scale, and the names that criteria may use."""
 
     def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         self.scales: dict[str, dict[str, Any]] = {}
         self.arms: set[str] = set()
         kinds: set[bool] = set()
-        for scale in (word for word in SCALES if word in tables):
+        for scale in (name for name in SCALES if name in tables):
             settings = changed_settings(common, as_table(tables[scale], f"{place}.{scale}"))
             self.scales[scale] = {"name": f"{name}{scale}"} | settings
             try:
                 spec = build_study(self.scales[scale])
             except UserError as error:
                 raise UserError(f"{place}.{scale}: {error}") from None
-            self.arms |= {word for arm in spec.arms for word in (arm.text, arm.label)}
+            self.arms |= {text for arm in spec.arms for text in (arm.text, arm.label)}
             kinds.add(bool(spec.tasks))
         if len(kinds) > 1:
-            raise UserError(f"{place}: some of its scales are of tasks, others of corpora; it is of one kind")
+            raise UserError(
+                f"{place}: some scales use tasks, others corpora; all scales must use the same kind"
+            )
         self.of_tasks = True in kinds
 
 
@@ -188,33 +190,37 @@ def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
         table, place = as_table(entry, f"also.{name}"), f"also.{name}"
         if not _NAME.fullmatch(name) or name in _TAKEN:
             raise UserError(
-                f"[{place}]: a study's name is of small letters, digits and _, and none of {', '.join(_TAKEN)}"
+                f"[{place}]: a study name has lower-case letters, digits and _, and is none of {', '.join(_TAKEN)}"
             )
         common = {key: value for key, value in table.items() if key not in SCALES}
         scales = {key: value for key, value in table.items() if key in SCALES}
         if not scales:
-            raise UserError(f"[{place}] has no scale: [{place}.small] gives it one")
+            raise UserError(f"[{place}] has no scale; add [{place}.small]")
         studies[name] = _Study(f"{paper}, {name}, ", place, common, scales)
     return studies
 
 
 def _check_starts(studies: Mapping[str, _Study]) -> None:
-    """Refuse models that start from a study which is not there at their scale, comes later, or has several runs."""
-    for place, (name, study) in enumerate(studies.items()):
-        before = list(studies)[:place]
+    """Check that models start from an earlier study that exists at their scale and has one run."""
+    for index, (name, study) in enumerate(studies.items()):
+        before = list(studies)[:index]
         for scale, settings in study.scales.items():
             where = f"scale.{scale}" if name == MAIN else f"also.{name}.{scale}"
             spec = build_study(settings)
             for arm in spec.arms:
                 if sister({"from": arm.start}):
-                    raise UserError(f"{where}: arm '{arm.label}': from = '{arm.start}' is of whole studies")
+                    raise UserError(
+                        f"{where}: arm '{arm.label}': from = '{arm.start}' is allowed for whole studies only"
+                    )
             if not (needed := sister(settings)):
                 continue
             where += f": from = '{_SISTER}{needed}'"
             if needed not in before:
-                raise UserError(f"{where}: no study of that name stands before it; there are {before}")
+                raise UserError(
+                    f"{where}: no earlier study has this name; earlier studies: {', '.join(before) or 'none'}"
+                )
             if scale not in studies[needed].scales:
-                raise UserError(f"{where}: it has no scale {scale}")
+                raise UserError(f"{where}: that study has no scale {scale}")
             first = build_study(studies[needed].scales[scale])
             parts = (
                 "arms",
@@ -228,7 +234,9 @@ def _check_starts(studies: Mapping[str, _Study]) -> None:
                 "branches",
             )
             if any(len(getattr(first, part)) > 1 for part in parts):
-                raise UserError(f"{where}: it has several runs; one arm, one seed and one size give one")
+                raise UserError(
+                    f"{where}: that study has several runs; it must have one arm, one seed and one size"
+                )
 
 
 def _toy(given: Any) -> dict[str, ToyPlan]:
@@ -263,7 +271,7 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
         criteria = tuple(read_criterion(as_table(part, "a criterion"), factor, studies) for part in given)
-        words = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
-        return Claim(name, *words, criteria, places)
+        texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
+        return Claim(name, *texts, criteria, places)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None

@@ -1,4 +1,4 @@
-"""Criteria about numbers that probes found in trained runs."""
+"""Criteria about numbers measured by probes on trained runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headtohead.study.store.manifest import Contest
 
 
 def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> Part:
-    """Judge a number that a probe found, over paired seeds; ratios are compared as logarithms."""
+    """Judge a number measured by a probe, over paired seeds; ratios are compared as logarithms."""
     contest = contests[0]
     losses = evidence.compare(contest, criterion.arm, criterion.against)
     paired, p = _pairs(evidence, criterion, contest), _adjusted(evidence, criterion, contest)
@@ -39,20 +39,20 @@ def probed(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]
         )
     if criterion.expect in ("lower", "higher"):
         return signed_difference(criterion, compared)
-    # A probe's number is neither good nor bad; the words are those of a loss.
+    # A probe's number is neither good nor bad; `equivalence` uses the terms of a loss.
     side = {"no higher": "no worse", "no lower": "no better"}.get(criterion.expect, "")
     return equivalence(replace(criterion, expect=side), compared)
 
 
 def _guarded(evidence: Evidence, criterion: Criterion, contest: Contest, path: str, least: float) -> str:
-    """Return why the baseline leaves nothing to compare, or nothing."""
+    """Return why the baseline does not allow a comparison, or an empty string."""
     own = replace(criterion, path=path, compare="value")
     values = list(_values(evidence, contest, evidence.manifest.baseline, own).values())
     mean = sum(values) / len(values) if values else None
     if mean is not None and mean >= least:
         return ""
-    shown = "not known" if mean is None else f"{mean:.3g}"
-    return f"{path} of {evidence.manifest.baseline} is {shown}, and {least:g} is needed for a comparison"
+    shown = "unknown" if mean is None else f"{mean:.3g}"
+    return f"{path} of {evidence.manifest.baseline} is {shown}; a comparison needs {least:g} or more"
 
 
 def _pairs(evidence: Evidence, criterion: Criterion, contest: Contest) -> Paired:
@@ -76,14 +76,14 @@ def _values(evidence: Evidence, contest: Contest, label: str, criterion: Criteri
 
 
 def _name(evidence: Evidence, criterion: Criterion) -> str:
-    """Return the study's probe that a criterion means: how much of it was measured does not matter."""
+    """Return the study's probe that a criterion refers to; the measured amount may differ."""
     short = criterion.probe.partition(":")[0]
     same = [name for name in evidence.manifest.probes if name.partition(":")[0] == short]
     return same[0] if same and criterion.probe not in same and PROBES[short].amount else criterion.probe
 
 
 def _adjusted(evidence: Evidence, criterion: Criterion, contest: Contest) -> float | None:
-    """Return the p value of a number from a probe, Holm-adjusted over all that the claims ask of probes in a contest."""
+    """Return the p value of a probe's number, Holm-adjusted over all probe criteria of the claims in a contest."""
     asked = [
         part
         for part in evidence.criteria

@@ -1,4 +1,4 @@
-"""Criteria about all tasks of a study together: the mean of their metrics, seed by seed."""
+"""Criteria about the mean of a study's tasks: the mean of their metrics per seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KIND = "tasks"
 
 
 def of_tasks(evidence: Evidence, criterion: Criterion, contests: Sequence[Contest]) -> Part:
-    """Judge the mean over all tasks of the study; each is scored by its own metric, of which higher is better."""
+    """Judge the mean over all tasks of the study; each has its own metric, and higher is better."""
     names = (criterion.arm, criterion.against)
     paired, p = _paired(evidence, *names), _adjusted(evidence, *names)
     trouble = _trouble(evidence, names)
@@ -29,7 +29,7 @@ def of_tasks(evidence: Evidence, criterion: Criterion, contests: Sequence[Contes
 
 
 def _means(evidence: Evidence, arm: str) -> dict[int, float]:
-    """Return the mean over tasks by seed; seeds that lack a task are left out."""
+    """Return the mean over tasks by seed; seeds without all tasks are left out."""
     label = evidence.label(arm) or ""
     parts = [evidence.values.get((contest, label), {}) for contest in evidence.contests]
     return {
@@ -46,7 +46,7 @@ def _paired(evidence: Evidence, arm: str, against: str) -> Paired:
 
 
 def _adjusted(evidence: Evidence, arm: str, against: str) -> float | None:
-    """Return the p value of a comparison, Holm-adjusted over all that the claims make of this study's tasks."""
+    """Return the p value of a comparison, Holm-adjusted over all `tasks` criteria of the claims about this study."""
     pairs = list(
         dict.fromkeys(
             (part.arm, part.against)
@@ -59,10 +59,10 @@ def _adjusted(evidence: Evidence, arm: str, against: str) -> float | None:
 
 
 def _trouble(evidence: Evidence, names: Sequence[str]) -> str:
-    """Say why a comparison cannot be used, or nothing: a task that is lost changes what the mean is of."""
+    """Return why a comparison cannot be used, or an empty string; a missing task would change the mean."""
     labels = {evidence.label(name) for name in names}
     rows = [row for (_, label), row in evidence.rows.items() if label in labels]
-    for word in ("missing", "failed", "diverged"):
-        if count := sum(getattr(row, word) for row in rows):
-            return f"{count} runs {'are not finished' if word == 'missing' else word}"
+    for state in ("missing", "failed", "diverged"):
+        if count := sum(getattr(row, state) for row in rows):
+            return f"{count} runs {'are not finished' if state == 'missing' else state}"
     return ""

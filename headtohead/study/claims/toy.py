@@ -1,4 +1,4 @@
-"""What the toy says of claims: an order of its runs over paired seeds, and tables and theory that are met or not."""
+"""Criteria about the toy: the order of its runs over paired seeds, and agreement with tables and theory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from headtohead.study.claims.outcome import (
 )
 from headtohead.study.judge.statistics import compare_paired
 
-_WORDS = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
+_NAMES = {"alpha": "alpha", "qk": "norm of QK", "ov": "norm of OV"}
 
 
 def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
-    """Judge whether a quantity rises from each run to the next: the 95 % interval over paired seeds beyond its margin."""
+    """Judge whether a quantity increases from each run to the next: the paired 95 % interval is above the margin."""
     done = {result.run.name for result in toy.results}
     missing = [name for name in criterion.order if name not in done]
     if missing:
         return Part(
-            OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale, or not finished", []
+            OPEN, None, NOT_RUN, f"toy run {missing[0]} is not part of this scale or not finished", []
         )
     directions, reasons, measured = [], [], []
     for bound in criterion.losses:
@@ -38,7 +38,7 @@ def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
         for (low, high), (below, above), margin in pairs:
             seeds = sorted(below.keys() & above.keys())
             paired = compare_paired([above[seed] for seed in seeds], [below[seed] for seed in seeds])
-            what = f"{_WORDS[criterion.quantity]} of {high} - {low} at loss {bound:g}"
+            what = f"{_NAMES[criterion.quantity]} of {high} - {low} at loss {bound:g}"
             measured.append(
                 {
                     "what": what,
@@ -58,7 +58,7 @@ def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
             numbers = (
                 f"{paired.difference:+.3g} ({paired.ci_low:+.3g} to {paired.ci_high:+.3g}, n {paired.n})"
             )
-            reasons.append(f"{what}: {numbers}" + (f", more than {margin:g} is asked" if margin else ""))
+            reasons.append(f"{what}: {numbers}" + (f", required more than {margin:g}" if margin else ""))
     if not any(row["n"] for row in measured):
         return Part(OPEN, None, NOT_RUN, "; ".join(reasons), measured)
     if smoke:
@@ -67,7 +67,7 @@ def toy_order(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
 
 
 def _values(toy: Toy, name: str, bound: float, quantity: str) -> dict[int, float]:
-    """Return a quantity by seed, of the runs of that name that came to a loss."""
+    """Return a quantity by seed, for the runs of that name that reached the loss."""
     event = f"loss {bound:g}"
     return {
         result.run.seed: getattr(result.marks[event], quantity)
@@ -77,7 +77,7 @@ def _values(toy: Toy, name: str, bound: float, quantity: str) -> dict[int, float
 
 
 def toy_checks(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
-    """Judge whether every number of some tables is where it should be; theory is decided at every scale."""
+    """Judge whether every number of the given checks is within tolerance; theory is decided at every scale."""
     rows = [finding for finding in toy.findings if finding.check in criterion.checks]
     measured = [finding.as_dict() for finding in rows]
     if not rows:
@@ -90,7 +90,7 @@ def toy_checks(criterion: Criterion, toy: Toy, smoke: bool) -> Part:
     for check in criterion.checks:
         count = sum(finding.check == check for finding in rows)
         if count < COMPLETE[check]:
-            reason = f"{check}: {count} of {COMPLETE[check]} numbers are there, and hold"
+            reason = f"{check}: {count} of {COMPLETE[check]} numbers are available, all within tolerance"
             return Part(OPEN, None, REDUCED, reason, measured)
-    words = f"{', '.join(criterion.checks)}: all {len(rows)} numbers within their tolerances"
-    return Part(SUPPORTED, None, PUBLISHED, words, measured)
+    reason = f"{', '.join(criterion.checks)}: all {len(rows)} numbers within their tolerances"
+    return Part(SUPPORTED, None, PUBLISHED, reason, measured)

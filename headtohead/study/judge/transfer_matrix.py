@@ -20,7 +20,7 @@ Probes = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm trained on one corpus and evaluated on another or the same, compared with the baseline trained on that corpus."""
+    """An arm trained on one corpus and evaluated on another or the same, against the baseline trained on that corpus."""
 
     contest: Contest
     """Contest of the training corpus."""

@@ -73,8 +73,8 @@ def _too_good(row: Verdict, manifest: Manifest, contest: Contest) -> None:
     for label, values in ((row.label, row.values), (row.baseline_label, row.baseline_values)):
         if count := sum(value < _TOO_GOOD * line for value in values):
             row.notes.append(
-                f"{count} of {label}'s runs score below half of {COMPRESSOR} ({line:.3f} bits per byte): look for a leak, or "
-                "for test text in the training data"
+                f"{count} of {label}'s runs score below half of {COMPRESSOR} ({line:.3f} bits per byte): look for a leak "
+                "or for test text in the training data"
             )
 
 

@@ -1,4 +1,4 @@
-"""Probes by name, one file each: a new one is a file and a line here."""
+"""Registry of probes by name, one file each. To add a probe, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROBES: dict[str, Probe] = {
 
 
 def probe_names(given: Any) -> tuple[str, ...]:
-    """Return the probes that a study asks for, each once and in its one spelling: NAME or NAME:ARGUMENT."""
+    """Return the probes of a study in canonical form, NAME or NAME:ARGUMENT, without duplicates."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UserError(f"probes takes a name or a list of names, got {given!r}")
@@ -41,18 +41,18 @@ def probe_names(given: Any) -> tuple[str, ...]:
 
 
 def check_probes_apply(names: Sequence[str], of: str) -> None:
-    """Refuse probes that do not serve the runs of a study `of` corpora or tasks."""
-    serving = [name for name, probe in PROBES.items() if probe.of == of]
+    """Raise if a probe does not apply to studies `of` corpora or tasks."""
+    allowed = [name for name, probe in PROBES.items() if probe.of == of]
     for text in names:
         probe = PROBES[name := text.partition(":")[0]]
         if probe.of != of:
             raise UserError(
-                f"probe '{name}' is of studies of {probe.of}; a study of {of} takes {', '.join(serving)}"
+                f"probe '{name}' applies to studies of {probe.of}; a study of {of} takes {', '.join(allowed)}"
             )
 
 
 def check_probes_ready(names: Sequence[str], data_dir: str | Path | None) -> None:
-    """Refuse probes that could not be taken when the runs are trained: what they need is not at hand."""
+    """Raise before training if the data that a probe needs is missing."""
     for text in names:
         name, _, argument = text.partition(":")
         if (ready := PROBES[name].ready) is not None:
@@ -60,7 +60,7 @@ def check_probes_ready(names: Sequence[str], data_dir: str | Path | None) -> Non
 
 
 def take(name: str, subject: Subject) -> Found:
-    """Return what a probe finds in a trained run."""
+    """Return the result of a probe on a trained run."""
     name, _, argument = name.partition(":")
     was_training = subject.model.training
     subject.model.eval()
@@ -71,7 +71,7 @@ def take(name: str, subject: Subject) -> Found:
 
 
 def is_valid(name: str, found: Any) -> bool:
-    """Return whether something has the form of what a probe finds."""
+    """Return whether a value has the form of the probe's result."""
     short = name.partition(":")[0]
     return short in PROBES and (fits(found, NONE) or fits(found, PROBES[short].form))
 

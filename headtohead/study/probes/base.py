@@ -1,7 +1,7 @@
-"""What a probe is: something measured on a trained run besides its loss, and kept beside its result.
+"""Probes: measurements on a trained run other than its loss.
 
-A probe is no part of what a run is: it may be asked for when the run is long done, and is made again where its file is
-missing or damaged. What it found stands in the run's directory as probes/NAME.json, sealed with a checksum.
+A probe is not part of a run's identity: it can be requested after the run is done, and is taken again if its file is
+missing or damaged. Its result is stored in the run directory as probes/NAME.json, with a checksum.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from headtohead.model.decoder import Decoder
 
 Found = dict[str, Any]
 NONE = {"none": str}
-"""The form of what a probe finds where there is nothing to find, with the reason."""
+"""The form of a probe's result if there is nothing to measure: the reason."""
 NUMBER = (float, None)
-"""A number, or null where it is not defined."""
+"""A number, or null if undefined."""
 _LARGEST = 1e15
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained run under a probe."""
+    """The trained run that a probe measures."""
 
     model: Decoder
     """In evaluation mode, on the device the study runs on."""
@@ -66,7 +66,7 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where the model stands."""
+        """The device of the model."""
         return self.model.readout.device
 
     def windows(self, count: int, length: int) -> Tensor:
@@ -75,42 +75,43 @@ class Subject:
         length = min(length, len(text))
         most = len(text) // length
         count = min(count, most)
-        rows = [text[place * most // count * length :][:length] for place in range(count)]
+        rows = [text[index * most // count * length :][:length] for index in range(count)]
         return torch.tensor([[int(token) for token in row] for row in rows], device=self.device)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A named probe: a line about it, how it measures, and what may stand behind its name and a colon."""
+    """A probe: its description, its measurement, and the argument in NAME:ARGUMENT."""
 
     about: str
     measure: Callable[[Subject, str], Found]
     form: Any
-    """What it finds looks like this; `fits` says how that is written."""
+    """The form of its result, in the notation of `fits`."""
     check: Callable[[str], str] | None = None
-    """Returns the argument in its one spelling, or raises UserError; None: the probe takes no argument."""
+    """Returns the argument in canonical form or raises UserError; None: the probe takes no argument."""
     argument: str = ""
-    """What may stand behind the colon, for people."""
+    """Help text for the argument."""
     amount: bool = False
-    """Whether the argument says how much is measured, rather than what."""
+    """Whether the argument is an amount rather than a choice of what to measure."""
     ready: Callable[[str, str | Path | None], None] | None = None
-    """Raises UserError where what the argument names is not at hand; asked, with the data directory, before training."""
+    """Called with the argument and the data directory before training; raises UserError if data is missing."""
     of: str = "corpora"
-    """Whose runs it serves: those of studies of `corpora`, or of `tasks`."""
+    """The studies it applies to: `corpora` or `tasks`."""
 
 
 def whole_number(argument: str, probe: str, what: str, usual: int, most: int) -> str:
-    """Return an argument that is a whole number in its one spelling, nothing for the usual one."""
+    """Return an integer argument in canonical form, empty for the default `usual`."""
     if argument and not (argument.isdecimal() and 1 <= int(argument) <= most):
-        raise UserError(f"probe {probe} takes how many {what}, 1 to {most:,}, got '{argument}'")
+        raise UserError(f"probe {probe} takes the number of {what}, 1 to {most:,}, got '{argument}'")
     return "" if not argument or int(argument) == usual else str(int(argument))
 
 
 def fits(value: Any, form: Any) -> bool:
-    """Return whether a value from a file has a form: nothing behind it is trusted.
+    """Return whether a value from an untrusted file has the given form.
 
-    float, int, str and bool mean themselves, finite and of sane size; None is null; [form] is a list of it; a tuple
-    holds alternatives; {"a": form} a table with at least these, {str: form} a table whose every value has the form.
+    float, int, str and bool are values of that type, with numbers finite and below 1e15; None is null; [form] is a list
+    of `form`; a tuple lists alternatives; {"a": form} is a table with at least these keys; {str: form} is a table in
+    which every value has `form`.
     """
     if isinstance(form, tuple):
         return any(fits(value, one) for one in form)
@@ -130,9 +131,9 @@ def fits(value: Any, form: Any) -> bool:
 
 
 def number_at(found: Any, path: str) -> float | None:
-    """Return the number at a path such as `mean.sink`, or None where there is none."""
-    for word in path.split("."):
-        if not isinstance(found, dict) or word not in found:
+    """Return the number at a path such as `mean.sink`, or None if there is none."""
+    for key in path.split("."):
+        if not isinstance(found, dict) or key not in found:
             return None
-        found = found[word]
+        found = found[key]
     return float(found) if fits(found, float) else None

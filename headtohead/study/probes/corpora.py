@@ -1,4 +1,4 @@
-"""Other corpora: what a model trained on one text is worth on another."""
+"""Probe `corpora`: the score of a trained model on other corpora."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _SPLITS: dict[tuple[str, str, str], tuple[Split, str, str]] = {}
 
 
 def argument(corpora: tuple[str, ...]) -> str:
-    """Return corpora as they stand behind the probe's name."""
+    """Return corpora as the probe's argument."""
     return ",".join(dict.fromkeys(map(stable_name, corpora)))
 
 
 def evaluated(probes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the corpora that a study's probes name."""
+    """Return the corpora named in a study's probes."""
     found = [part for name in probes if name.startswith(f"{NAME}:") for part in split_outside(name[8:], ",")]
     return tuple(dict.fromkeys(found))
 
 
 def _check(given: str) -> str:
-    """Return the names in their one spelling; none stands for all corpora of the study, which fills them in."""
+    """Return the names in canonical form; empty means all corpora of the study, which are filled in later."""
     names = split_outside(given, ",") if given else []
     for name in names:
         check_known(name)
@@ -49,8 +49,8 @@ def _measure(subject: Subject, given: str) -> Found:
     names = split_outside(given, ",")
     others = [name for name in names if name != subject.record["corpus"]["name"]]
     found: Found = {}
-    for place, name in enumerate(others):
-        shown = part_of(subject.progress, place, place + 1, len(others))
+    for index, name in enumerate(others):
+        shown = part_of(subject.progress, index, index + 1, len(others))
         split, label, content = _test_split(name, subject.tokenizer, subject.data_dir, shown)
         score = score_split(
             subject.model,
@@ -59,7 +59,7 @@ def _measure(subject: Subject, given: str) -> Found:
             precision=subject.precision,
             progress=shown,
         )
-        # The mean is over tokens of its own: bits per byte can be compared between runs.
+        # Nats are per token of the run's own tokenizer; bits per byte can be compared between runs.
         found[name] = {"label": label, "content": content, "score": score.as_dict()}
     return found
 
@@ -67,11 +67,11 @@ def _measure(subject: Subject, given: str) -> Found:
 def _test_split(
     name: str, tokenizer: Tokenizer, data_dir: str, progress: Callable[[float], None]
 ) -> tuple[Split, str, str]:
-    """Return a test split in tokens, its corpus' label and what tells its content; the runs of a process share it."""
+    """Return a tokenized test split, the corpus label and a hash of the content; cached for the runs of a process."""
     key = (name, tokenizer.digest, data_dir)
     if key not in _SPLITS:
         label = find_corpus(name, data_dir or None, cache_dir()).label
-        shown = lambda words, share: progress(0.0)  # noqa: E731
+        shown = lambda message, share: progress(0.0)  # noqa: E731
         split = tokens_of(name, "test", tokenizer, data_dir=data_dir or None, progress=shown)
         while len(_SPLITS) >= _KEPT:
             del _SPLITS[next(iter(_SPLITS))]
@@ -80,7 +80,7 @@ def _test_split(
 
 
 PROBE = Probe(
-    "bits per byte on the test splits of other corpora, under the run's own tokenizer",
+    "bits per byte on the test splits of other corpora, with the run's own tokenizer",
     _measure,
     {
         str: {
@@ -90,6 +90,6 @@ PROBE = Probe(
         }
     },
     _check,
-    "CORPUS,...; all corpora of the study when none is named",
+    "CORPUS,...; default: all corpora of the study",
     ready=_ready,
 )

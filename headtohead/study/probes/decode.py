@@ -1,4 +1,4 @@
-"""How fast a trained model writes: greedy, from its cache. A timing, so it belongs to the device it names."""
+"""Probe `decode`: greedy decoding speed of a trained model with its cache, on the device named in the result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _measure(subject: Subject, _: str) -> Found:
     if model.companion_spec is not None:
         room = min(room, model.companion_spec.length)
     steps = max(1, min(STEPS, room // 4))
-    places = {"half": room // 2, "full": room}
+    fills = {"half": room // 2, "full": room}
     rates: dict[str, float] = {}
     for batch in BATCHES:
-        for words, filled in places.items():
+        for name, filled in fills.items():
             prompt = subject.windows(batch, max(1, filled - steps))
             prompt = prompt.repeat(-(-batch // len(prompt)), 1)[:batch]
-            progress = part_of(subject.progress, len(rates), len(rates) + 1, len(BATCHES) * len(places))
-            rates[f"batch {batch}, {words}"] = batch / _seconds(model, prompt, steps, progress)
+            progress = part_of(subject.progress, len(rates), len(rates) + 1, len(BATCHES) * len(fills))
+            rates[f"batch {batch}, {name}"] = batch / _seconds(model, prompt, steps, progress)
     weights = sum(value.numel() * value.element_size() for value in model.parameters())
     cache = model.cache_bytes(BATCHES[-1], room, model.readout.dtype)
     return {
@@ -52,10 +52,10 @@ def _measure(subject: Subject, _: str) -> Found:
 
 @torch.inference_mode()
 def _seconds(model: Decoder, prompt: Tensor, steps: int, progress: Callable[[float], None]) -> float:
-    """Return the median seconds of one greedy step at the end of a window; without a cache it is recomputed.
+    """Return the median seconds of one greedy step at the end of a window; without a cache the window is recomputed.
 
-    Steps go one by one for every arm: recorded as a CUDA graph, which not every mechanism can be, an arm would win by what
-    launching kernels costs the others (`h2h bench generate` times recorded steps).
+    No arm uses a CUDA graph here: not every mechanism supports one, and the others would pay for kernel launches
+    (`h2h bench generate` times captured steps).
     """
     caches = model.new_caches(len(prompt), prompt.shape[1] + steps) if model.decodable else None
     token = model.logits(prompt, caches=caches)[:, -1].argmax(-1, keepdim=True)
@@ -79,8 +79,8 @@ def _wait(tensor: Tensor) -> None:
 
 
 PROBE = Probe(
-    "decode tokens per second of the trained model: greedy, from its cache, batch 1 and 8, window half full and full; "
-    "a timing of this device",
+    "decode tokens per second of the trained model: greedy, with its cache, batch 1 and 8, window half full and full; "
+    "measured on this device",
     _measure,
     {
         "device": str,

@@ -1,21 +1,21 @@
-"""Where a run trained on a task looks on its test split, and whether that explains its answers.
+"""Probe `explain`: where a run trained on a task attends on its test split, and whether that explains its answers.
 
-What is found is the summary of `interpret/faithfulness.py`, the one that `h2h explain RUN --json` gives. Its numbers by path,
-null where they are not defined; E is rollout, layer_mean or gradient, T is 10, 33 or 50, N a layer counted from 1, and D
+The result is the summary of `interpret/faithfulness.py`, as printed by `h2h explain RUN --json`. Its numbers by path, null
+if undefined; E is rollout, layer_mean or gradient, T is 10, 33 or 50, N a layer counted from 1, and D is
 comprehensiveness, sufficiency (at 5 %), aopc_comprehensiveness or aopc_sufficiency:
 
-    accuracy, right                     share of examples whose every read is right; probability of the right answer
-    examples, marked, marked_share      how many, and how many have relevant tokens
-    uniform                             relevant mass of even attention
-    explanations.E.mass                 relevant mass; explanations.E.over_uniform is its ratio to that of even attention
+    accuracy, right                     share of examples with every read-out correct; probability of the correct answer
+    examples, marked, marked_share      number of examples, and of those with relevant tokens
+    uniform                             relevant mass of uniform attention
+    explanations.E.mass                 relevant mass; explanations.E.over_uniform is its ratio to that of uniform attention
     explanations.E.confidence.T         per cent of marked examples with more mass than T %
-    explanations.E.confidence_correct.T the same, and answered rightly; explanations.E.confidence_all.T of all examples
+    explanations.E.confidence_correct.T the same, and answered correctly; explanations.E.confidence_all.T of all examples
     explanations.E.D, chance.D          probability lost; explanations.E.above_chance.D is the difference of the two
-    published.own                       the paper's own rule for the task; published.squad, .agreement, .hatexplain: each
-    mean.entropy, mean.sink             of the read-out row, over layers; layers.N.entropy and layers.N.sink one by one
+    published.own                       the paper's rule for the task; published.squad, .agreement, .hatexplain: each rule
+    mean.entropy, mean.sink             of the read-out row, over layers; layers.N.entropy and layers.N.sink per layer
     layers.N.indicators.NAME            of whole maps
 
-Rollout is missing where a layer gives no map, both attention explanations where none does. The heat maps stand in
+Rollout is missing if a layer has no map, both attention explanations if no layer has one. The heat maps are in
 explanations.E.heat_maps.GRID as edges and counts.
 """
 
@@ -25,7 +25,7 @@ from headtohead.interpret.faithfulness import THRESHOLDS, explain_model
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 EXAMPLES = 2000
-"""At most, spread evenly over the split: the same for all arms."""
+"""Maximum number, spread evenly over the split and the same for all arms."""
 
 
 def _measure(subject: Subject, argument: str) -> Found:
@@ -38,8 +38,8 @@ _LOST = dict.fromkeys(
     ("comprehensiveness", "sufficiency", "aopc_comprehensiveness", "aopc_sufficiency"), NUMBER
 )
 PROBE = Probe(
-    f"where a run trained on a task looks, over {EXAMPLES:,} test examples: attention on relevant tokens, Attention "
-    "Confidence, comprehensiveness and sufficiency beside gradient and chance",
+    f"where a run trained on a task attends, over {EXAMPLES:,} test examples: attention on relevant tokens, Attention "
+    "Confidence, comprehensiveness and sufficiency, compared with gradient and chance",
     _measure,
     {
         "task": str,
@@ -69,7 +69,7 @@ PROBE = Probe(
         "mean": {"entropy": NUMBER, "sink": NUMBER},
     },
     lambda text: whole_number(text, "explain", "examples", EXAMPLES, 10**6),
-    "how many examples",
+    "number of examples",
     amount=True,
     of="tasks",
 )

@@ -1,4 +1,4 @@
-"""What each layer's attention maps look like in numbers, over held-out windows of the test split."""
+"""Probe `indicators`: statistics of each layer's attention maps over held-out windows of the test split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _measure(subject: Subject, argument: str) -> Found:
     sums: list[dict[str, float]] = [{} for _ in subject.model.layers]
     last: list[LayerMap] = []
     # One window at a time: the maps of a long context are large.
-    for place, window in enumerate(windows.split(1)):
+    for index, window in enumerate(windows.split(1)):
         last = layer_maps(subject.model, window)
         for total, layer in zip(sums, last, strict=True):
             if layer.weights is None:
@@ -27,7 +27,7 @@ def _measure(subject: Subject, argument: str) -> Found:
             if layer.largest_score is not None:
                 peak = math.log(max(layer.largest_score, 1e-30))
                 total["log_largest_score"] = max(peak, total.get("log_largest_score", -math.inf))
-        subject.progress((place + 1) / len(windows))
+        subject.progress((index + 1) / len(windows))
     layers = [_layer(index, *pair) for index, pair in enumerate(zip(last, sums, strict=True), 1)]
     known = [total for total in sums if total]
     if not known:
@@ -65,6 +65,6 @@ PROBE = Probe(
         "log_largest_score": NUMBER,
     },
     lambda text: whole_number(text, "indicators", "windows", WINDOWS, 4096),
-    "how many windows",
+    "number of windows",
     amount=True,
 )

@@ -1,4 +1,4 @@
-"""Attention maps of chosen heads on one held-out window: the picture behind the indicators."""
+"""Probe `maps`: attention maps of selected heads on one held-out window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headtohead.study.probes.base import Found, Probe, Subject
 TOKENS = 192
 CELLS = 48
 _SCALE = 1000
-"""Weights are kept as whole thousandths."""
+"""Weights are stored as integer thousandths."""
 _CHOICE = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -39,8 +39,8 @@ def _measure(subject: Subject, argument: str) -> Found:
                     "mechanism": layer.mechanism,
                     "signed": layer.signed,
                 }
-                # What a causal layer cannot see is left out: row r has r + 1 cells.
-                | {"rows": [row[: place + 1] for place, row in enumerate(rows)]}
+                # Masked cells of a causal layer are left out: row r has r + 1 cells.
+                | {"rows": [row[: index + 1] for index, row in enumerate(rows)]}
             )
         subject.progress(index / len(layers))
     if not maps:
@@ -49,11 +49,11 @@ def _measure(subject: Subject, argument: str) -> Found:
         }
         if heads:
             known = ", ".join(f"{index}.1 to {index}.{count}" for index, count in heads.items())
-            return {"none": f"no map is of {argument}; this model has {known}"}
+            return {"none": f"no map for {argument}; this model has {known}"}
         return {"none": f"{layers[0].mechanism} gives no attention map"}
     shown = {f"{one['layer']}.{one['head']}" for one in maps}
     absent = [part for part in argument.split(",") if part and part not in shown]
-    pieces = [window[place : place + group].tolist() for place in range(0, len(window), group)]
+    pieces = [window[start : start + group].tolist() for start in range(0, len(window), group)]
     return {
         "tokens": [subject.tokenizer.decode(piece) for piece in pieces],
         "group": group,
@@ -64,14 +64,14 @@ def _measure(subject: Subject, argument: str) -> Found:
 
 
 def _heads(index: int, layer: LayerMap, weights: Tensor, argument: str) -> dict[str, int]:
-    """Return which heads of a layer are shown, and why: those asked for, or the three that differ most."""
+    """Return the heads of a layer to show by reason: the requested ones, or the most local, first-token and spread ones."""
     if argument:
         pairs = [tuple(map(int, part.split("."))) for part in argument.split(",")]
-        asked = [head for place, head in pairs if place == index and head <= len(weights)]
+        asked = [head for number, head in pairs if number == index and head <= len(weights)]
         return {f"head {head}": head - 1 for head in asked}
     if layer.signed:
         weights = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp_min(1e-300)
-    local = sum(weights.diagonal(-place, -2, -1).sum(-1) for place in range(min(4, weights.shape[-1])))
+    local = sum(weights.diagonal(-back, -2, -1).sum(-1) for back in range(min(4, weights.shape[-1])))
     spread = -torch.special.xlogy(weights, weights).sum((-2, -1))
     assert isinstance(local, Tensor)
     return {
@@ -82,7 +82,7 @@ def _heads(index: int, layer: LayerMap, weights: Tensor, argument: str) -> dict[
 
 
 def _pooled(weights: Tensor, group: int) -> Tensor:
-    """Return the map of groups of tokens: the weight on a group of keys, mean over a group of queries."""
+    """Return the map over groups of tokens: the weight on a group of keys, averaged over a group of queries."""
     time = weights.shape[-1]
     count = -(-time // group)
     room = count * group - time
@@ -105,8 +105,8 @@ def _check(argument: str) -> str:
 
 
 PROBE = Probe(
-    "attention maps of chosen heads on one held-out window: the most local, the most on the first token, the most "
-    "spread head of each layer, or those asked for",
+    "attention maps of selected heads on one held-out window: the most local, the most on the first token and the most "
+    "spread head of each layer, or the given ones",
     _measure,
     {
         "tokens": [str],

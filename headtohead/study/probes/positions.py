@@ -1,4 +1,4 @@
-"""Loss by position: what a model gains from the tokens before it."""
+"""Probe `positions`: loss by position in the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hybrid's loss with some of its layers skipped: what the variant's layers, and the standard ones, contribute."""
+"""Probe `skip`: a hybrid's loss with its variant layers or its standard layers skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_nu
 
 TOKENS = 2**17
 PARTS = {"block": False, "attention": True}
-"""What is skipped of a layer: all of it, or its attention part alone, its feed-forward part kept."""
+"""The skipped part of a layer: the whole block, or only its attention; the value is whether the FFN is kept."""
 
 
 def _measure(subject: Subject, argument: str) -> Found:
@@ -38,17 +38,17 @@ def _measure(subject: Subject, argument: str) -> Found:
     found: Found = {"tokens": count, "whole": score(0)}
     for name, layers in groups.items():
         row: dict[str, Any] = {"layers": layers}
-        for words, keep_ffn in PARTS.items():
+        for skipped, keep_ffn in PARTS.items():
             with _skipping(model, layers, keep_ffn):
                 value = score(len(found) - 1 + len(row))
-            row[words] = {"bits_per_byte": value, "rise": value - found["whole"]}
+            row[skipped] = {"bits_per_byte": value, "rise": value - found["whole"]}
         found[name] = row
     return found
 
 
 @contextmanager
 def _skipping(model: Decoder, layers: list[int], keep_ffn: bool) -> Iterator[None]:
-    """Leave out layers for a while."""
+    """Skip layers inside the context."""
     before = [(block.mixes, block.feeds) for block in model.layers]
     model.skip(layers, keep_ffn)
     try:
@@ -61,10 +61,10 @@ def _skipping(model: Decoder, layers: list[int], keep_ffn: bool) -> Iterator[Non
 _ROW = {"layers": [int]} | {name: {"bits_per_byte": NUMBER, "rise": NUMBER} for name in PARTS}
 PROBE = Probe(
     f"bits per byte on the first {TOKENS:,} tokens of the test split with a hybrid's variant layers skipped, and "
-    "with its standard layers skipped, whole or their attention part alone",
+    "with its standard layers skipped, as whole blocks or attention only",
     _measure,
     {"tokens": int, "whole": float, "variant": _ROW, "standard": _ROW},
     lambda text: whole_number(text, "skip", "tokens", TOKENS, 2**40),
-    "how many tokens",
+    "number of tokens",
     amount=True,
 )

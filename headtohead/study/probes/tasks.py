@@ -1,4 +1,4 @@
-"""Scores on tasks without training, beside what guessing gives."""
+"""Probe `tasks`: zero-shot scores on tasks, with chance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headtohead.study.probes.base import NUMBER, Found, Probe, Subject
 
 
 def _measure(subject: Subject, argument: str) -> Found:
-    # Every file is read before anything is scored: a missing set shows at once.
+    # All files are read before scoring, so that a missing one is reported immediately.
     tasks = [find_task(name, subject.data_dir or None) for name in chosen_tasks(argument.split(","))]
     total = sum(len(task.examples) for task in tasks)
     scores: list[TaskScore] = []
@@ -27,7 +27,7 @@ def _measure(subject: Subject, argument: str) -> Found:
 
 
 def _mean(scores: list[TaskScore]) -> dict[str, float | None]:
-    """Return the mean over tasks, and by how much it lies above chance: as it is, and in standard errors."""
+    """Return the mean over tasks and its distance above chance, absolute and in standard errors."""
     accuracy, chance = (
         sum(getattr(score, name) for score in scores) / len(scores) for name in ("accuracy", "chance")
     )
@@ -43,19 +43,19 @@ def _mean(scores: list[TaskScore]) -> dict[str, float | None]:
 
 def _check(argument: str) -> str:
     if not argument:
-        raise UserError("probe tasks needs the tasks' names, such as tasks:lambada,arc_easy, or tasks:all")
+        raise UserError("probe tasks needs task names, such as tasks:lambada,arc_easy, or tasks:all")
     names = [name.strip() for name in argument.split(",")]
     chosen = chosen_tasks(names)
     return ALL if ALL in names else ",".join(chosen)
 
 
 PROBE = Probe(
-    "scores on tasks without training, with chance and standard error",
+    "zero-shot scores on tasks, with chance and standard error",
     _measure,
     {
         "tasks": {str: {"accuracy": float, "standard_error": NUMBER, "chance": float, "n": int}},
         "mean": {"accuracy": float, "chance": float},
     },
     _check,
-    "TASK,... or all; needed",
+    "TASK,... or all; required",
 )

@@ -408,7 +408,7 @@ def _brief(score: dict[str, Any]) -> dict[str, float]:
 
 
 def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the step that is best on valid for each metric of a task, including the last, with its valid and test scores."""
+    """Return the best step on valid (including the last) for each metric of a task, with its valid and test scores."""
     evaluated = [row for row in run.metrics() if "test" in row]
     if not evaluated or result["status"] != "done":
         return {}
@@ -463,7 +463,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _record_environment(run: RunDirectory, now: dict[str, Any], branching: Branching) -> list[str]:
-    """Append this environment to environment.json; return the differences between consecutive ones, including the trunk's."""
+    """Append this environment to environment.json; return the changes between consecutive ones, including the trunk's."""
     resumed = any(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else False
     before = run.stretches() if resumed else []
     if not resumed and branching.start is not None and branching.start.is_dir():

@@ -158,7 +158,7 @@ def test_the_doctor_names_a_damaged_checkpoint_that_a_branch_still_needs(
     kept = kept_checkpoint(trunk, branches[0].spec()["parent"]["step"])
     kept.mkdir(parents=True)
     (finding,) = examine_study(folder, repair=True, quiet=True)
-    assert "its branch does the trunk's steps again" in str(finding)
+    assert "its branch repeats the trunk's steps" in str(finding)
     assert not kept.exists()
     shutil.copy(raced / "runs" / branches[0].id / "result.json", branches[0].path)
     (finding,) = examine_study(folder, repair=True, quiet=True)
@@ -245,13 +245,13 @@ def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
 
 
 def test_settings_that_contradict_branches_are_rejected(story: Path) -> None:
-    for words, values in {
+    for message, values in {
         "leave tokens out": {"tokens": 5000},
         "branches need wsd": {"schedule": "cosine"},
         "two token counts or more": {"branches": ["4k"]},
         "tokens of its own": {"arms": ["standard", {"arm": "diagonal", "tokens": "9k"}]},
     }.items():
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             study(story, **values)
 
 
@@ -280,7 +280,7 @@ def test_a_spec_with_a_false_parent_is_rejected(raced: Path, tmp_path: Path, sto
     record = json.loads(path.read_text())
     record["parent"]["run"] = "../../../elsewhere"
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="not what its hash covers"):
+    with pytest.raises(UserError, match="do not match its identity"):
         branches[0].spec()
 
 

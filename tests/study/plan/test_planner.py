@@ -134,7 +134,7 @@ def test_equal_cache_solves_unset_kv_heads_and_else_the_width(story: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arms", "words"),
+    ("arms", "message"),
     [
         (["standard", "gated_linear"], "arm 'gated_linear': .* cache of the arm does not grow"),
         (["gated_linear", "standard"], "cache of the baseline does not grow"),
@@ -142,7 +142,7 @@ def test_equal_cache_solves_unset_kv_heads_and_else_the_width(story: Path) -> No
     ],
 )
 def test_an_impossible_cache_match_is_rejected(
-    story: Path, tmp_path: Path, arms: list[str], words: str
+    story: Path, tmp_path: Path, arms: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
@@ -151,7 +151,7 @@ def test_an_impossible_cache_match_is_rejected(
         "    def forward(self, x, frame):\n        return self.o(x)\n"
     )
     given = [f"{mine}:Mine" if arm == "MINE" else arm for arm in arms]
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         plan(story, arms=given, shape="cache")
 
 

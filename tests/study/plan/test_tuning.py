@@ -88,7 +88,7 @@ def test_a_study_stopped_while_tuning_continues(story: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"tune": 3}, "tune takes a table"),
         ({"tune": {"lr": [1e-3]}}, "three rates or more"),
@@ -98,8 +98,8 @@ def test_a_study_stopped_while_tuning_continues(story: Path, tmp_path: Path) -> 
         ({"tune": {"lr": [1e-3, 2e-3, 3e-3]}, "lr": 1e-3}, "both given"),
     ],
 )
-def test_mistakes_are_named(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_mistakes_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         build_study({"arms": ["standard", "diagonal"]} | values)
 
 

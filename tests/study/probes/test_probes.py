@@ -395,7 +395,7 @@ def test_what_a_file_holds_is_checked(value: object, form: object, good: bool) -
 def test_a_probe_of_another_form_is_damaged(copied: Path) -> None:
     (run,) = race(copied, probes=["indicators:1"]).runs()
     run.keep_probe("indicators:1", {"windows": 1, "layers": "many", "mean": {}, "log_largest_score": None})
-    with pytest.raises(DamagedFile, match="has not the form of probe indicators:1"):
+    with pytest.raises(DamagedFile, match="not a valid result of probe indicators:1"):
         read_probe(run, "indicators:1")
     race(copied, probes=["indicators:1"])
     assert read_probe(run, "indicators:1") is not None

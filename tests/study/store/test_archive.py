@@ -26,22 +26,20 @@ def exported(story: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, target
 
 
-def test_finished_runs_arrive_and_are_not_done_again(
-    exported: tuple[Path, Path], story: Path, tmp_path: Path
-) -> None:
+def test_imported_runs_are_not_run_again(exported: tuple[Path, Path], story: Path, tmp_path: Path) -> None:
     folder, target = exported
     assert import_runs(Store(tmp_path), target) == (2, 0)
     assert import_runs(Store(tmp_path), target) == (0, 2)
     for run in Store(folder).runs():
         assert Store(tmp_path).run(run.id).result() == run.result()
-        assert not Store(tmp_path).run(run.id).weights.exists(), "no weights travel"
+        assert not Store(tmp_path).run(run.id).weights.exists(), "weights are not exported"
     again = Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=1024, batch=256, seeds=1).run(
         tmp_path, workers=1, quiet=True
     )
     assert again.summary.done == 0
 
 
-def test_places_of_the_machine_stay_behind(story: Path, tmp_path: Path) -> None:
+def test_paths_of_the_machine_are_not_exported(story: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(prepare(f"file:{story}", "bpe:300").tokenizer.content)  # type: ignore[attr-defined]
     given = {"tasks": "glue-cola", "tokenizer": f"file:{file}", "tokens": 300, "batch": 300, "seeds": 1}
@@ -77,32 +75,32 @@ RUN = "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("../../evil.json", "is not an export"),
         (f"{RUN}/../../evil", "is not an export"),
         ("/etc/passwd", "is not an export"),
         (f"{RUN}/evil.py", "is not an export"),
-        (f"{RUN}/result.json", "damaged or is not what it says"),
+        (f"{RUN}/result.json", "damaged or does not match its id"),
     ],
 )
-def test_hostile_archives_are_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_hostile_archives_are_rejected(tmp_path: Path, name: str, message: str) -> None:
     path = archive(tmp_path / "x.tar.gz", {name: b'{"status": "done"}'})
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         import_runs(Store(tmp_path / "s"), path)
     assert not list(tmp_path.glob("**/evil*"))
 
 
-def test_a_run_that_is_not_what_it_says_is_refused(exported: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_that_does_not_match_its_id_is_rejected(exported: tuple[Path, Path], tmp_path: Path) -> None:
     run = Store(exported[0]).runs()[0]
     spec = run.spec()
     spec["identity"]["seed"] = 99
     files = {f"{run.id}/spec.json": json.dumps(spec).encode(), f"{run.id}/result.json": b'{"status": "done"}'}
-    with pytest.raises(UserError, match="is not what it says it is"):
+    with pytest.raises(UserError, match="does not match its id"):
         import_runs(Store(tmp_path / "s"), archive(tmp_path / "x.tar.gz", files))
 
 
-def test_links_and_rubbish_are_refused(tmp_path: Path) -> None:
+def test_links_and_other_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not an export"):
         import_runs(
             Store(tmp_path), archive(tmp_path / "l.tar.gz", {f"{RUN}/spec.json": b""}, tarfile.SYMTYPE)
@@ -122,7 +120,7 @@ def probed(story: Path, folder: Path, **changes: object) -> Store:
     return Store(folder)
 
 
-def test_probes_travel_and_a_known_run_takes_those_it_lacks(story: Path, tmp_path: Path) -> None:
+def test_probes_are_exported_and_added_to_known_runs(story: Path, tmp_path: Path) -> None:
     store = probed(story, tmp_path / "a", probes=["positions", "skip:512"])
     (run,) = store.runs()
     export_runs(store, tmp_path / "x.tar.gz")
@@ -135,34 +133,34 @@ def test_probes_travel_and_a_known_run_takes_those_it_lacks(story: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
-        ("probes/positions.json", {"probe": "maps", "found": {"none": "x"}}, "not what probe maps finds"),
+        ("probes/positions.json", {"probe": "maps", "found": {"none": "x"}}, "not a result of probe maps"),
         (
             "probes/positions.json",
             {"probe": "positions", "found": {"bins": "many"}},
-            "not what probe positions finds",
+            "not a result of probe positions",
         ),
-        ("probes/positions.json", {"probe": "positions", "found": 3}, "not what probe positions finds"),
-        ("probes/positions.json", {"found": {}}, "does not say which probe"),
-        ("probes/positions.json", [1], "does not say which probe"),
+        ("probes/positions.json", {"probe": "positions", "found": 3}, "not a result of probe positions"),
+        ("probes/positions.json", {"found": {}}, "no probe name"),
+        ("probes/positions.json", [1], "no probe name"),
         ("probes/evil.json", {"probe": "evil", "found": {}}, "is not an export"),
         ("probes/../positions.json", {}, "is not an export"),
     ],
 )
-def test_a_probe_that_is_not_what_it_says_is_refused(
-    exported: tuple[Path, Path], tmp_path: Path, name: str, content: object, words: str
+def test_an_invalid_probe_is_rejected(
+    exported: tuple[Path, Path], tmp_path: Path, name: str, content: object, message: str
 ) -> None:
     run = Store(exported[0]).runs()[0]
     files = {f"{run.id}/{file}": (run.path / file).read_bytes() for file in ("spec.json", "result.json")}
     files[f"{run.id}/{name}"] = json.dumps(content).encode()
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         import_runs(Store(tmp_path / "s"), archive(tmp_path / "x.tar.gz", files))
     assert not list((tmp_path / "s").glob("runs/*/probes/*"))
 
 
 @pytest.mark.parametrize("suffix", ["gz", "xz"])
-def test_the_name_says_how_it_is_packed_and_a_cut_file_is_refused(
+def test_the_suffix_selects_the_compression_and_a_truncated_file_is_rejected(
     exported: tuple[Path, Path], tmp_path: Path, suffix: str
 ) -> None:
     packed = tmp_path / f"runs.tar.{suffix}"

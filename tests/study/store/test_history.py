@@ -1,4 +1,4 @@
-"""A study's history: marks never disappear, whatever is added, dropped, renamed or moved to another machine."""
+"""A study's history: marks persist when arms are added, dropped or renamed, and across exports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARMS = ["standard", "sharing:tie=kv", "diagonal"]
 
 
 def race(folder: Path, arms: list[str] = ARMS, **values: Any) -> dict[str, Verdict]:
-    """Run a study; return its verdicts by label, from its directory alone."""
+    """Run a study; return its verdicts by label, read from its directory."""
     Study(**(SMALL | {"arms": arms, "seeds": 2} | values)).run(folder, workers=1, quiet=True)
     return {row.label: row for row in open_study(folder).verdicts}
 
@@ -52,8 +52,8 @@ def test_added_seeds_stay_marked_when_an_arm_is_added(tmp_path: Path) -> None:
     assert [row.added_seeds for row in verdicts.values()] == [[3], [3]]
     assert "this arm was added after looking" in verdicts["diagonal"].marks
     assert "this arm was added after looking" not in verdicts["(Q, K=V)"].marks
-    for words in open_study(tmp_path).sentences():
-        assert "seeds 3 were added after looking" in words
+    for message in open_study(tmp_path).sentences():
+        assert "seeds 3 were added after looking" in message
 
 
 @pytest.mark.page
@@ -63,7 +63,7 @@ def test_a_dropped_arm_still_counts_and_makes_nothing_primary(tmp_path: Path) ->
     after = race(tmp_path, ["standard", "diagonal"])["diagonal"]
     assert not after.primary
     assert "named the primary comparison after looking" in after.marks
-    assert any("counts 1 comparisons that were reported and dropped" in words for words in after.marks)
+    assert any("counts 1 comparisons that were reported and dropped" in message for message in after.marks)
     wanted = holm([before["diagonal"].p, before["(Q, K=V)"].p])[0]
     assert after.p_holm == pytest.approx(wanted)
     page = (tmp_path / "report.html").read_text()
@@ -73,13 +73,13 @@ def test_a_dropped_arm_still_counts_and_makes_nothing_primary(tmp_path: Path) ->
 def test_another_baseline_or_setting_is_a_mark(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2])
     swapped = race(tmp_path, ARMS[:2], baseline="sharing:tie=kv")["standard"]
-    assert any("the baseline was changed" in words for words in swapped.marks)
-    assert not any("dropped" in words for words in swapped.marks), "it is the same comparison"
+    assert any("the baseline was changed" in message for message in swapped.marks)
+    assert not any("dropped" in message for message in swapped.marks), "it is the same comparison"
     longer = race(tmp_path, ARMS[:2], tokens=768)["(Q, K=V)"]
     assert "settings were changed after results existed: tokens" in longer.marks
 
 
-def test_what_changes_before_there_are_results_is_no_mark(tmp_path: Path) -> None:
+def test_changes_before_there_are_results_are_no_mark(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     Study(**(SMALL | {"arms": ARMS, "seeds": 2})).run(folder, workers=1, quiet=True, seconds=0.0)
     verdicts = race(folder, ["standard", "diagonal"], seeds=3)
@@ -87,14 +87,14 @@ def test_what_changes_before_there_are_results_is_no_mark(tmp_path: Path) -> Non
     assert verdicts["diagonal"].primary
 
 
-def test_the_history_travels_with_an_export(tmp_path: Path) -> None:
+def test_an_export_includes_the_history(tmp_path: Path) -> None:
     race(tmp_path / "a", ARMS[:2])
     race(tmp_path / "a", ARMS[:2], seeds=3)
     export_runs(Store(tmp_path / "a"), tmp_path / "a.tar.gz")
     import_runs(Store(tmp_path / "b"), tmp_path / "a.tar.gz")
     row = race(tmp_path / "b", ARMS[:2], seeds=3)["(Q, K=V)"]
     assert row.added_seeds == [3]
-    assert not any("plan unknown" in words for words in row.marks)
+    assert not any("plan unknown" in message for message in row.marks)
     assert str(tmp_path) not in (tmp_path / "b" / NAME).read_text()
     assert str(story_file().parent) not in (tmp_path / "b" / NAME).read_text()
 
@@ -105,8 +105,8 @@ def test_an_import_without_history_is_marked(tmp_path: Path) -> None:
     export_runs(Store(tmp_path / "a"), tmp_path / "a.tar.gz")
     import_runs(Store(tmp_path / "b"), tmp_path / "a.tar.gz")
     row = race(tmp_path / "b", ARMS[:2])["(Q, K=V)"]
-    assert any("plan unknown" in words for words in row.marks)
-    assert any("plan unknown" in words for words in race(tmp_path / "b", ARMS[:2])["(Q, K=V)"].marks)
+    assert any("plan unknown" in message for message in row.marks)
+    assert any("plan unknown" in message for message in race(tmp_path / "b", ARMS[:2])["(Q, K=V)"].marks)
 
 
 def test_a_study_older_than_its_history_keeps_its_marks(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_study_older_than_its_history_keeps_its_marks(tmp_path: Path) -> None:
     assert "this arm was added after looking" in verdicts["diagonal"].marks
 
 
-def test_a_torn_last_row_is_not_there_and_a_damaged_one_is_said(tmp_path: Path) -> None:
+def test_an_unterminated_last_row_is_ignored_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2])
     content = (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(content + b'{"event": "pl')
     assert History.read(tmp_path).damaged == 0
     (tmp_path / NAME).write_bytes(b'{"event": "plan"}\n' + content)
     (row,) = open_study(tmp_path).verdicts
-    assert any("history is damaged: 1 rows" in words for words in row.marks)
+    assert any("history is damaged: 1 rows" in message for message in row.marks)
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
@@ -139,7 +139,7 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"name": "another"}, "name: study; given: another"),
         ({"size": "1m", "batch": 512}, "sizes: nano; given: 1m"),
@@ -148,16 +148,16 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
     ],
 )
 def test_a_folder_with_another_study_is_rejected_unless_it_is_extended(
-    tmp_path: Path, values: dict[str, Any], words: str
+    tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
     race(tmp_path, ARMS[:2], seeds=1)
     before = (tmp_path / "study.json").read_bytes()
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         race(tmp_path, ARMS[:2], seeds=1, **values)
     assert (tmp_path / "study.json").read_bytes() == before
 
 
-def test_a_study_may_be_extended_when_asked(tmp_path: Path) -> None:
+def test_a_study_may_be_extended_on_request(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2], seeds=1)
     wider = Study(**(SMALL | {"arms": ARMS[:2], "seeds": 1, "shape": ["as_is", "params"]}))
     wider.run(tmp_path, workers=1, quiet=True, extend=True)

@@ -1,4 +1,4 @@
-"""Files from failing disks and from strangers: a valid object or a clear error, and never any code of theirs."""
+"""Damaged and malicious files give a valid object or a clear error, and never run code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
@@ -57,57 +57,57 @@ def first(folder: Path) -> RunDirectory:
 
 @given(data=st.data())
 @fuzz(150)
-def test_any_result_is_judged_or_refused(whole: Path, data: st.DataObject) -> None:
+def test_any_result_is_judged_or_rejected(whole: Path, data: st.DataObject) -> None:
     manifest, added = read_manifest(whole / "study.json")
     good = {run.id: run.result() or {} for run in Store(whole).runs()}
     chosen = data.draw(st.sampled_from(sorted(good)))
-    spoilt = data.draw(mutated(good[chosen]) | JSON)
-    if validate_result(spoilt):
+    spoiled = data.draw(mutated(good[chosen]) | JSON)
+    if validate_result(spoiled):
         return
-    rows = study_verdicts(manifest, good | {chosen: spoilt}, Marks(added))
+    rows = study_verdicts(manifest, good | {chosen: spoiled}, Marks(added))
     assert all(sentence(row) for row in rows)
     assert json.dumps([row.as_dict() for row in rows], allow_nan=False)
 
 
 @given(data=st.data())
 @fuzz(150)
-def test_any_bytes_are_a_result_or_damaged(whole: Path, place: Path, data: st.DataObject) -> None:
+def test_any_bytes_are_a_result_or_damaged(whole: Path, scratch: Path, data: st.DataObject) -> None:
     content = (first(whole).path / "result.json").read_bytes()
-    spoilt = data.draw(damaged(content))
-    run = RunDirectory(place / first(whole).id)
+    spoiled = data.draw(damaged(content))
+    run = RunDirectory(scratch / first(whole).id)
     run.path.mkdir(exist_ok=True)
-    (run.path / "result.json").write_bytes(spoilt)
+    (run.path / "result.json").write_bytes(spoiled)
     try:
         found = run.result()
     except DamagedFile as error:
         assert str(run.path / "result.json") in str(error)
         assert run.state() == "damaged"
     else:
-        assert found == json.loads(content), "a changed result was taken for a whole one"
+        assert found == json.loads(content), "a changed result was accepted"
 
 
 @given(data=st.data())
 @fuzz(150)
-def test_any_spec_is_taken_whole_or_refused(whole: Path, data: st.DataObject) -> None:
+def test_any_spec_is_accepted_or_rejected(whole: Path, data: st.DataObject) -> None:
     spec = first(whole).spec()
-    spoilt = data.draw(mutated(spec) | JSON)
-    if isinstance(spoilt, dict) and isinstance(spoilt.get("identity"), dict) and data.draw(st.booleans()):
+    spoiled = data.draw(mutated(spec) | JSON)
+    if isinstance(spoiled, dict) and isinstance(spoiled.get("identity"), dict) and data.draw(st.booleans()):
         try:
-            spoilt["id"] = digest(canonical_json(spoilt["identity"]))[:16]
+            spoiled["id"] = digest(canonical_json(spoiled["identity"]))[:16]
         except ValueError:
             return
-    name = spoilt.get("id") if isinstance(spoilt, dict) else spec["id"]
-    if not validate_spec(spoilt, name if isinstance(name, str) else spec["id"]):
-        facts = ArmFacts("x", "x", spoilt, 1, {}, [], {1: [{"step": 1, "tokens": None, "nats": 1.0}]})
+    name = spoiled.get("id") if isinstance(spoiled, dict) else spec["id"]
+    if not validate_spec(spoiled, name if isinstance(name, str) else spec["id"]):
+        facts = ArmFacts("x", "x", spoiled, 1, {}, [], {1: [{"step": 1, "tokens": None, "nats": 1.0}]})
         assert len(curve_rows([facts])) == 1
 
 
 @given(content=st.lists(st.text(max_size=30) | JSON.map(lambda value: json.dumps(value)), max_size=8))
 @fuzz(200)
 def test_any_metrics_file_gives_rows_that_a_chart_can_take(
-    place: Path, whole: Path, content: list[str]
+    scratch: Path, whole: Path, content: list[str]
 ) -> None:
-    run = RunDirectory(place / first(whole).id)
+    run = RunDirectory(scratch / first(whole).id)
     run.path.mkdir(exist_ok=True)
     row = '{"step": 3, "tokens": 768, "nats": 2.5}'
     text = "\n".join([row, *content, row])
@@ -119,11 +119,11 @@ def test_any_metrics_file_gives_rows_that_a_chart_can_take(
 
 @given(data=st.data())
 @fuzz(100)
-def test_any_study_file_is_an_outline_or_damaged(whole: Path, place: Path, data: st.DataObject) -> None:
-    spoilt = data.draw(mutated(json.loads((whole / "study.json").read_text())) | JSON)
-    folder = place / "study"
+def test_any_study_file_is_a_manifest_or_damaged(whole: Path, scratch: Path, data: st.DataObject) -> None:
+    spoiled = data.draw(mutated(json.loads((whole / "study.json").read_text())) | JSON)
+    folder = scratch / "study"
     folder.mkdir(exist_ok=True)
-    (folder / "study.json").write_text(json.dumps(spoilt))
+    (folder / "study.json").write_text(json.dumps(spoiled))
     try:
         found = h2h.open_study(folder)
     except UserError as error:
@@ -132,22 +132,22 @@ def test_any_study_file_is_an_outline_or_damaged(whole: Path, place: Path, data:
     assert all(row.n == 0 for row in found.verdicts)
 
 
-def test_a_seal_holds_every_byte() -> None:
+def test_the_checksum_covers_every_byte() -> None:
     text = with_checksum({"status": "done", "x": [1.5, None, "é"]}).encode()
     assert verify_checksum(text)["x"] == [1.5, None, "é"]
-    for place in range(len(text)):
+    for position in range(len(text)):
         for change in (b"", b"#", b" "):
-            spoilt = text[:place] + change + text[place + 1 :]
+            spoiled = text[:position] + change + text[position + 1 :]
             try:
-                found = verify_checksum(spoilt)
+                found = verify_checksum(spoiled)
             except ValueError:  # JSON's own, or ours
                 continue
-            # All that can pass is a seal that is no longer one, with every value as it was.
+            # Only a checksum that is no longer recognized can pass, with every value unchanged.
             assert {key: found[key] for key in ("status", "x")} == {"status": "done", "x": [1.5, None, "é"]}
 
 
 @pytest.mark.page
-def test_a_page_is_built_beside_damaged_runs_and_says_so(mine: Path) -> None:
+def test_a_page_is_built_despite_damaged_runs_and_names_them(mine: Path) -> None:
     pytest.importorskip("altair")
     runs = Store(mine).runs()
     (runs[0].path / "result.json").write_text("{")
@@ -162,11 +162,11 @@ def test_a_page_is_built_beside_damaged_runs_and_says_so(mine: Path) -> None:
     assert len(found.damage) == 1
 
 
-# A stranger's run directory.
+# A run directory from an untrusted source.
 
 
 def forge(folder: Path, **changes: Any) -> RunDirectory:
-    """Rewrite a run so that its name is again the hash of what it now says it is."""
+    """Rewrite a run so that its id is the hash of its changed identity."""
     run = first(folder)
     spec = run.spec()
     for key, value in changes.items():
@@ -190,16 +190,16 @@ def forge(folder: Path, **changes: Any) -> RunDirectory:
 EVIL = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
 
 
-def test_a_strangers_run_executes_no_code(mine: Path, tmp_path: Path) -> None:
+def test_an_untrusted_run_executes_no_code(mine: Path, tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     run = forge(mine, layers=[f"{tmp_path / 'evil.py'}:Evil"] * 2)
-    for deed in (
+    for action in (
         lambda: h2h.load(run.path),
         lambda: h2h.evaluate(run.path, "stdlib", quiet=True),
         lambda: list(h2h.generate_text(run.path, "x")),
     ):
         with pytest.raises(UserError, match="trust_files"):
-            deed()
+            action()
     h2h.open_study(mine).write(quiet=True)
     h2h.examine_study(mine, repair=True, quiet=True)
     export_runs(Store(mine), tmp_path / "x.tar.gz")
@@ -207,7 +207,7 @@ def test_a_strangers_run_executes_no_code(mine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["result.json", "cost.json", "environment.json", "study.json"])
-def test_a_pickle_in_the_place_of_a_file_is_not_executed(mine: Path, tmp_path: Path, name: str) -> None:
+def test_a_pickle_instead_of_a_json_file_is_not_executed(mine: Path, tmp_path: Path, name: str) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[Path]]:
             return (Path.touch, (tmp_path / "executed",))
@@ -222,16 +222,16 @@ def test_a_pickle_in_the_place_of_a_file_is_not_executed(mine: Path, tmp_path: P
     assert not (tmp_path / "executed").exists()
 
 
-def test_weights_that_were_changed_are_refused(mine: Path) -> None:
+def test_changed_weights_are_rejected(mine: Path) -> None:
     run = first(mine)
     content = bytearray(run.weights.read_bytes())
     content[-3] ^= 1
     run.weights.write_bytes(content)
-    with pytest.raises(UserError, match="checksum is not the one it was written with"):
+    with pytest.raises(UserError, match="checksum mismatch"):
         h2h.load(run.path)
 
 
-def test_a_pickle_in_the_place_of_weights_is_refused(mine: Path) -> None:
+def test_a_pickle_instead_of_weights_is_rejected(mine: Path) -> None:
     run = first(mine)
     torch.save({"x": torch.zeros(2)}, run.weights)
     run.weights.with_suffix(".sha256").unlink()
@@ -260,12 +260,12 @@ def test_a_size_that_the_weights_do_not_fill_takes_no_memory(mine: Path, changes
     assert _peak_bytes() - before < 200 * 2**20
 
 
-def test_a_dimension_beyond_reason_is_refused(mine: Path) -> None:
+def test_an_oversized_dimension_is_rejected(mine: Path) -> None:
     with pytest.raises(UserError, match="too large"):
         forge(mine, size={"layers": 2**40}).spec()
 
 
-def test_a_tensor_that_claims_too_much_is_refused(mine: Path) -> None:
+def test_an_oversized_tensor_is_rejected(mine: Path) -> None:
     run = first(mine)
     header = {"norm.gain": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
     text = json.dumps(header).encode()
@@ -275,9 +275,9 @@ def test_a_tensor_that_claims_too_much_is_refused(mine: Path) -> None:
         h2h.load(run.path)
 
 
-def test_other_tensors_than_the_models_are_refused(mine: Path) -> None:
+def test_tensors_of_another_model_are_rejected(mine: Path) -> None:
     run = first(mine)
-    content = save({f"x{place}": torch.zeros(3) for place in range(40)})
+    content = save({f"x{index}": torch.zeros(3) for index in range(40)})
     run.keep_weights(content)
     with pytest.raises(UserError, match="is nothing and should be"):
         h2h.load(run.path)
@@ -286,11 +286,11 @@ def test_other_tensors_than_the_models_are_refused(mine: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../../../etc", "..", "/etc/passwd", "a/b", "x" * 16, "0123456789ABCDEF", ""]
 )
-def test_names_from_files_never_become_paths_outside(mine: Path, name: str) -> None:
+def test_names_from_files_never_become_paths_outside_the_study(mine: Path, name: str) -> None:
     record = json.loads((mine / "study.json").read_text())
     record["outline"]["entries"][0]["run"] = name
     (mine / "study.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"is not a run's name|damaged file"):
+    with pytest.raises(UserError, match=r"is not a run id|damaged file"):
         h2h.open_study(mine)
 
 
@@ -307,21 +307,21 @@ def test_links_out_of_the_study_are_not_exported(mine: Path, tmp_path: Path) -> 
         assert f"{run.id}/result.json" in archive.getnames()
 
 
-def test_a_file_of_absurd_size_is_not_read(mine: Path) -> None:
+def test_an_oversized_file_is_not_read(mine: Path) -> None:
     path = first(mine).path / "result.json"
     with open(path, "wb") as stream:
         stream.truncate(2**40)
     assert first(mine).state() == "damaged"
 
 
-def test_json_that_nests_without_end_is_damage(mine: Path) -> None:
+def test_deeply_nested_json_is_damage(mine: Path) -> None:
     (first(mine).path / "result.json").write_text("[" * 10**6)
     assert first(mine).state() == "damaged"
     (first(mine).path / "metrics.jsonl").write_text("[" * 10**6 + "\n" + '{"step": 1}')
     assert first(mine).metrics() == [{"step": 1}]
 
 
-def test_a_tokenizer_with_gaps_is_refused(mine: Path) -> None:
+def test_a_tokenizer_with_gaps_is_rejected(mine: Path) -> None:
     from headtohead.data.tokenizers import BytePairs
 
     content = json.dumps(
@@ -357,7 +357,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_numbers_that_no_float_holds_are_damage(whole: Path, tmp_path: Path) -> None:
+def test_numbers_too_large_for_a_float_are_damage(whole: Path, tmp_path: Path) -> None:
     import shutil
 
     copy = tmp_path / "copy"

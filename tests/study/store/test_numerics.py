@@ -1,4 +1,4 @@
-"""Runs of an older arithmetic stay readable and are judged among themselves; no comparison joins two arithmetics."""
+"""Runs with older NUMERICS stay readable and are judged separately; no comparison mixes two NUMERICS values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def study(story: Path) -> Study:
 
 @pytest.fixture(scope="module")
 def old(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study as a version with numerics 1 left it."""
+    """A study written by a version with NUMERICS 1."""
     folder = tmp_path_factory.mktemp("old")
     with pytest.MonkeyPatch.context() as patch:
         for module in ("plan.run_spec", "plan.planner", "store.manifest"):
@@ -52,7 +52,7 @@ def ids(folder: Path) -> set[str]:
 
 
 @pytest.mark.page
-def test_an_old_study_is_judged_by_itself_and_marked(old: Path, new: Path) -> None:
+def test_an_old_study_is_judged_separately_and_marked(old: Path, new: Path) -> None:
     found = open_study(old)
     (row,) = found.verdicts
     assert (row.n, row.numerics) == (2, "1")
@@ -66,10 +66,10 @@ def test_an_old_study_is_judged_by_itself_and_marked(old: Path, new: Path) -> No
 
 
 def test_a_merged_study_never_pairs_two_numerics(old: Path, new: Path) -> None:
-    """The old baseline beside the new arm, and both whole: a contest holds runs of one arithmetic alone."""
-    outlines = [json.loads((folder / "study.json").read_text())["outline"] for folder in (old, new)]
+    """The old baseline with the new arm, and both complete: a contest has runs of one NUMERICS value only."""
+    manifests = [json.loads((folder / "study.json").read_text())["outline"] for folder in (old, new)]
     results = {run.id: run.result() or {} for folder in (old, new) for run in Store(folder).runs()}
-    both = outlines[1] | {"entries": outlines[0]["entries"] + outlines[1]["entries"]}
+    both = manifests[1] | {"entries": manifests[0]["entries"] + manifests[1]["entries"]}
     rows = study_verdicts(manifest_from(both), results)
     assert [(row.numerics, row.n, MARK in row.notes) for row in rows] == [
         ("1", 2, True),
@@ -77,18 +77,18 @@ def test_a_merged_study_never_pairs_two_numerics(old: Path, new: Path) -> None:
     ]
     split = [
         row
-        for label, manifest in zip(("standard", "diagonal"), outlines, strict=True)
+        for label, manifest in zip(("standard", "diagonal"), manifests, strict=True)
         for row in manifest["entries"]
         if row["label"] == label
     ]
     assert len(split) == 4
-    assert [row.n for row in study_verdicts(manifest_from(outlines[1] | {"entries": split}), results)] == [
+    assert [row.n for row in study_verdicts(manifest_from(manifests[1] | {"entries": split}), results)] == [
         0,
         0,
     ]
 
 
-def test_imported_old_runs_are_listed_and_marked_and_not_taken_for_new_ones(
+def test_imported_old_runs_are_listed_and_marked_and_not_used_as_new_ones(
     old: Path, story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export_runs(Store(old), tmp_path / "old.tar.gz")
@@ -98,14 +98,16 @@ def test_imported_old_runs_are_listed_and_marked_and_not_taken_for_new_ones(
         main(["runs", str(folder)])
     assert capsys.readouterr().out.replace("\n", " ").count("numerics 1") == 4
     found = study(story).run(folder, workers=1)
-    assert found.summary.done == 4, "every run is computed anew"
+    assert found.summary.done == 4, "every run is computed again"
     assert f"4 runs {MARK} are left as they are" in capsys.readouterr().out
     assert ids(old) < ids(folder)
     assert {entry.run for entry in found.manifest.entries}.isdisjoint(ids(old))
 
 
 @pytest.mark.parametrize("given", [{}, {"by": ["corpus"]}], ids=["columns found", "columns named"])
-def test_a_table_of_both_is_judged_apart(old: Path, new: Path, tmp_path: Path, given: dict[str, Any]) -> None:
+def test_a_table_of_both_is_judged_separately(
+    old: Path, new: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
     open_study(old).write(quiet=True)
     lines = [(folder / "runs.csv").read_text().splitlines() for folder in (old, new)]
     assert lines[0][0] == lines[1][0]
