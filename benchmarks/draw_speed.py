@@ -1,9 +1,9 @@
-"""Draw the pictures of docs/speed.md and write its numbers, from the rows in results/speed.
+"""Draw the figures of docs/speed.md and write its numbers, from the rows in results/speed.
 
     python benchmarks/draw_speed.py            # docs/images/speed-*.png, and the marked blocks of docs/speed.md
-    python benchmarks/draw_speed.py --check    # say whether the page agrees with the rows; draw nothing
+    python benchmarks/draw_speed.py --check    # check whether the page agrees with the rows; draw nothing
 
-A picture whose rows are not there is left out, and the page says which. `--results` and `--docs` name other folders.
+A figure without rows is left out, with a note on the page. `--results` and `--docs` set other directories.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headtohead.report.figures import PAPER
 
 ROOT = Path(__file__).parent.parent
 GROWTH = "growth.png"
-"""The picture that the benchmark of growth draws itself."""
+"""Figure drawn by `h2h bench growth`."""
 _SCALE = 2.0
 
 
 def page_with(text: str, contents: dict[str, str]) -> str:
-    """Return a page with what stands between its marks replaced; a mark without content is a mistake."""
+    """Return a page with the content between its marks replaced; an unknown mark raises KeyError."""
 
     def fill(found: re.Match[str]) -> str:
         return f"<!-- rows: {found[1]} -->\n{contents[found[1]]}\n<!-- end -->"
@@ -39,12 +39,12 @@ def page_with(text: str, contents: dict[str, str]) -> str:
 
 
 def as_png(definition: dict[str, Any]) -> bytes:
-    """Return a chart as PNG, on white and large enough to read."""
+    """Return a chart as PNG on a white background."""
     return bytes(vl_convert.vegalite_to_png(json.dumps({**definition, "config": PAPER}), scale=_SCALE))
 
 
 def main() -> None:
-    """Draw and write, or check."""
+    """Draw and write the page, or check it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,7 +56,7 @@ def main() -> None:
     given = parser.parse_args()
     measured, page = Measured(given.results), given.docs / "speed.md"
     if not measured.documents:
-        parser.error(f"--results {given.results}: no rows of a benchmark are there")
+        parser.error(f"--results {given.results}: no benchmark rows found")
     charts = {name: chart for name, draw in speed_pictures.PICTURES.items() if (chart := draw(measured))}
     before = page.read_text(encoding="utf-8")
     drawn = {name: f"speed-{name}.png" for name in charts}
@@ -64,7 +64,11 @@ def main() -> None:
         drawn["growth"] = GROWTH
     text = page_with(before, blocks(measured, drawn))
     if given.check:
-        sys.exit(None if text == before else f"{page} does not say what the rows say; draw it again")
+        sys.exit(
+            None
+            if text == before
+            else f"{page} does not agree with the rows; run: python benchmarks/draw_speed.py"
+        )
     for name, draw in speed_pictures.PICTURES.items():
         file = given.docs / "images" / f"speed-{name}.png"
         if name in charts:
@@ -72,7 +76,7 @@ def main() -> None:
             print(f"drawn: {file.name}")
         else:
             file.unlink(missing_ok=True)
-            print(f"left out, its rows are not there: {file.name} ({(draw.__doc__ or '').splitlines()[0]})")
+            print(f"left out, no rows: {file.name} ({(draw.__doc__ or '').splitlines()[0]})")
     write_atomic(page, text)
 
 

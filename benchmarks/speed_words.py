@@ -1,4 +1,4 @@
-"""The words of docs/speed.md that come from rows: aims and what was reached, and a caption for every picture."""
+"""Generated text of docs/speed.md: targets and results, tables, and a caption for every figure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMMANDS = {
     "growth": "h2h bench growth --out results/speed/growth.json --picture docs/images/growth.png",
     "cpu": "python benchmarks/training_cpu.py --out results/speed/cpu.json",
 }
-"""What writes each file; nothing: what was asked for stands in its rows."""
+"""The command that writes each file; if empty, it is derived from the rows."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """One line of the table of aims."""
+    """One line of the table of targets."""
 
     what: str
     against: str
@@ -38,10 +38,10 @@ class Aim:
 
 
 def blocks(measured: Measured, drawn: dict[str, str]) -> dict[str, str]:
-    """Return the content of every marked block of the page, by its name; `drawn` are the files of the pictures."""
+    """Return the content of every marked block of the page by name; `drawn` holds the files of the figures."""
     found = {
         "aims": _table(
-            ("what", "against", "aim", "reached", "met"),
+            ("benchmark", "compared with", "target", "result", "met"),
             (
                 (one.what, one.against, one.aim, one.reached, {True: "yes", False: "no", None: "–"}[one.met])
                 for one in aims(measured)
@@ -51,43 +51,43 @@ def blocks(measured: Measured, drawn: dict[str, str]) -> dict[str, str]:
         "slopes": _slopes(measured),
         "repeat": _repeat(measured),
     }
-    for name, (file, words) in _CAPTIONS.items():
+    for name, (file, caption) in _CAPTIONS.items():
         if name not in drawn:
-            found[name] = f"*Not drawn: the rows for it are not in `results/speed/{file}.json` yet.*"
+            found[name] = f"*Not drawn: `results/speed/{file}.json` has no rows for it yet.*"
         else:
-            found[name] = f"![{words}](images/{drawn[name]})\n\n{words}. {_source(measured, file)}"
+            found[name] = f"![{caption}](images/{drawn[name]})\n\n{caption}. {_source(measured, file)}"
     return found
 
 
 _CAPTIONS = {
     "kernels": (
         "kernels",
-        "Forward + backward of each fused kernel: how much of the time is what its bytes or products take at least; the dashed line is all of it",
+        "Roofline share of forward + backward, for each fused kernel and its compiled plain reference; the dashed line is 100 %",
     ),
-    "roofline": ("kernels", "The same kernels under the two roofs: a dot on the line could not be faster"),
+    "roofline": ("kernels", "The same kernels in a roofline plot; a dot on the line is at the bound"),
     "train": (
         "train-gpu",
-        "Training `standard` beside litgpt's GPT and transformers' Llama of the same shape, all compiled, 32,768 tokens per step; the dashed line is the aim",
+        "Training `standard` compared with litgpt's GPT and transformers' Llama of the same shape, all compiled, 32,768 tokens per step; the dashed line is the target",
     ),
     "mechanisms": (
         "mechanisms-gpu",
-        "The training step of each mechanism, `standard` being 1: left is faster",
+        "Training step time of each mechanism relative to `standard`; left is faster",
     ),
     "decode": (
         "decode",
-        "One query in each of 64 sequences, 8 heads of width 64, against a cache that grows",
+        "Decoding step of 64 sequences, 8 heads of width 64, against the number of cached tokens",
     ),
     "stack": (
         "stack",
-        "Seeds of a small model on one GPU, all their tokens counted; the upright lines are the aims",
+        "Several seeds of a small model on one GPU, total tokens per second; the vertical marks are the targets",
     ),
-    "generate": ("generate", "A whole model writing from a long prompt"),
-    "growth": ("growth", "How a training step grows with the context, mechanism by mechanism"),
+    "generate": ("generate", "Generation from a long prompt with a whole model"),
+    "growth": ("growth", "Training time per token against context, by mechanism"),
 }
 
 
 def _source(measured: Measured, file: str) -> str:
-    """Return where a picture's rows come from."""
+    """Return the source of a figure's rows."""
     names = [file, *{"mechanisms-gpu": ["coupled-step"], "stack": ["stack-processes"]}.get(file, [])]
     found = [row for name in names for row in measured.rows(name)]
     commits = sorted({row["commit"] for row in found})
@@ -103,40 +103,40 @@ def _repeat(measured: Measured) -> str:
             last = max(found, key=lambda row: row["date"])
             peers = measured.documents[name].get("peers") or {}
             versions = [f"torch {last['torch']}", *(f"{peer} {version}" for peer, version in peers.items())]
-            asked = [command] if command else list(dict.fromkeys(_asked(row, name) for row in found))
-            words = "; ".join(f"`{one}`" for one in asked)
-            rows.append((f"`{name}.json`", words, last["commit"], last["date"][:10], ", ".join(versions)))
+            commands = [command] if command else list(dict.fromkeys(_command(row, name) for row in found))
+            text = "; ".join(f"`{one}`" for one in commands)
+            rows.append((f"`{name}.json`", text, last["commit"], last["date"][:10], ", ".join(versions)))
     return _table(("file", "command", "commit", "date", "versions"), rows)
 
 
-def _asked(row: Row, name: str) -> str:
+def _command(row: Row, name: str) -> str:
     """Return the command that measures a row of mechanisms."""
     if "results" not in row:
         arms, context = row["arm"], row["contexts"][0]
         return f"python benchmarks/mechanisms.py --device cuda --arms {arms} --contexts {context}"
     context = context_of(row)
     own = find_shape(row["size"]).context == context
-    words = ["h2h bench train", row["size"], *([] if own else ["--context", str(context)])]
-    words += ["--shape params"] if row.get("shape") == "params" else []
-    return " ".join([*words, "--arms", *row["contenders"], "--peers", "--out", f"results/speed/{name}.json"])
+    parts = ["h2h bench train", row["size"], *([] if own else ["--context", str(context)])]
+    parts += ["--shape params"] if row.get("shape") == "params" else []
+    return " ".join([*parts, "--arms", *row["contenders"], "--peers", "--out", f"results/speed/{name}.json"])
 
 
 def _errors(measured: Measured) -> str:
-    """Return the errors of every kernel against float64, one line per kernel and precision."""
+    """Return the table of kernel errors against float64, one line per kernel and precision."""
     rows = measured.documents.get("kernels", {}).get("rows", [])
     if not any("kind" in row for row in rows):
         return f"*Errors by kernel and precision: {_MISSING}.*"
     lines = []
     for case, dtype in dict.fromkeys((row["case"], row["dtype"]) for row in rows if "kind" in row):
         same = [row for row in rows if (row.get("case"), row.get("dtype")) == (case, dtype)]
-        words = [_error_of(same, kind) for kind in ("training", "odd", "stacked")]
-        lines.append((case, dtype, *words))
-    head = ("kernel", "precision", "training shape", "odd shape", "stacked against separate")
+        errors = [_error_of(same, kind) for kind in ("training", "odd", "stacked")]
+        lines.append((case, dtype, *errors))
+    head = ("kernel", "precision", "training shape", "odd shape", "vmap against separate calls")
     return _table(head, lines)
 
 
 def _slopes(measured: Measured) -> str:
-    """Return times, slopes and what they say of every mechanism and axis that was measured."""
+    """Return a table of times and slopes per axis, one line per mechanism."""
     rows, parts = measured.rows("growth"), []
     for axis in AXES:
         found = [one for one in growth(rows) if one["axis"] == axis and one["slopes"]]
@@ -153,7 +153,14 @@ def _slopes(measured: Measured) -> str:
         at = (
             " / ".join(f"{value:,.0f}" for value in values) if axis != "parameters" else "smallest to largest"
         )
-        head = (f"against {axis}", f"ms at {at}", "slope of time", "declared", "of memory", "at the long end")
+        head = (
+            f"against {axis}",
+            f"ms at {at}",
+            "time slope",
+            "declared slope",
+            "memory slope",
+            "last slope",
+        )
         parts.append(_table(head, lines))
     return "\n\n".join(parts) or f"*Slopes: {_MISSING}.*"
 
@@ -180,7 +187,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def aims(measured: Measured) -> list[Aim]:
-    """Return every aim with what was reached."""
+    """Return every target with its result."""
     return [line for group in _GROUPS for line in group(measured)]
 
 
@@ -190,7 +197,7 @@ def _training(measured: Measured) -> list[Aim]:
         aim = "at least 1.3x" + (f", MFU at least {_percent(mfu)}" if mfu else "")
         what, against = (
             f"training step, `standard`, {size}",
-            "the better of transformers' Llama and litgpt's GPT",
+            "the faster of transformers' Llama and litgpt's GPT",
         )
         row = measured.training(size, 32_768)
         if row is None or row["over_better_peer"] is None:
@@ -219,20 +226,20 @@ def _memory(measured: Measured) -> list[Aim]:
 
 
 def _at_most(arm: str, size: str, most: float, context: int | None = None) -> Callable[[Measured], list[Aim]]:
-    """Return the aim that an arm's step takes at most so many times standard's."""
+    """Return the target that an arm's step takes at most `most` times standard's."""
 
     def line(measured: Measured) -> list[Aim]:
         at = f"{size}, context {context}" if context else size
-        aim = "not slower, to half a percent" if most == 1 else f"at most {most:g}x the time"
+        aim = "not slower, within 0.5 %" if most == 1 else f"at most {most:g}x the time"
         empty = Aim(f"training step, `{arm}`, {at}", "`standard`", aim)
         row = measured.over_standard(arm, size, context)
         if row is None:
             return [empty]
         if "failed" in row:
             return [Aim(empty.what, empty.against, aim, f"failed: {row['failed']}", False)]
-        words = f"{row['over']:.3f}x{', equal parameters' if row['matched'] else ''}"
-        # Two measurements of the same arm differ by half a percent.
-        return [Aim(empty.what, empty.against, aim, words, row["over"] <= (1.005 if most == 1 else most))]
+        result = f"{row['over']:.3f}x{', equal parameters' if row['matched'] else ''}"
+        # Two measurements of the same arm differ by 0.5 %.
+        return [Aim(empty.what, empty.against, aim, result, row["over"] <= (1.005 if most == 1 else most))]
 
     return line
 
@@ -243,15 +250,15 @@ def _kernel(measured: Measured) -> list[Aim]:
     if not rows:
         return [Aim(what, "byte floor", "within 2.5x")]
     row = rows[-1]
-    reached = f"{row['over_floor']:.2f}x, {row['faster']:.2f}x its compiled twin"
+    reached = f"{row['over_floor']:.2f}x, {row['faster']:.2f}x as fast as the compiled plain reference"
     return [Aim(what, "byte floor", "within 2.5x", reached, row["over_floor"] <= 2.5)]
 
 
 def _decoding(measured: Measured) -> list[Aim]:
     found = []
     for keys, dim in ((8192, 64), (32_768, 128)):
-        for turn, words in (
-            ("nothing", "nothing turned"),
+        for turn, label in (
+            ("nothing", "no rotation"),
             ("roundtrip", "`rope=roundtrip`"),
             ("score", "`rope=score`"),
         ):
@@ -260,7 +267,7 @@ def _decoding(measured: Measured) -> list[Aim]:
                     (row["keys"], row["dim"], row["turned"]) == (keys, dim, turn)
                 )
             )
-            what = f"decoding with K=V, {keys:,} cached tokens, dim {dim}, {words}"
+            what = f"decoding with K=V, {keys:,} cached tokens, dim {dim}, {label}"
             against, aim = "cuDNN with K and V; copy bandwidth", "at least 1.8x; at least 80 %"
             if not rows:
                 found.append(Aim(what, against, aim))
@@ -277,14 +284,14 @@ def _generating(measured: Measured) -> list[Aim]:
     against = {name: rate for name, rate in rates.items() if name != "sharing:tie=kv"}
     aim = "at least 3x transformers' default, 1.5x its static cache"
     if ours is None or not against:
-        return [Aim(what, "transformers' generate; own `standard`", aim)]
+        return [Aim(what, "transformers' generate; our `standard`", aim)]
     reached = ", ".join(f"{ours / rate:.2f}x {name}" for name, rate in against.items())
     least = {name: 1.5 if "static" in name else 3.0 for name in against if name.startswith("transformers")}
     met = len(least) == 2 and all(ours / against[name] >= factor for name, factor in least.items())
     return [
         Aim(
             what,
-            "transformers' generate; own `standard`",
+            "transformers' generate; our `standard`",
             aim,
             f"{short_count(ours)} tokens/s: {reached}",
             met,
@@ -295,18 +302,18 @@ def _generating(measured: Measured) -> list[Aim]:
 def _stacking(measured: Measured) -> list[Aim]:
     found = []
     for seeds, aimed in ((5, 15e6), (16, 20e6)):
-        what, against = f"{seeds} seeds of `1m` in one pass", "a single run; as many separate processes"
+        what, against = f"population of {seeds} seeds, `1m`", "a single run; as many separate processes"
         aim = f"at least {aimed / 1e6:.0f} M tokens/s, more than separate processes"
         row = next((row for row in measured.stacked() if (row["size"], row["seeds"]) == ("1m", seeds)), None)
         if row is None:
             found.append(Aim(what, against, aim))
             continue
         rate, apart = row["stacked_tokens_per_second"], row["over_separate"]
-        words = f"{rate / 1e6:.1f} M"
-        words += f", {row['over_single']:.2f}x a single run" if row["over_single"] else ""
-        words += "" if apart is None else f", {apart:.2f}x separate processes"
-        words += " (neither compiled, processes timed before)" if row.get("earlier") else ""
-        found.append(Aim(what, against, aim, words, rate >= aimed and apart is not None and apart > 1))
+        text = f"{rate / 1e6:.1f} M"
+        text += f", {row['over_single']:.2f}x a single run" if row["over_single"] else ""
+        text += "" if apart is None else f", {apart:.2f}x separate processes"
+        text += " (neither compiled; processes timed in an earlier run)" if row.get("earlier") else ""
+        found.append(Aim(what, against, aim, text, rate >= aimed and apart is not None and apart > 1))
     return found
 
 
@@ -315,8 +322,11 @@ def _cpu(measured: Measured) -> list[Aim]:
     for size in ("nano", "1m"):
         for compiled in (False, True):
             way = "both compiled" if compiled else "both eager"
-            what, against = f"CPU, `{size}`, {way}", "transformers' Llama; own matrix and attention kernels"
-            aim = "at least 1.2x" if size == "nano" else "within 1.2x of its kernels"
+            what, against = (
+                f"CPU, `{size}`, {way}",
+                "transformers' Llama; sum of matrix and attention kernels",
+            )
+            aim = "at least 1.2x" if size == "nano" else "within 1.2x of the kernel time"
             rows = measured.rows(
                 "cpu",
                 lambda row, size=size, compiled=compiled: (  # type: ignore[misc]
@@ -328,9 +338,9 @@ def _cpu(measured: Measured) -> list[Aim]:
                 continue
             row = max(rows, key=lambda row: row["date"])
             over = row["step_over_kernels"]
-            words = f"{row['ratio']:.2f}x; {over:.2f}x its kernels, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+            text = f"{row['ratio']:.2f}x; {over:.2f}x the kernel time, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
             met = row["ratio"] >= 1.2 if size == "nano" else over <= 1.2
-            found.append(Aim(what, against, aim, words, met))
+            found.append(Aim(what, against, aim, text, met))
     return found
 
 

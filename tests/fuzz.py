@@ -37,12 +37,12 @@ def fuzz(examples: int) -> Callable[[Test], Test]:
     return decorate
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def member_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every member inside a JSON value."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found += places(inner, (*path, key))
+        found += member_paths(inner, (*path, key))
     return found
 
 
@@ -51,10 +51,10 @@ def mutated(draw: st.DrawFn, value: Any) -> Any:
     """A JSON value with one to three of its members replaced or removed."""
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
-        all_places = places(value)
-        if not all_places:
+        paths = member_paths(value)
+        if not paths:
             break
-        *path, last = draw(st.sampled_from(all_places))
+        *path, last = draw(st.sampled_from(paths))
         holder = value
         for key in path:
             holder = holder[key]

@@ -66,7 +66,7 @@ def race(settings: dict[str, Any], folder: Path, **how: Any) -> None:
     assert not left
 
 
-def killed_again_and_again(settings: dict[str, Any], folder: Path, seed: int, deaths: int) -> None:
+def run_with_kills(settings: dict[str, Any], folder: Path, seed: int, deaths: int) -> None:
     """Run a study in `deaths` processes that are killed midway, and in one that completes.
 
     Half of the kills happen inside a training step, half before, inside or after a write, a sync or a rename: at random
@@ -129,7 +129,7 @@ def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
     race(settings, folder, save_every=0.2)
 
 
-def works_on_a_run(process: BaseProcess, folder: Path) -> bool:
+def holds_a_lease(process: BaseProcess, folder: Path) -> bool:
     """Return whether a process holds the lease of a run of the study."""
     owners = [run.owner() for run in Store(folder).runs()]
     return any(owner is not None and owner.pid == process.pid for owner in owners)

@@ -1,4 +1,4 @@
-"""Trained runs with a companion, and skip evaluation of trained hybrids with its controls."""
+"""Loading and evaluating trained runs with a companion, and skip evaluation of trained hybrids with its controls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"tokens": 5120, "batch": 256, "seeds": 1, "lr": 5e-3}
 
 @pytest.fixture(scope="module")
 def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, RunDirectory]]:
-    """A standard run and two hybrids of two layers, trained a little."""
+    """A standard run and two hybrids of two layers, trained briefly."""
     folder = tmp_path_factory.mktemp("hybrids")
     corpus = f"file:{story}"
     h2h.Study(arms=["standard", HYBRID, FIXED], corpus=corpus, **SMALL).run(folder, workers=1, quiet=True)
@@ -51,10 +51,10 @@ def test_a_loaded_run_has_its_companion_and_its_score(raced: tuple[str, dict[str
     assert float(noise.std()) == pytest.approx(0.02, rel=0.1)
 
 
-def test_a_loaded_run_writes_text(raced: tuple[str, dict[str, RunDirectory]]) -> None:
+def test_a_loaded_run_generates_text(raced: tuple[str, dict[str, RunDirectory]]) -> None:
     for arm in (HYBRID, FIXED):
         assert "".join(h2h.generate_text(raced[1][arm].path, "the cat", tokens=20, device="cpu"))
-    with pytest.raises(UserError, match="companion holds 128 tokens"):
+    with pytest.raises(UserError, match="companion has 128 tokens"):
         "".join(h2h.generate_text(raced[1][FIXED].path, "the cat", tokens=200, device="cpu"))
 
 
@@ -64,7 +64,7 @@ def test_skipping_the_variant_is_the_model_without_its_blocks(
     whole = score(raced, HYBRID)
     variant, standard = (score(raced, HYBRID, skip=kind) for kind in ("variant", "standard"))
     assert len({whole, variant, standard}) == 3
-    assert whole < min(variant, standard), "both kinds of layers have learnt something"
+    assert whole < min(variant, standard), "both kinds of layers have learned something"
     assert variant == score(raced, HYBRID, skip="1")
     assert standard == score(raced, HYBRID, skip="2")
     kept = score(raced, HYBRID, skip="variant", keep_ffn=True)
@@ -86,34 +86,33 @@ def test_the_control_skips_the_same_layers_of_the_standard_run(
     assert not torch.allclose(by_hand, shorter)
 
 
-def test_a_skipped_layer_is_gone_from_the_companions_way_too(
+def test_the_companion_does_not_run_when_no_remaining_layer_uses_it(
     raced: tuple[str, dict[str, RunDirectory]],
 ) -> None:
-    """Nobody borrows from the companion any more, so it is not run."""
     model, _ = h2h.load(raced[1][FIXED].path)
     calls: list[int] = []
     model.layers[1].mechanism.register_forward_pre_hook(lambda _, given: calls.append(len(given[0])))
     model.skip([1])
     model.logits(torch.zeros(3, 5, dtype=torch.long))
-    assert calls == [3], "the data alone"
+    assert calls == [3], "only the data"
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"skip": "varient"}, "did you mean 'variant'"),
-        ({"skip": "3"}, "not among the layers 1 to 2"),
-        ({"skip": "0"}, "not among the layers 1 to 2"),
-        ({"skip": "2-1"}, "not among the layers"),
+        ({"skip": "3"}, "not a layer from 1 to 2"),
+        ({"skip": "0"}, "not a layer from 1 to 2"),
+        ({"skip": "2-1"}, "not a layer from"),
         ({"skip": "1,,2"}, "variant, standard or layers"),
-        ({"skip": "1-2"}, "no model be left"),
+        ({"skip": "1-2"}, "at least one must remain"),
         ({"keep_ffn": True}, "give skip too"),
     ],
 )
-def test_what_cannot_be_skipped_is_refused(
-    raced: tuple[str, dict[str, RunDirectory]], settings: dict[str, object], words: str
+def test_an_invalid_skip_is_rejected(
+    raced: tuple[str, dict[str, RunDirectory]], settings: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         score(raced, HYBRID, **settings)
 
 
@@ -128,36 +127,34 @@ def test_a_standard_run_has_no_variant_and_a_uniform_one_no_standard() -> None:
     assert skipped_layers(hybrid, "2,4-6, 8") == [2, 4, 5, 6, 8]
 
 
-def test_the_shell_skips_too(
+def test_the_command_line_skips_layers(
     raced: tuple[str, dict[str, RunDirectory]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, runs = raced
-    words = ["evaluate", str(runs[HYBRID].path), "--corpus", corpus, "--device", "cpu"]
+    command = ["evaluate", str(runs[HYBRID].path), "--corpus", corpus, "--device", "cpu"]
     with pytest.raises(SystemExit) as ended:
-        main([*words, "--skip", "variant", "--keep-ffn", "--json"])
+        main([*command, "--skip", "variant", "--keep-ffn", "--json"])
     assert ended.value.code == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["skip"], record["keep_ffn"]) == ("variant", True)
     assert record["nats"] == pytest.approx(score(raced, HYBRID, skip="variant", keep_ffn=True))
-    for given, message in ((["--skip", "7"], "layers 1 to 2"), (["--keep-ffn"], "give skip too")):
+    for given, message in ((["--skip", "7"], "layer from 1 to 2"), (["--keep-ffn"], "give skip too")):
         with pytest.raises(SystemExit) as ended:
-            main([*words, *given])
+            main([*command, *given])
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
 
 
-def test_plans_divide_the_companion_by_the_batch_and_refuse_short_texts(story: Path) -> None:
+def test_plans_divide_the_companion_by_the_batch_and_reject_short_texts(story: Path) -> None:
     def planned(arm: str, batch: int, size: str = "nano"):  # type: ignore[no-untyped-def]
         spec = build_study({"arms": [arm], "corpus": f"file:{story}", "size": size, **SMALL, "batch": batch})
         return plan_study(spec).runs[0]
 
     standard, few, many = planned("standard", 256), planned(FIXED, 128), planned(FIXED, 2560)
     assert few.flops > many.flops
-    assert many.flops < standard.flops, "half of the layers need no queries and keys of their own"
+    assert many.flops < standard.flops, "half of the layers have no queries and keys of their own"
     assert planned("standard", 128).flops == standard.flops
-    assert many.cache == standard.cache * 3 // 4, (
-        "values alone in one of two layers; tables are not per token"
-    )
+    assert many.cache == standard.cache * 3 // 4, "only values in one of two layers; tables are not per token"
     assert few.id != planned("(fixed_seq_qk:offset=1 standard)", 128).id
     with pytest.raises(UserError, match="the companion takes 99,999 from token 0 on"):
         planned("fixed_seq_qk:length=99999", 256)

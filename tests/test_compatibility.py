@@ -1,4 +1,4 @@
-"""What older versions wrote is read, and a change of format is noticed: docs/compatibility.md states the policy."""
+"""Files of older versions are readable, and a change of format is detected; docs/compatibility.md states the policy."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ NEWEST = GOLDEN / f"schema-{SCHEMA}"
 SCHEMAS = sorted(path.name.partition(".")[0] for path in GOLDEN.glob("schema-*"))
 RESULTS = Path(__file__).parents[1] / "results"
 TIMED = "timed"
-"""The golden study whose lengths, and so whose run ids, depend on the clock."""
+"""The golden study whose lengths, and therefore run ids, depend on measured times."""
 REPORTED = ("corpus", "tuned", "task")
-"""The golden studies whose pages are made; a page takes half a second."""
+"""The golden studies whose pages are written; a page takes half a second."""
 ID = re.compile(r"[0-9a-f]{16}")
-CHANGED = "a format or an identity has changed; if that was meant, follow 'Changing a format' in docs/compatibility.md"
+CHANGED = "a format or an identity has changed; if that is intended, follow 'Changing a format' in docs/compatibility.md"
 
 
-def run(*words: str, code: int = 0) -> None:
+def run(*arguments: str, code: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(list(words))
+        main(list(arguments))
     assert ended.value.code == code
 
 
@@ -46,7 +46,7 @@ def run(*words: str, code: int = 0) -> None:
 
 
 def structure(value: Any) -> Any:
-    """Return the keys and types of a JSON value; a list as its distinct elements, ids in keys as ID."""
+    """Return the keys and types of a JSON value; a list becomes its distinct elements, an id in a key becomes ID."""
     if isinstance(value, dict):
         found: dict[str, Any] = {}
         for key, item in value.items():
@@ -66,7 +66,7 @@ def distinct(values: list[Any]) -> list[Any]:
 
 def content(path: Path) -> list[Any]:
     text = path.read_text(encoding="utf-8")
-    if path.name == "tokenizer.json":  # a format of the tokenizers library
+    if path.name == "tokenizer.json":  # defined by the tokenizers library
         return ["tokenizer"]
     if path.suffix == ".jsonl":
         return [structure(json.loads(line)) for line in text.splitlines()]
@@ -89,13 +89,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The golden studies, run by this version, without their pages."""
     folder = tmp_path_factory.mktemp("fresh")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "headtohead.report.page", None)  # as if the chart library were missing
+        patch.setitem(sys.modules, "headtohead.report.page", None)  # simulate a missing chart library
         make_studies(folder)
     return folder
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_what_is_written_has_the_structure_of_the_golden_files(fresh: Path, name: str) -> None:
+def test_written_files_have_the_structure_of_the_golden_files(fresh: Path, name: str) -> None:
     expected, found = formats(NEWEST / name), formats(fresh / name)
     assert list(found) == list(expected), CHANGED
     for kind, structures in expected.items():
@@ -109,14 +109,14 @@ def test_the_golden_studies_have_the_run_ids_and_lock_keys_of_the_golden_files(
     ids = [run.id for run in Store(NEWEST / name).runs()]
     assert [run.id for run in Store(fresh / name).runs()] == ids, CHANGED
     expected, found = (
-        json.loads((place / name / "study.lock.json").read_text()) for place in (NEWEST, fresh)
+        json.loads((folder / name / "study.lock.json").read_text()) for folder in (NEWEST, fresh)
     )
     for part in ("plans", "tuning"):
         assert list(found.get(part, {})) == list(expected.get(part, {})), CHANGED
 
 
 def documents(folder: Path) -> dict[Path, Any]:
-    """Return the JSON objects in a folder; lists carry no schema, and tokenizer.json is another library's."""
+    """Return the JSON objects in a folder; lists have no schema, and tokenizer.json belongs to another library."""
     paths = [path for path in folder.rglob("*.json") if path.name != "tokenizer.json"]
     found = {path: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     return {path: value for path, value in found.items() if isinstance(value, dict)}
@@ -128,7 +128,7 @@ def assert_schema(folder: Path, schema: int | None) -> None:
     assert [path for path, number in found.items() if number != schema] == []
 
 
-def test_every_document_carries_the_schema_of_this_version(fresh: Path) -> None:
+def test_every_document_has_the_schema_of_this_version(fresh: Path) -> None:
     assert_schema(fresh, SCHEMA)
 
 
@@ -153,7 +153,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / str(request.param)
 
 
-def test_golden_documents_carry_their_schema_and_name_no_place_of_a_machine(stores: Path) -> None:
+def test_golden_documents_have_their_schema_and_no_machine_paths(stores: Path) -> None:
     number = int(stores.name.removeprefix("schema-"))
     assert_schema(stores, number or None)
     for path in (*stores.rglob("*.json*"), *stores.rglob("*.csv")):
@@ -176,10 +176,10 @@ _INTERVAL = (
 
 
 def assert_same_verdicts(result: h2h.StudyResult, expected: list[dict[str, Any]]) -> None:
-    """Fields may have been added since, and rules may say less; no number may be another.
+    """Check that all numbers are unchanged; fields may have been added since.
 
-    Rules of judging have become stricter since some of these were written: `better`, `worse` and `equivalent` may now be
-    `undecided`, and notes are worded anew.
+    The rules of the verdict have become stricter since some of these were written: `better`, `worse` and `equivalent` may
+    now be `undecided`, and notes may be reworded.
     """
     rows = [finite(row.as_dict()) for row in result.verdicts]
     assert len(rows) == len(expected)
@@ -187,12 +187,12 @@ def assert_same_verdicts(result: h2h.StudyResult, expected: list[dict[str, Any]]
         assert row["verdict"] in (old["verdict"], "undecided")
         for key in old.keys() - {"notes", "verdict", "primary", "unlearnt"}:
             if row["p"] is None and key in _INTERVAL:
-                continue  # zero spread has no interval any more
+                continue  # zero spread no longer has an interval
             wanted = pytest.approx(old[key]) if isinstance(old[key], float) else old[key]
             assert row[key] == wanted, f"{row.get('label', row)}: {key}"
 
 
-def test_golden_stores_list_report_and_have_nothing_to_mend(
+def test_golden_stores_can_be_listed_and_reported_and_need_no_repair(
     stores: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in STUDIES:
@@ -208,27 +208,27 @@ def test_golden_stores_list_report_and_have_nothing_to_mend(
             assert (folder / "report.html").is_file()
             capsys.readouterr()
         run("doctor", str(folder))
-        assert f"{len(runs)} runs examined: 0 findings" in capsys.readouterr().out
+        assert f"{len(runs)} runs checked: 0 findings" in capsys.readouterr().out
         assert {path: path.read_bytes() for path in folder.rglob("runs/ID/*.json")} == before
 
 
-def test_golden_exports_arrive_in_an_empty_store(
+def test_golden_exports_can_be_imported_into_an_empty_store(
     stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in EXPORTED:
         runs = Store(stores / name).runs()
         run("runs", str(tmp_path / name), "--import", str(stores / f"{name}.tar.xz"))
-        assert f"{len(runs)} runs added, 0 were here already" in capsys.readouterr().out
-        arrived = Store(tmp_path / name)
+        assert f"{len(runs)} runs added, 0 already present" in capsys.readouterr().out
+        imported = Store(tmp_path / name)
         for one in runs:
-            assert arrived.run(one.id).result() == one.result()
-            assert arrived.run(one.id).metrics() == one.metrics()
+            assert imported.run(one.id).result() == one.result()
+            assert imported.run(one.id).metrics() == one.metrics()
             probes = [path.name for path in sorted((one.path / "probes").glob("*"))]
-            assert [path.name for path in sorted((arrived.run(one.id).path / "probes").glob("*"))] == probes
+            assert [path.name for path in sorted((imported.run(one.id).path / "probes").glob("*"))] == probes
 
 
-def test_a_golden_study_is_resumed_and_nothing_is_done_again(stores: Path) -> None:
-    """Of runs of these numerics; those of older ones stay as they are, and are done anew beside them."""
+def test_a_golden_study_is_resumed_and_no_run_is_repeated(stores: Path) -> None:
+    """Runs of older numerics (schema 0) are kept unchanged and trained again under new ids."""
     settings = STUDIES["corpus"] | {"name": "corpus", "probes": ()}
     before = {path: path.read_bytes() for path in stores.glob("corpus/runs/*/*.json*")}
     again = h2h.Study(**settings).run(
@@ -243,10 +243,10 @@ def test_a_golden_study_is_resumed_and_nothing_is_done_again(stores: Path) -> No
 
 
 def make_newer(path: Path) -> str:
-    """Give a document the next schema; return the line that refuses it."""
+    """Give a document the next schema; return the expected error message."""
     value = json.loads(path.read_text(encoding="utf-8")) | {"schema": SCHEMA + 1}
-    seal = value.pop("checksum", None)
-    path.write_text(with_checksum(value) if seal else json.dumps(value), encoding="utf-8")
+    checksum = value.pop("checksum", None)
+    path.write_text(with_checksum(value) if checksum else json.dumps(value), encoding="utf-8")
     return (
         f"{path} was written by a newer headtohead (schema {SCHEMA + 1}, this version reads up to {SCHEMA}); "
         "upgrade headtohead"
@@ -272,7 +272,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_newer_document_is_refused_in_one_line_and_left_as_it_is(
+def test_a_newer_document_is_rejected_in_one_line_and_left_unchanged(
     kind: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (store.path / "study.toml").write_text(
@@ -283,15 +283,15 @@ def test_a_newer_document_is_refused_in_one_line_and_left_as_it_is(
     path = store.path / kind.replace("ID", first)
     line = make_newer(path)
     content = path.read_bytes()
-    for words in (*COMMANDS[kind], ("doctor", "{}")):
-        run(*(word.replace("{}", str(store.path)) for word in words), code=2)
-        assert capsys.readouterr().err == f"h2h: {line}\n", words
+    for command in (*COMMANDS[kind], ("doctor", "{}")):
+        run(*(argument.replace("{}", str(store.path)) for argument in command), code=2)
+        assert capsys.readouterr().err == f"h2h: {line}\n", command
         assert path.read_bytes() == content
     assert not list(store.path.rglob("*.damaged*"))
 
 
 @pytest.mark.parametrize("name", ["spec.json", "result.json", "cost.json", "probes/positions.json"])
-def test_an_export_of_a_newer_version_is_refused(name: str, store: Store, tmp_path: Path) -> None:
+def test_an_export_of_a_newer_version_is_rejected(name: str, store: Store, tmp_path: Path) -> None:
     def newer(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.name = f"{store.runs()[0].id}/{Path(entry.name).relative_to('run')}"
         return entry
@@ -306,7 +306,7 @@ def test_an_export_of_a_newer_version_is_refused(name: str, store: Store, tmp_pa
     assert not Store(tmp_path / "empty").runs()
 
 
-def test_a_newer_checkpoint_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_is_rejected_and_not_skipped(tmp_path: Path) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, Checkpoint(step, {"x": torch.zeros(1)}, {}))
     assert latest_checkpoint(tmp_path)[0].step == 2  # type: ignore[union-attr]
@@ -315,7 +315,7 @@ def test_a_newer_checkpoint_is_refused_and_not_passed_over(tmp_path: Path) -> No
         latest_checkpoint(tmp_path)
 
 
-def test_a_run_with_a_newer_checkpoint_waits_and_is_not_recorded_as_failed(store: Store) -> None:
+def test_a_run_with_a_newer_checkpoint_is_deferred_and_not_recorded_as_failed(store: Store) -> None:
     one = store.runs()[0]
     (one.path / "result.json").unlink()
     state = save_checkpoint(one.checkpoints, Checkpoint(1, {"x": torch.zeros(1)}, {})) / "state.json"
@@ -328,7 +328,7 @@ def test_a_run_with_a_newer_checkpoint_waits_and_is_not_recorded_as_failed(store
     assert (result.summary.done, result.summary.left) == (0, 1)
     assert not one.finished()
     assert state.read_bytes() == content
-    assert any("upgrade headtohead" in words for words in result.summary.trouble)
+    assert any("upgrade headtohead" in message for message in result.summary.trouble)
 
 
 def test_the_schema_of_a_document_is_a_whole_number() -> None:
@@ -340,7 +340,7 @@ def test_the_schema_of_a_document_is_a_whole_number() -> None:
             check_schema({"schema": wrong}, "x.json")
 
 
-# --- what is in results/ -------------------------------------------------------------------------------------------
+# --- results/ ------------------------------------------------------------------------------------------------------
 
 
 SMALL = ("faster_qk/reading.tar.xz", "faster_qk/epochs.tar.xz", "kuramoto-1m/runs-450m.tar.gz")
@@ -354,13 +354,13 @@ def slow_unless(quick: bool, value: str) -> Any:
 
 
 @pytest.mark.parametrize("export", [slow_unless(name in SMALL, name) for name in EXPORTS])
-def test_exports_in_results_arrive_and_list(
+def test_exports_in_results_can_be_imported_and_listed(
     export: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("runs", str(tmp_path / "store"), "--import", str(RESULTS / export))
     listed = capsys.readouterr().out
     runs = Store(tmp_path / "store").runs()
-    assert f"{len(runs)} runs added, 0 were here already" in listed
+    assert f"{len(runs)} runs added, 0 already present" in listed
     assert runs
     assert all(one.id in listed and one.state() in ("done", "diverged") for one in runs)
     assert "damaged" not in listed
@@ -370,7 +370,7 @@ STUDIED = sorted(path.parent.name for path in RESULTS.glob("*/study.json"))
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "sharing-1m", name) for name in STUDIED])
-def test_studies_in_results_give_their_committed_verdicts(name: str, tmp_path: Path) -> None:
+def test_studies_in_results_have_their_committed_verdicts(name: str, tmp_path: Path) -> None:
     import_runs(Store(tmp_path), RESULTS / name / "runs.tar.gz")
     shutil.copy(RESULTS / name / "study.json", tmp_path)
     result = h2h.open_study(tmp_path)
@@ -380,6 +380,6 @@ def test_studies_in_results_give_their_committed_verdicts(name: str, tmp_path: P
     assert (tmp_path / "report.html").is_file()
 
 
-def test_the_results_that_these_tests_are_about_are_there() -> None:
+def test_the_results_named_in_these_tests_exist() -> None:
     assert set(SMALL) <= set(EXPORTS)
     assert STUDIED == ["kuramoto-1m", "sharing-1m"]

@@ -45,7 +45,9 @@ def test_planning_gives_the_recorded_run_ids_and_lock_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 99}, {"numerics": -1}, {"new_field": None}])
-def test_a_change_of_the_identity_is_detected(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_identity_is_detected(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = run_spec.Run.identity.func
     changed = property(lambda run: before(run) | change)
     monkeypatch.setattr(run_spec.Run, "identity", changed)

@@ -286,16 +286,16 @@ def _view(subject: _Subject, matter: _Input) -> InspectionView:
         notes.append(f"{count} tokens, but {why}: the first {cut} were cut off{words}.")
     place = None if matter.place is None else max(0, matter.place - cut)
     tokens = matter.tokens[cut:]
-    looked = inspect_text(model, tokens, matter.words, matter.classes, place)
-    without = [layer.mechanism for layer in looked.layers if layer.weights is None]
-    if len(without) == len(looked.layers):
+    inspection = inspect_text(model, tokens, matter.words, matter.classes, place)
+    without = [layer.mechanism for layer in inspection.layers if layer.weights is None]
+    if len(without) == len(inspection.layers):
         names = ", ".join(dict.fromkeys(without))
         notes.append(f"{names} has no attention map; only the prediction is shown.")
     return InspectionView(
         subject.label,
         subject.about,
         [matter.words(token) for token in tokens],
-        looked,
+        inspection,
         matter.relevant[cut:] if matter.relevant else (),
         matter.right,
         matter.apart,

@@ -29,7 +29,7 @@ class Reproduction:
     scale: str
     claims: list[ClaimResult]
     path: Path
-    """claims.json."""
+    """Path of claims.json."""
     studies: dict[str, StudyResult]
     """By name: the studies that were run or already finished; `study` is the one of [study]."""
     ran: list[str] = field(default_factory=list)

@@ -49,7 +49,7 @@ def _start(module: str, order: dict[str, Any], side: int) -> subprocess.Popen[st
         env=os.environ | compile_threads(side),
     )
     assert worker.stdin is not None
-    with suppress(OSError):  # it died at once
+    with suppress(OSError):  # the process ended at once
         worker.stdin.write(json.dumps(order))
         worker.stdin.close()
     return worker

@@ -50,7 +50,7 @@ class _Transformers(nn.Module):
         super().__init__()
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        configure: Any = LlamaConfig  # it takes more than it declares
+        configure: Any = LlamaConfig  # accepts more arguments than its annotations declare
         config = configure(
             vocab_size=size.vocabulary,
             hidden_size=size.width,

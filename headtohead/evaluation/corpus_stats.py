@@ -1,19 +1,19 @@
-"""What a corpus is like, in numbers: how much of it there is, how predictable it is, how well it hangs together.
+"""Statistics of a corpus: its size, predictability and coherence.
 
-Of the train split, at most 4 MB in 64 stretches spread evenly over it (the counts of bytes and documents are of all):
+Computed on the train split, on at most 4 MB in 64 evenly spaced segments (bytes and documents count all of it):
 
     bytes, documents       of text, a separator counted as one byte; bytes_per_document is their ratio
     unigram, bigram        entropy of a byte, and of a byte given the one before it, in bits
-    xz                     compressed size over size, a stretch at a time so that its order counts and its place does not
-    types                  distinct words among 1,000 in a row
-    repetition             share of a window's words that stood in it before
-    near, far              words that the two halves of a window share (over those in either), and the halves of two
-                           windows drawn at random; near above far is what holds a window together
-    domain_bits            bits that the window tells about the domain of a byte in it, where domains are known: none where
-                           all windows hold the same mixture, and
-    domains                bits of the domain itself where each window holds one
+    xz                     compressed size over size, per segment, so that only the order within a segment counts
+    types                  distinct words among 1,000 consecutive words
+    repetition             fraction of a window's words that occur earlier in it
+    near, far              Jaccard overlap of the words of the two halves of a window, and of halves of two random
+                           windows; near above far measures the coherence of a window
+    domain_bits            mutual information in bits of a window and the domain of a byte in it, if domains are known: 0 if
+                           all windows have the same mixture
+    domains                entropy of the domain in bits; domain_bits equals it if each window has one domain
 
-A word is a run of letters and digits. A window is so many bytes; separators are spaces here.
+A word is a run of letters and digits. The window is in bytes; separators count as spaces.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COLUMNS = {
     "domain_bits": "domain bits",
     "domains": "of",
 }
-"""The statistics by name, and what the head of a table says."""
+"""The statistics by name, and their table headers."""
 _FORMS = {
     "bytes": ",.0f",
     "documents": ",.0f",
@@ -57,15 +57,17 @@ _FORMS = {
     "bigram": ".2f",
 }
 _VERSION = 1
-_MAX_BYTES, _STRETCHES = 4_000_000, 64
+_MAX_BYTES, _SEGMENTS = 4_000_000, 64
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 _TYPED = 1000
 
 
 def corpus_statistics(
-    corpus: Prepared, window: int = WINDOW, progress: Callable[[str, float], None] = lambda words, share: None
+    corpus: Prepared,
+    window: int = WINDOW,
+    progress: Callable[[str, float], None] = lambda message, share: None,
 ) -> Statistics:
-    """Return the statistics of a corpus for windows of so many bytes; made once and kept with the prepared corpus."""
+    """Return the statistics of a corpus for windows of `window` bytes; computed once and cached with the corpus."""
     if window < 16:
         raise UserError(
             f"window={window} bytes is too small; at least 16 are needed for two halves with words"
@@ -78,19 +80,19 @@ def corpus_statistics(
                 key: None if value is None else float(value) for key, value in stored["statistics"].items()
             }
     except (UserError, KeyError, TypeError, AttributeError, ValueError):
-        pass  # not there yet, or damaged: they are worked out again
+        pass  # missing or damaged: computed again
     found = _measured(corpus, window, progress)
     write_json(path, {"version": _VERSION, "statistics": found})
     return found
 
 
 def statistics_head() -> list[str]:
-    """Return the heads of a table of statistics."""
+    """Return the header of a table of statistics."""
     return list(COLUMNS.values())
 
 
 def statistics_row(row: Statistics) -> list[str]:
-    """Return the statistics of a corpus for people; a dash where one is not defined."""
+    """Return the statistics of a corpus as formatted text; a dash if one is not defined."""
     shown = []
     for name in COLUMNS:
         value = row.get(name)
@@ -100,15 +102,15 @@ def statistics_row(row: Statistics) -> list[str]:
 
 def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], None]) -> Statistics:
     train = corpus.splits["train"]
-    words = f"statistics of {corpus.label}"
-    progress(words, 0.0)
-    texts = _stretches(corpus)
+    message = f"statistics of {corpus.label}"
+    progress(message, 0.0)
+    texts = _segments(corpus)
     unigram, bigram = _entropies(texts)
     packed = 0
-    for place, text in enumerate(texts):
-        progress(words, 0.1 + 0.6 * place / len(texts))
+    for index, text in enumerate(texts):
+        progress(message, 0.1 + 0.6 * index / len(texts))
         packed += len(lzma.compress(text, preset=6))
-    progress(words, 0.7)
+    progress(message, 0.7)
     halves = [
         (
             _WORD.findall(text[start : start + window // 2]),
@@ -117,7 +119,7 @@ def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], No
         for text in texts
         for start in range(0, len(text) - window + 1, window)
     ]
-    progress(words, 0.9)
+    progress(message, 0.9)
     found: Statistics = {
         "bytes": train.bytes,
         "documents": len(train.documents),
@@ -128,7 +130,7 @@ def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], No
         "types": _types(texts),
         "repetition": _repetition(halves),
         "near": _overlap(halves),
-        "far": _overlap(_parted(halves)),
+        "far": _overlap(_shuffled(halves)),
         "domain_bits": None,
         "domains": None,
     }
@@ -139,13 +141,13 @@ def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], No
     return found
 
 
-def _stretches(corpus: Prepared) -> list[bytes]:
-    """Return the text of stretches of the train split, spread evenly over it."""
+def _segments(corpus: Prepared) -> list[bytes]:
+    """Return the text of evenly spaced segments of the train split."""
     train, tokenizer = corpus.splits["train"], corpus.tokenizer
     count = len(train.tokens)
-    length = min(count // _STRETCHES, int(_MAX_BYTES / _STRETCHES * count / max(1, train.bytes))) or count
+    length = min(count // _SEGMENTS, int(_MAX_BYTES / _SEGMENTS * count / max(1, train.bytes))) or count
     texts = []
-    for start in np.linspace(0, count - length, _STRETCHES if length < count else 1).astype(int):
+    for start in np.linspace(0, count - length, _SEGMENTS if length < count else 1).astype(int):
         tokens = np.asarray(train.tokens[start : start + length])
         if tokenizer.vocabulary <= 256:
             texts.append(tokens.astype(np.uint8).tobytes().replace(bytes([tokenizer.separator]), b" "))
@@ -188,22 +190,22 @@ def _repetition(halves: _Halves) -> float | None:
 
 
 def _overlap(halves: _Halves) -> float | None:
-    """Return the words that two halves share over those in either, mean over windows that have words in both."""
+    """Return the Jaccard overlap of the words of two halves, averaged over windows with words in both."""
     shares = [len({*a} & {*b}) / len({*a, *b}) for a, b in halves if a and b]
     return statistics.fmean(shares) if shares else None
 
 
-def _parted(halves: _Halves) -> _Halves:
-    """Return first halves with the second halves of other windows, drawn at random and the same every time."""
+def _shuffled(halves: _Halves) -> _Halves:
+    """Return first halves with the second halves of other windows, drawn at random with a fixed seed."""
     draw = random.Random("far").random
-    places = [(draw(), place) for place in range(len(halves))]
-    others = [place for _, place in sorted(places)]
-    # Each goes to the next of a random ring, so that none meets its own.
+    keys = [(draw(), index) for index in range(len(halves))]
+    others = [index for _, index in sorted(keys)]
+    # Each is paired with the next in a random cycle, so that none is paired with its own second half.
     partner = dict(zip(others, [*others[1:], *others[:1]], strict=True))
-    return [(a, halves[partner[place]][1]) for place, (a, _) in enumerate(halves)] if len(halves) > 1 else []
+    return [(a, halves[partner[index]][1]) for index, (a, _) in enumerate(halves)] if len(halves) > 1 else []
 
 
 def _document_bytes(corpus: Prepared, split: Split) -> list[int]:
-    """Return the bytes of each document of a split, its separator counted as one."""
+    """Return the bytes of each document of a split; a separator counts as one."""
     lengths = split.token_lengths(corpus.tokenizer.token_bytes())
     return [round(float(length)) for length in np.add.reduceat(lengths, split.documents.astype(np.int64))]

@@ -1,8 +1,7 @@
-"""What an arm costs: parameters, FLOPs and cache, by formula.
+"""Cost of an arm by formula: parameters, FLOPs and cache.
 
-The convention, here and everywhere: a multiply-add is 2 FLOPs; matrix products and attention count, pointwise work
-does not; forward only, per token. `causal` counts the keys a query sees, `full` all keys of the window. A training
-step is three times its forward.
+Convention: a multiply-add is 2 FLOPs; matrix products and attention count, pointwise work does not; forward only, per
+token. `causal` counts the keys a query sees, `full` all keys of the window. A training step costs three forward passes.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ def arm_cost(
     dtype: torch.dtype = torch.bfloat16,
     batch: int = 1,
 ) -> dict[str, Any]:
-    """Return the cost of one arm at a size and context; null where a layer keeps no cache.
+    """Return the cost of one arm at a size and context; cache sizes are None if a layer keeps no cache.
 
-    What `batch` sequences share, a companion above all, is divided among them.
+    Work that `batch` sequences share, such as a companion, is divided among them.
     """
     context = context or size.context
     model = Decoder.on_meta(size, layers)
@@ -46,7 +45,7 @@ def arm_cost(
 
 
 def attention_parameters(size: Size, layers: Sequence[Composed]) -> list[int]:
-    """Return how many parameters each layer's mechanism has, the stages in it included."""
+    """Return the number of parameters of each layer's mechanism, including its stages."""
     blocks = Decoder.on_meta(size, layers).layers
     return [sum(parameter.numel() for parameter in block.mechanism.parameters()) for block in blocks]
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a split: nats, perplexity, bits per byte, and the same by block of documents."""
+"""Loss of a model on a split: nats, perplexity, bits per byte, and nats by block of documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CUTS_OF_ONE_TEXT = 64
 
 @dataclass(frozen=True)
 class Score:
-    """The loss of a model on a whole split, every token but the first predicted once."""
+    """The loss of a model on a whole split; every token except the first is predicted once."""
 
     nats: float
     """Mean nats per token."""
@@ -31,7 +31,7 @@ class Score:
     tokens: int
     bytes: int
     blocks: list[list[float]]
-    """[nats, bytes] of each block of whole documents in turn, for intervals over the test set."""
+    """[nats, bytes] of each block of whole documents in order, for intervals over the test set."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the score, JSON-ready."""
@@ -47,9 +47,9 @@ def score_split(
     precision: str = "float32",
     progress: Callable[[float], None] | None = None,
 ) -> Score:
-    """Return the model's score on all of a split, in windows of its context that do not overlap.
+    """Return the model's score on a whole split, in non-overlapping windows of its context.
 
-    `token_bytes` (vocabulary,) is the tokenizer's table; where it does not spell the text, the text's own bytes count.
+    `token_bytes` (vocabulary,) is the tokenizer's table; for a lossy tokenizer the bytes of the text itself count.
     """
     nats = _token_nats(model, split, batch, precision, progress)
     lengths = split.token_lengths(token_bytes)
@@ -67,7 +67,7 @@ def score_split(
 
 
 def windows_per_pass(device: torch.device, context: int) -> int:
-    """Return how many windows are scored at once: about 8k tokens keep a CPU's caches warm; a GPU wants more."""
+    """Return the number of windows per pass: about 8k tokens fit a CPU's caches; a GPU needs more."""
     return max(1, (8192 if device.type == "cpu" else 65536) // context)
 
 
@@ -78,10 +78,10 @@ def nats_by_position(
     precision: str = "float32",
     progress: Callable[[float], None] | None = None,
 ) -> list[list[float]]:
-    """Return [first, last, mean nats] of positions in the window, counted from 1, in bins that double."""
+    """Return [first, last, mean nats] of positions in the window, counted from 1, in bins that double in size."""
     context = model.size.context
     nats = _token_nats(model, split, 0, precision, progress)[1:]
-    # The last window may be shorter, and is left out.
+    # A shorter last window is dropped.
     whole = nats[: len(nats) // context * context].reshape(-1, context)
     if not len(whole):
         return []
@@ -102,18 +102,18 @@ def _token_nats(
     precision: str,
     progress: Callable[[float], None] | None,
 ) -> np.ndarray[Any, Any]:
-    """Return the nats of every token of a split, predicted in windows that do not overlap; zero for the first."""
+    """Return the nats of every token of a split, predicted in non-overlapping windows; zero for the first token."""
     device, context = model.readout.device, model.size.context
     was_training = model.training
     model.eval()
     nats = np.zeros(len(split.tokens), dtype=np.float64)
     batch = batch or windows_per_pass(device, context)
-    for tokens, targets, place in scoring_windows(split.tokens, context, batch):
+    for tokens, targets, first in scoring_windows(split.tokens, context, batch):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             found = model.nats(tokens.to(device), targets.to(device))
-        nats[place : place + targets.numel()] = found.flatten().double().cpu().numpy()
+        nats[first : first + targets.numel()] = found.flatten().double().cpu().numpy()
         if progress:
-            progress(place / len(split.tokens))
+            progress(first / len(split.tokens))
     model.train(was_training)
     return nats
 
@@ -121,7 +121,7 @@ def _token_nats(
 def _blocks(
     nats: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], documents: np.ndarray[Any, Any]
 ) -> list[list[float]]:
-    """Return sums over blocks of whole documents; a split of few documents is cut into runs of text instead."""
+    """Return sums over blocks of whole documents; a split with few documents is cut into equal parts instead."""
     starts = documents.astype(np.int64)
     if len(starts) < MIN_DOCUMENTS:
         starts = np.linspace(0, len(nats), _CUTS_OF_ONE_TEXT, endpoint=False).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Reference lines for every loss chart: what one gets without any model worth the name."""
+"""Reference lines for loss charts: the scores of trivial models."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headtohead.common.files import read_json, write_json
 from headtohead.data.shards import Prepared
 
 VERSION = 1
-# Counting pairs of a large vocabulary takes memory for each distinct pair; this much text settles the line.
+# Counting pairs of a large vocabulary takes memory for each distinct pair; this many tokens are enough.
 _MAX_TOKENS = 20_000_000
 
 
 def reference_lines(corpus: Prepared) -> dict[str, float]:
     """Return bits per byte on the test split of: uniform, unigram, bigram (fitted on train), and xz.
 
-    Unigram counts start at one; a bigram falls back on the unigram in the proportion in which new successors were
-    seen (Witten and Bell). xz compresses the test text alone, at its strongest setting.
+    Unigram counts start at one; bigrams use Witten-Bell smoothing with the unigram. xz compresses only the test text, at
+    its strongest setting.
     """
     path = corpus.folder / "references.json"
     try:
@@ -29,7 +29,7 @@ def reference_lines(corpus: Prepared) -> dict[str, float]:
         if stored["version"] == VERSION:
             return {str(name): float(value) for name, value in stored["bits_per_byte"].items()}
     except (UserError, KeyError, TypeError, AttributeError, ValueError):
-        pass  # not there yet, or damaged: they are worked out again
+        pass  # missing or damaged: computed again
     train = np.asarray(corpus.splits["train"].tokens[:_MAX_TOKENS]).astype(np.int64)
     test = np.asarray(corpus.splits["test"].tokens).astype(np.int64)
     vocabulary = corpus.tokenizer.vocabulary
@@ -55,8 +55,8 @@ def _bigram(
     seen = np.bincount(firsts, weights=counts, minlength=vocabulary)
     kinds = np.bincount(firsts, minlength=vocabulary)
     wanted = test[:-1] * vocabulary + test[1:]
-    place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-    count = np.where(pairs[place] == wanted, counts[place], 0)
+    index = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    count = np.where(pairs[index] == wanted, counts[index], 0)
     before = test[:-1]
     weight = np.maximum(kinds[before], 1)
     probability: np.ndarray[Any, Any] = (count + weight * unigram[test[1:]]) / (seen[before] + weight)
@@ -66,7 +66,7 @@ def _bigram(
 def _pair_counts(
     train: np.ndarray[Any, Any], vocabulary: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return distinct pairs, coded as first * vocabulary + second and sorted, with their counts."""
+    """Return the distinct pairs, encoded as first * vocabulary + second and sorted, with their counts."""
     codes = train[:-1] * vocabulary + train[1:]
     if vocabulary <= 2048:
         counts = np.bincount(codes, minlength=vocabulary * vocabulary)

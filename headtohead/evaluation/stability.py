@@ -1,12 +1,11 @@
-"""How smoothly a run trained, and how soon: from the rows of its metrics.jsonl alone.
+"""Training stability and speed of a run, computed from the rows of its metrics.jsonl.
 
-A spike is a stretch of logged rows whose loss lies above the median of the 20 rows before it by more than 6 robust
-deviations of those rows (1.4826 times their median absolute deviation) and by more than 1 % of that median; rows in a
-row are one spike, and the first 20 rows are not judged (a curve of 200 rows with normal noise and no spike shows one in
-0.3 % of cases). The tail of the gradient norm is the 99th percentile of the
-largest norm in each logged row over the median of the rows' mean norms: 1 is a run whose steps are all alike.
-Tokens to a target are read off the loss averaged over 5 rows, where it first falls to the target, between rows by a
-straight line.
+A spike is a sequence of logged rows whose loss is above the median of the 20 rows before it by more than 6 robust
+deviations of those rows (1.4826 times their median absolute deviation) and by more than 1 % of that median. Consecutive
+rows count as one spike, and the first 20 rows are not judged. (A curve of 200 rows with normal noise and no spike shows
+one in 0.3 % of cases.) The tail of the gradient norm is the 99th percentile of the largest norm in each logged row
+divided by the median of the rows' mean norms; it is 1 if all steps have equal norms. Tokens to a target are where the
+loss averaged over 5 rows first falls to the target, with linear interpolation between rows.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ SPIKE_DEVIATIONS = 6.0
 SPIKE_SHARE = 0.01
 SMOOTHED_ROWS = 5
 _TO_DEVIATION = 1.4826
-"""Turns the median absolute deviation of a normal law into its standard deviation."""
+"""Converts the median absolute deviation of a normal distribution to its standard deviation."""
 Row = dict[str, Any]
 
 
 def spikes(rows: Sequence[Row]) -> int:
-    """Return how often the loss leapt up."""
+    """Return the number of loss spikes."""
     nats = _column(rows, "nats")
     if len(nats) <= SPIKE_ROWS:
         return 0
@@ -39,7 +38,7 @@ def spikes(rows: Sequence[Row]) -> int:
 
 
 def gradient_tail(rows: Sequence[Row]) -> float | None:
-    """Return the 99th percentile of the gradient norm over its median; None without norms."""
+    """Return the 99th percentile of the gradient norm divided by its median; None without norms."""
     largest, means = _column(rows, "grad_norm_max"), _column(rows, "grad_norm")
     if not len(largest) or not len(means) or np.median(means) <= 0:
         return None
@@ -47,26 +46,26 @@ def gradient_tail(rows: Sequence[Row]) -> float | None:
 
 
 def final_loss(rows: Sequence[Row]) -> float | None:
-    """Return the loss a run ends with, over its last rows; None where it has too few."""
+    """Return the loss averaged over a run's last rows; None if it has too few rows."""
     _, nats = _smoothed(rows)
     return float(nats[-1]) if len(nats) else None
 
 
 def tokens_to_target(rows: Sequence[Row], target: float) -> float | None:
-    """Return after how many tokens the loss first falls to `target`; None where it never does."""
+    """Return the number of tokens after which the loss first falls to `target`; None if it never does."""
     tokens, nats = _smoothed(rows)
     reached = np.flatnonzero(nats <= target)
     if not len(reached):
         return None
-    place = int(reached[0])
-    if place == 0:
+    index = int(reached[0])
+    if index == 0:
         return float(tokens[0])
-    share = (nats[place - 1] - target) / (nats[place - 1] - nats[place])
-    return float(tokens[place - 1] + share * (tokens[place] - tokens[place - 1]))
+    share = (nats[index - 1] - target) / (nats[index - 1] - nats[index])
+    return float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
 
 
 def _column(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
-    """Return the numbers of a column; rows of evaluations, and numbers that are none, are passed over."""
+    """Return the numbers of a column; skips evaluation rows and missing values."""
     return np.array([row[name] for row in rows if isinstance(row.get(name), int | float)], dtype=np.float64)
 
 

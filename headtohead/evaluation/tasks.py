@@ -1,4 +1,4 @@
-"""How well a model does the task it was trained on: metrics by name, and what one gets without a model."""
+"""Scores of a model on the task it was trained on: metrics by name, and reference scores without a model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from headtohead.model.generation import Sampling, generate
 
 Array = np.ndarray[Any, Any]
 MARGINS = {"accuracy": 0.01, "macro_f1": 0.01, "exact_match": 0.01, "f1": 0.01, "matthews": 0.02}
-"""Every metric is a share or a correlation, higher is better; differences within so much count as none."""
+"""Equivalence margin of each metric; every metric is a fraction or a correlation, higher is better."""
 BLOCKS = 64
 _TOKENS_PER_PASS = {"cpu": 8192}
 _LONGEST_ANSWER = 50
-"""Tokens after which a model that writes is stopped."""
+"""Maximum number of generated tokens."""
 
 
 def task_metrics(task: Task) -> tuple[str, ...]:
-    """Return the metrics that a task is scored by."""
+    """Return the metrics of a task."""
     if task.classes:
         return ("accuracy", "macro_f1", "matthews")
     return ("f1", "exact_match") if as_phrase(task) else ("accuracy", "exact_match")
 
 
 def chosen_metric(task: Task, given: str = "") -> str:
-    """Return the metric a task is judged by: its own, or the one that is asked for."""
+    """Return the metric by which a task is judged: its default, or the given one."""
     if not given:
         return task.metric
     if given not in task_metrics(task):
@@ -48,34 +48,35 @@ def chosen_metric(task: Task, given: str = "") -> str:
 
 
 def check_answerable(task: Task) -> None:
-    """Refuse to point at answers of a task that does not say where they stand."""
-    places = [
+    """Raise if a model cannot point at the answers of a task, because it does not mark their positions."""
+    marked = [
         example.prompt and example.relevant[0, : example.prompt].any()
         for split in task.splits.values()
         for example in split
     ]
-    if not as_phrase(task) or not all(places):
+    if not as_phrase(task) or not all(marked):
         raise UserError(
-            f"task '{task.name}' has no answer to point at in every text; answer = 'write' is what it can be given"
+            f"task '{task.name}' does not have an answer to point at in every text; use answer = 'write'"
         )
 
 
 def as_phrase(task: Task) -> bool:
-    """Whether answers are texts, of which several may be right."""
+    """Return whether answers are texts, of which several may be right."""
     return task.tokenizer is not None and not task.classes
 
 
 @dataclass
 class _Found:
-    """What a model made of some examples, by their places in the split."""
+    """Results by example, in the order of the split."""
 
     nats: Array
     """Sum over the example's targets."""
     asked: Array
+    """Number of targets."""
     right: Array
-    """How many of its targets are right."""
+    """Number of right targets."""
     guesses: Array
-    """Number of the class, where there are classes."""
+    """Predicted class, for a task with classes."""
     f1: Array
 
 
@@ -90,8 +91,8 @@ def score_task(
 ) -> dict[str, Any]:
     """Return a model's scores on a split, JSON-ready: every metric of the task, by group, and by block of examples.
 
-    `metric` is the one the task is judged by when nothing else is said; `blocks` holds, for each metric that is a mean,
-    [sum, count] of consecutive examples. `progress` is called with the share done, at every token that is written.
+    `metric` is the task's default metric; `blocks` has [sum, count] of consecutive examples for each metric that is a
+    mean. `progress` is called with the fraction done, at every generated token.
     """
     examples = task.splits[split]
     was_training, count = model.training, len(examples)
@@ -129,7 +130,7 @@ def score_task(
 
 
 def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
-    """Return sums and counts by example whose ratio is the metric; nothing where it is no mean over examples."""
+    """Return sums and counts by example whose ratio is the metric; empty if the metric is not a mean over examples."""
     ones = np.ones(len(found.asked))
     if metric == "accuracy":
         return found.right, found.asked
@@ -152,13 +153,13 @@ def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str
 
 
 def macro_f1(table: Array) -> float:
-    """Return the mean over classes of F1, from counts (true class, guessed class); 0 for a class never guessed."""
+    """Return the mean F1 over classes from counts (true class, guessed class); 0 for a class never guessed."""
     both = table.sum(0) + table.sum(1)
     return float(np.mean(np.where(both > 0, 2 * np.diag(table) / np.maximum(both, 1), 0.0)))
 
 
 def matthews(table: Array) -> float:
-    """Return Matthews' correlation, for any number of classes, from counts (true, guessed); 0 where one guess is all."""
+    """Return Matthews' correlation for any number of classes from counts (true, guessed); 0 if all guesses are equal."""
     total, right = table.sum(), np.trace(table)
     true, guessed = table.sum(1), table.sum(0)
     spread = (total**2 - (guessed**2).sum()) * (total**2 - (true**2).sum())
@@ -166,19 +167,19 @@ def matthews(table: Array) -> float:
 
 
 def _batches(model: Reader, examples: Sequence[Example]) -> list[Batch]:
-    """Return every example once, shortest first, some 8k tokens at a time; one by one where padding cannot be."""
+    """Return batches of about 8k tokens, shortest first; only equal lengths if a mechanism does not support padding."""
     pointing = isinstance(model, Pointer)
     lengths = [example.prompt if pointing else len(example.tokens) for example in examples]
-    order = sorted(range(len(examples)), key=lambda place: lengths[place])
+    order = sorted(range(len(examples)), key=lambda index: lengths[index])
     most = _TOKENS_PER_PASS.get(model.readout.device.type, 65536)
     padded = all(block.mechanism.supports.padding for block in model.layers)
     groups: list[list[int]] = []
-    for place in order:
-        full = groups and (len(groups[-1]) + 1) * lengths[place] > most
-        if not groups or full or (not padded and lengths[groups[-1][0]] != lengths[place]):
+    for index in order:
+        full = groups and (len(groups[-1]) + 1) * lengths[index] > most
+        if not groups or full or (not padded and lengths[groups[-1][0]] != lengths[index]):
             groups.append([])
-        groups[-1].append(place)
-    return [collated(examples, places, written=not pointing) for places in groups]
+        groups[-1].append(index)
+    return [collated(examples, indices, written=not pointing) for indices in groups]
 
 
 def _one(
@@ -189,75 +190,75 @@ def _one(
     found: _Found,
     progress: Callable[[float], None],
 ) -> None:
-    """Put what a model makes of a batch into the places of its examples."""
-    device, places = model.readout.device, batch.places.numpy()
+    """Store a model's results on a batch at the indices of its examples."""
+    device, indices = model.readout.device, batch.places.numpy()
     tokens, padding = batch.tokens.to(device), None if batch.padding is None else batch.padding.to(device)
-    chosen = [examples[place] for place in places]
+    chosen = [examples[index] for index in indices]
     if isinstance(model, Pointer):
         chances = model.chances(tokens, padding).gather(-1, batch.spans.to(device).unsqueeze(-1))
-        found.nats[places] = -chances.sum((1, 2)).double().cpu().numpy()
-        found.asked[places] = 2
+        found.nats[indices] = -chances.sum((1, 2)).double().cpu().numpy()
+        found.asked[indices] = 2
         progress(0.5)
         texts = [
             _decoded(task.tokenizer, example.tokens[first : last + 1])
             for example, (first, last) in zip(chosen, model.spans(tokens, padding).tolist(), strict=True)
         ]
-        _judge_texts(found, places, chosen, texts)
+        _judge_texts(found, indices, chosen, texts)
         return
     if isinstance(model, Classifier):
         scores = model.scores(tokens, batch.ends.to(device), padding).double()
         guesses, labels = scores.argmax(-1), batch.labels.to(device)
-        found.nats[places] = F.cross_entropy(scores, labels, reduction="none").cpu().numpy()
-        found.asked[places] = 1
-        found.right[places] = (guesses == labels).cpu().numpy()
-        found.guesses[places] = guesses.cpu().numpy()
+        found.nats[indices] = F.cross_entropy(scores, labels, reduction="none").cpu().numpy()
+        found.asked[indices] = 1
+        found.right[indices] = (guesses == labels).cpu().numpy()
+        found.guesses[indices] = guesses.cpu().numpy()
         return
     where = batch.targets != IGNORED
     scores = model.logits(tokens, padding=padding, where=where.to(device)).double().cpu()
-    rows, targets = places[where.nonzero()[:, 0].numpy()], batch.targets[where]
+    rows, targets = indices[where.nonzero()[:, 0].numpy()], batch.targets[where]
     np.add.at(found.nats, rows, F.cross_entropy(scores, targets, reduction="none").numpy())
     np.add.at(found.asked, rows, 1)
     np.add.at(found.right, rows, (scores.argmax(-1) == targets).numpy())
     if as_phrase(task):
         progress(0.0)
-        _judge_texts(found, places, chosen, _written(model, task, chosen, progress))
+        _judge_texts(found, indices, chosen, _generated(model, task, chosen, progress))
 
 
-def _judge_texts(found: _Found, places: Array, examples: Sequence[Example], texts: Sequence[str]) -> None:
-    """Score answers in words against all that may be given; the best counts, as in SQuAD's own script."""
-    for place, example, text in zip(places, examples, texts, strict=True):
-        found.f1[place] = max(answer_f1(text, answer) for answer in example.answers)
+def _judge_texts(found: _Found, indices: Array, examples: Sequence[Example], texts: Sequence[str]) -> None:
+    """Score texts against every accepted answer; the best counts, as in SQuAD's evaluation script."""
+    for index, example, text in zip(indices, examples, texts, strict=True):
+        found.f1[index] = max(answer_f1(text, answer) for answer in example.answers)
         exact = any(plain_answer(text) == plain_answer(answer) for answer in example.answers)
-        found.right[place] = found.asked[place] if exact else 0
+        found.right[index] = found.asked[index] if exact else 0
 
 
-def _written(
+def _generated(
     model: Reader, task: Task, examples: Sequence[Example], progress: Callable[[float], None]
 ) -> list[str]:
-    """Return what a model writes behind each prompt, the likeliest token at each step."""
+    """Return a model's greedy continuation of each prompt."""
     padded = all(block.mechanism.supports.padding for block in model.layers)
     groups: dict[tuple[int, int], list[int]] = {}
-    for place, example in enumerate(examples):
+    for index, example in enumerate(examples):
         room = _room(model, example)
-        groups.setdefault((room, 0 if padded else place), []).append(place)
+        groups.setdefault((room, 0 if padded else index), []).append(index)
     texts, done = [""] * len(examples), 0
-    for (room, _), places in groups.items():
-        shown = part_of(progress, done, done + len(places), len(examples))
-        done += len(places)
-        found = _write(model, task, [examples[place] for place in places], room, shown)
-        for place, text in zip(places, found, strict=True):
-            texts[place] = text
+    for (room, _), indices in groups.items():
+        shown = part_of(progress, done, done + len(indices), len(examples))
+        done += len(indices)
+        found = _generate(model, task, [examples[index] for index in indices], room, shown)
+        for index, text in zip(indices, found, strict=True):
+            texts[index] = text
     return texts
 
 
 def _room(model: Reader, example: Example) -> int:
-    """Return how many tokens may be written behind an example's prompt: its own number, whatever stands beside it."""
+    """Return how many tokens may be generated after an example's prompt, independent of the rest of its batch."""
     if model.size.settings.positions == "learned" or model.companion_spec:
         return max(1, min(_LONGEST_ANSWER, model.size.context - example.prompt + 1))
     return _LONGEST_ANSWER
 
 
-def _write(
+def _generate(
     model: Reader, task: Task, examples: Sequence[Example], room: int, progress: Callable[[float], None]
 ) -> list[str]:
     assert task.tokenizer is not None
@@ -272,7 +273,7 @@ def _write(
     likeliest = Sampling(temperature=0)
     for count, step in enumerate(generate(model, prompts.to(device), room, likeliest, padding), 1):
         progress(count / room)
-        tokens = step[:, 0].tolist()  # at once: a GPU is waited for every time it is asked
+        tokens = step[:, 0].tolist()  # one transfer, because each one synchronizes with the GPU
         for row in sorted(open_rows):
             token = tokens[row]
             if token == task.tokenizer.separator:
@@ -290,7 +291,7 @@ def _decoded(tokenizer: Tokenizer | None, tokens: Sequence[int] | Array) -> str:
 
 
 def plain_answer(text: str) -> str:
-    """Return an answer without case, punctuation, articles and spare spaces, as SQuAD compares them."""
+    """Return an answer in lower case without punctuation, articles and extra spaces, as SQuAD compares them."""
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
@@ -305,7 +306,7 @@ def answer_f1(text: str, answer: str) -> float:
 
 
 def task_references(task: Task, metric: str = "") -> dict[str, float]:
-    """Return what one gets on the test split by guessing, and by always giving train's commonest class or answer."""
+    """Return the test scores of guessing, and of always answering train's most common class or answer."""
     chosen, train, test = chosen_metric(task, metric), task.splits["train"], task.splits["test"]
     if task.classes:
         usual = Counter(example.label for example in train).most_common(1)[0][0]
@@ -327,16 +328,15 @@ def task_references(task: Task, metric: str = "") -> dict[str, float]:
         judge = answer_f1 if chosen == "f1" else lambda a, b: float(plain_answer(a) == plain_answer(b))
         scores = [max(judge(answer, right) for right in example.answers) for example in test]
         return {"chance": 0.0, "majority class": float(np.mean(scores))}
-    asked = [_asked(example) for example in train]
-    counts = Counter(int(value) for row in asked for value in row)
+    counts = Counter(int(value) for example in train for value in _targets(example))
     usual, kinds = counts.most_common(1)[0][0], len(counts)
-    rows = [_asked(example) for example in test]
+    rows = [_targets(example) for example in test]
     if chosen == "exact_match":
         chance = float(np.mean([kinds ** -float(len(row)) for row in rows]))
         return {"chance": chance, "majority class": float(np.mean([(row == usual).all() for row in rows]))}
     return {"chance": 1 / kinds, "majority class": float(np.mean(np.concatenate(rows) == usual))}
 
 
-def _asked(example: Example) -> Array:
+def _targets(example: Example) -> Array:
     assert example.targets is not None
     return example.targets[example.targets != IGNORED]

@@ -1,4 +1,4 @@
-"""Scoring on a task without training: which choice a model finds likeliest, or whether it writes the answer out."""
+"""Zero-shot scoring: which choice a model finds likeliest, or whether it generates the answer."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from headtohead.data.tokenizers import Tokenizer
 from headtohead.kernels.matmul.loss import IGNORED
 from headtohead.model.decoder import Decoder
 
-# Two likelihoods that differ by less are the same number with other rounding.
+# Likelihoods that differ by less differ only by rounding.
 _TIE = 1e-9
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """How often a model is right on a task, beside what guessing gives."""
+    """A model's accuracy on a task, with the accuracy of guessing."""
 
     task: str
     n: int
     accuracy: float
-    """Share of examples whose answer is the likeliest choice, or is written out exactly; a tie of k counts 1/k."""
+    """Fraction of examples whose answer is the likeliest choice or is generated exactly; a tie of k counts 1/k."""
     standard_error: float | None
-    """Over examples; not defined for one."""
+    """Over examples; None for one example."""
     accuracy_by_bytes: float | None
-    """The same with each choice's log-likelihood divided by its bytes; not defined where nothing is chosen."""
+    """Accuracy with each choice's log-likelihood divided by its bytes; None for exact tasks."""
     standard_error_by_bytes: float | None
     chance: float
-    """What a guess without looking gives: among the choices, or of every token of what is to be written."""
+    """Accuracy of a uniform guess among the choices, or of every token of the answer to generate."""
     one_answer: float | None
-    """What the best single answer for all examples gives; not defined where examples differ in their choices."""
+    """Accuracy of the best constant answer; None if examples differ in their choices."""
     nats: float
-    """Mean nats of the whole right answer."""
+    """Mean nats of the complete right answer."""
     cut: int
-    """Examples whose context was cut from the left to fit the model's."""
+    """Examples whose context was truncated on the left to fit the model's."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the score, JSON-ready."""
@@ -64,18 +64,18 @@ def score_examples(
     batch: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> TaskScore:
-    """Return the model's score on a task; `batch` bounds the tokens of one pass, padding included.
+    """Return the model's score on a task; `batch` limits the tokens of one pass, including padding.
 
-    Every context begins as a document does in training, behind a separator. A context longer than the model's is cut
-    from the left; each token of a choice sees at least half of the model's context, or all that stands before it.
+    Every context starts with a separator, as documents do in training. A context longer than the model's is truncated on
+    the left; each token of a choice sees at least half of the model's context, or everything before it.
     """
     choices = [choice for example in task.examples for choice in example.choices]
     contexts = tokenizer.encode_all(choice.context.encode("utf-8") for choice in choices)
     texts = list(tokenizer.encode_all(choice.text.encode("utf-8") for choice in choices))
     pieces: list[_Piece] = []
     cut = np.zeros(len(choices), dtype=bool)
-    for place, (context, text) in enumerate(zip(contexts, texts, strict=True)):
-        found, cut[place] = _pieces(place, context, text, tokenizer.separator, model.size.context)
+    for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        found, cut[index] = _pieces(index, context, text, tokenizer.separator, model.size.context)
         pieces += found
     nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, batch, progress)
     lengths = np.array([len(choice.text.encode("utf-8")) for choice in choices])
@@ -109,7 +109,7 @@ def score_examples(
 def _pieces(
     choice: int, context: np.ndarray[Any, Any], text: np.ndarray[Any, Any], separator: int, room: int
 ) -> tuple[list[_Piece], bool]:
-    """Return what predicts each token of a choice once, and whether text was cut off on the left."""
+    """Return pieces that predict each token of a choice once, and whether text was truncated on the left."""
     whole = np.concatenate([[separator], context, text]).astype(np.int64)
     stride = max(1, room // 2)
     found, first = [], 0
@@ -117,7 +117,7 @@ def _pieces(
         stop = min(start + stride, len(whole))
         first = max(0, stop - room - 1)
         found.append(_Piece(choice, whole[first:stop], stop - start))
-    return found, first > 1  # losing the separator alone is no loss of text
+    return found, first > 1  # the separator is not text
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def _judge(
     batch: int,
     progress: Callable[[float], None] | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return (choices,) each: the nats of a whole choice, and whether every token of it is the likeliest."""
+    """Return two arrays (choices,): the nats of a choice, and whether each of its tokens is the likeliest."""
     device = model.readout.device
     nats, hits = np.zeros(choices), np.ones(choices, dtype=bool)
     was_training = model.training
@@ -155,7 +155,7 @@ def _judge(
 
 
 def _batches(pieces: list[_Piece], limit: int, vocabulary: int) -> Iterator[list[_Piece]]:
-    """Yield pieces of like length together: at most `limit` tokens, and 128 MB of scores over the vocabulary."""
+    """Yield pieces of similar length together: at most `limit` tokens and 128 MB of logits."""
     rows: list[_Piece] = []
     scored = 0
     for piece in sorted(pieces, key=lambda piece: len(piece.tokens), reverse=True):
@@ -170,20 +170,20 @@ def _batches(pieces: list[_Piece], limit: int, vocabulary: int) -> Iterator[list
 
 
 def _padded(rows: Sequence[_Piece], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and targets (rows, time), filled up on the right, where no causal model looks."""
+    """Return tokens and targets (rows, time), padded on the right, where a causal model does not attend."""
     time = max(len(row.tokens) for row in rows) - 1
     tokens = torch.full((len(rows), time), filler)
     targets = torch.full((len(rows), time), IGNORED)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         stop = len(row.tokens) - 1
         both = torch.from_numpy(row.tokens)
-        tokens[place, :stop] = both[:-1]
-        targets[place, stop - row.count : stop] = both[-row.count :]
+        tokens[index, :stop] = both[:-1]
+        targets[index, stop - row.count : stop] = both[-row.count :]
     return tokens, targets
 
 
 def _credit(nats: np.ndarray[Any, Any], answer: int) -> float:
-    """Return 1 where the answer is the likeliest, 1/k where it shares that with others, else 0."""
+    """Return 1 if the answer is the likeliest, 1/k if k choices tie for that, else 0."""
     tied = nats <= nats.min() + _TIE * max(1.0, abs(float(nats.min())))
     return float(tied[answer]) / int(tied.sum())
 

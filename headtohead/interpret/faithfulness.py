@@ -1,9 +1,9 @@
-"""Where a model looks when it answers, and whether that explains the answer: attention on a task's relevant tokens.
+"""Where a model attends when it answers, and whether that explains the answer: attention on a task's relevant tokens.
 
-Everything is measured at the read-out row, the one the answer is read from, over real tokens alone. Two explanations
-come from attention, heads averaged: `rollout`, the last row of the product of the layers' maps, each mixed with the
-identity (share 0.5; one layer stands as it is), and `layer_mean`. `gradient` is a control, chance the floor. A signed map
-goes in by its absolute values, renormalised row by row, and is marked.
+Everything is measured at the read-out row, from which the answer is read, over real tokens only. Two explanations come
+from attention averaged over heads: `rollout`, the read-out row of the product of the layers' maps, each mixed with the
+identity (share 0.5; a single layer is not mixed), and `layer_mean`. `gradient` is a control, `chance` the floor. A signed
+map is replaced by its absolute values, renormalized by row, and is marked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headtohead.model.decoder import Decoder
 
 Array = np.ndarray[Any, Any]
 THRESHOLDS = {"10": 0.1, "33": 0.33, "50": 0.5}
-"""Of Attention Confidence, by their spelling in tables: per cent, for a dot would part a path."""
+"""Thresholds of Attention Confidence by name: percent, because a dot would split a path of keys."""
 ATTENTION = ("rollout", "layer_mean")
 EDGES: dict[str, tuple[float, ...]] = {
     "common": (0.0, 0.1, 0.33, 0.5, 1.0),
@@ -39,23 +39,23 @@ EDGES: dict[str, tuple[float, ...]] = {
     "agreement": (0.0, 0.1, 0.5, 1.0),
     "squad": (0.0, 0.05, 0.1, 0.5, 1.0),
 }
-"""Edges of the heat map of (mass, probability of the right answer): one grid for all, and the paper's own by task."""
+"""Bin edges of the heat map of (mass, probability of the right answer): a common grid, and the paper's by task."""
 READS = 8
 _PICTURED = 32
-"""Examples whose whole maps give the indicators."""
+"""Number of examples whose maps are used for the indicators."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One of the paper's rules of Attention Confidence; over all examples, correctness ignored."""
+    """One of the paper's rules of Attention Confidence; over all examples, right or wrong."""
 
     row: str
     threshold: float
     least: float = 0.0
-    """The probability of the right answer that it asks for besides."""
+    """Minimum probability of the right answer."""
 
 
-# Two of them read row 127, mostly the query of a padding token. Here no padding is ever a query: the read-out row stands in.
+# Two of the paper's rules read row 127, mostly the query of a padding token. Here the read-out row is used instead.
 PUBLISHED = {
     "squad": Published("rollout", 0.1),
     "agreement": Published("first_head", 0.1, 0.1),
@@ -65,29 +65,29 @@ PUBLISHED = {
 
 @dataclass
 class Explained:
-    """What was found for every example of a split; a row of an array is an example, in the split's order."""
+    """Results for every example of a split; the first dimension of an array is the example, in the split's order."""
 
     task: str
     mass: dict[str, Array]
-    """By explanation: the share on relevant tokens, mean over annotators and reads; NaN where none are marked."""
+    """By explanation: the share on relevant tokens, mean over annotators and reads; NaN if none are marked."""
     uniform: Array
-    """The same for attention that is even over all tokens it may see."""
+    """The same for uniform attention over all visible tokens."""
     right: Array
     """Probability of the right answer, mean over reads."""
     correct: Array
     """Whether every read gave the right answer."""
     deleted: dict[str, Array]
-    """By explanation and for chance: (examples, shares, 2), comprehensiveness and sufficiency; NaN under two tokens."""
+    """By explanation and for chance: (examples, shares, 2), comprehensiveness and sufficiency; NaN below two tokens."""
     entropy: Array
     """(examples, layers): nats of the read-out row, mean over heads; NaN for a layer without a map."""
     sink: Array
     """(examples, layers): weight of the read-out row on the first token."""
     indicators: list[dict[str, float] | None]
-    """By layer, over a few whole examples."""
+    """By layer, averaged over a few examples."""
     signed: list[int] = field(default_factory=list)
     """Layers, counted from 1, whose map is signed."""
     without_map: list[str] = field(default_factory=list)
-    """Layers that give none, with their mechanism."""
+    """Layers without a map, with their mechanism."""
     reads: int = 0
 
     @property
@@ -96,7 +96,7 @@ class Explained:
         return np.asarray(~np.isnan(self.uniform))
 
     def summary(self) -> dict[str, Any]:
-        """Return everything as numbers, JSON-ready; what is not defined is None."""
+        """Return all numbers, JSON-ready; undefined ones are None."""
         marked = self.marked
         count = len(marked)
         found: dict[str, Any] = {
@@ -117,10 +117,10 @@ class Explained:
             "layers": {},
             "mean": {"entropy": _mean(self.entropy), "sink": _mean(self.sink)},
         }
-        for place, values in enumerate(self.indicators):
-            found["layers"][str(place + 1)] = {
-                "entropy": _mean(self.entropy[:, place]),
-                "sink": _mean(self.sink[:, place]),
+        for index, values in enumerate(self.indicators):
+            found["layers"][str(index + 1)] = {
+                "entropy": _mean(self.entropy[:, index]),
+                "sink": _mean(self.sink[:, index]),
                 "indicators": values,
             }
         floor = found["chance"]
@@ -131,7 +131,7 @@ class Explained:
                 found["explanations"][name] = self._explanation(name) | lost | {"above_chance": above}
         for name in ATTENTION:
             if name in self.mass and marked.any():
-                grids = ("common", *(word for word in EDGES if self.task.startswith(word)))
+                grids = ("common", *(prefix for prefix in EDGES if self.task.startswith(prefix)))
                 found["explanations"][name]["heat_maps"] = {
                     grid: {"edges": list(EDGES[grid]), "counts": self.heat_map(name, grid).tolist()}
                     for grid in grids
@@ -156,9 +156,9 @@ class Explained:
     def confidence(
         self, name: str, threshold: float, *, correct: bool = False, everyone: bool = False
     ) -> float | None:
-        """Return the share, per cent, of marked examples with more mass than that; `correct` asks for the right answer too.
+        """Return the percentage of marked examples whose mass is above `threshold`.
 
-        `everyone` divides by all examples.
+        `correct` also requires the right answer; `everyone` divides by all examples.
         """
         marked = self.marked
         total = len(marked) if everyone else int(marked.sum())
@@ -168,13 +168,13 @@ class Explained:
         return 100.0 * float(above.sum()) / total
 
     def heat_map(self, name: str, grid: str = "common") -> Array:
-        """Return how many marked examples fall into each cell, mass by rows and probability of the right answer by columns."""
+        """Return the number of marked examples in each cell: rows are mass, columns the probability of the right answer."""
         marked, edges = self.marked, EDGES[grid]
         mass, right = (np.clip(values[marked], 0.0, 1.0) for values in (self.mass[name], self.right))
         return np.histogram2d(mass, right, bins=(edges, edges))[0].astype(np.int64)
 
     def _rules(self) -> dict[str, float | None]:
-        """Return what the paper's rules give, each by its task, and under `own` that of this one where it has one."""
+        """Return the result of each of the paper's rules by its task, and of this task's rule, if any, as `own`."""
         found = {name: self._published(rule) for name, rule in PUBLISHED.items()}
         own = next((found[name] for name in PUBLISHED if self.task.startswith(name)), None)
         return found | {"own": own}
@@ -196,26 +196,26 @@ def _lost(deleted: Array) -> dict[str, Any]:
     """Return comprehensiveness and sufficiency at the usual share, and their means over all shares."""
     usual = SHARES.index(USUAL)
     found: dict[str, Any] = {}
-    for place, name in enumerate(("comprehensiveness", "sufficiency")):
-        found[name] = _mean(deleted[:, usual, place])
-        found[f"aopc_{name}"] = _mean(deleted[:, :, place].mean(-1))
+    for index, name in enumerate(("comprehensiveness", "sufficiency")):
+        found[name] = _mean(deleted[:, usual, index])
+        found[f"aopc_{name}"] = _mean(deleted[:, :, index].mean(-1))
     return found
 
 
 def normalised(weights: Tensor) -> Tensor:
-    """Return rows of absolute values that sum to 1, or to 0 where a row looks at nothing."""
-    weights = weights.nan_to_num(0.0).abs()  # a softmax over nothing is no number
+    """Return rows of absolute values that sum to 1, or to 0 if a row attends to nothing."""
+    weights = weights.nan_to_num(0.0).abs()  # a softmax over no keys is NaN
     return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
 
 
 def rolled_out(maps: Sequence[Tensor], places: Tensor, share: float) -> Tensor:
-    """Return the rows `places` (batch,) of the product A_L ... A_1 of maps (batch, time, time), (batch, time).
+    """Return the rows `places` (batch,) of the product A_L ... A_1 of maps (batch, time, time), as (batch, time).
 
-    Each is share x map + (1 - share) x identity, its rows renormalised.
+    Each A is share x map + (1 - share) x identity with renormalized rows.
     """
     row = torch.nn.functional.one_hot(places, maps[0].shape[-1]).to(maps[0].dtype)
     for weights in reversed(maps):
-        # Rows are renormalised before the product: the row's entries are divided by what each would sum to.
+        # Rows of A are renormalized before the product, which is the same as dividing the vector by the row sums.
         row = row / (share * weights.sum(-1) + (1 - share)).clamp_min(1e-30)
         row = share * (row.unsqueeze(1) @ weights).squeeze(1) + (1 - share) * row
     return row
@@ -223,10 +223,10 @@ def rolled_out(maps: Sequence[Tensor], places: Tensor, share: float) -> Tensor:
 
 @dataclass
 class _Rows:
-    """What the maps of a batch say of its read-out rows."""
+    """The read-out rows of a batch's maps."""
 
     explanations: dict[str, Tensor]
-    """rollout, layer_mean and first_head: (batch, time); nothing where no layer gives a map."""
+    """rollout, layer_mean and first_head: (batch, time); empty if no layer has a map."""
     entropy: Tensor
     sink: Tensor
     signed: list[int]
@@ -235,11 +235,11 @@ class _Rows:
 
 @torch.no_grad()
 def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
-    """Return the explanations that the layers' maps give of a batch of reads."""
+    """Return the explanations from the layers' maps for a batch of reads."""
     real, layers = batch.real, model.layers
     rows = torch.arange(len(real), device=real.device)
     maps: dict[int, Tensor] = {}
-    at_place: dict[int, Tensor] = {}
+    at_readout: dict[int, Tensor] = {}
     signed: list[int] = []
     nothing = torch.full((len(real), len(layers)), torch.nan, dtype=torch.float64, device=real.device)
     entropy, sink = nothing, nothing.clone()
@@ -253,7 +253,7 @@ def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
         row = normalised(weights[rows, :, batch.places].double().masked_fill(~real[:, None], 0.0))
         entropy[:, index] = -torch.special.xlogy(row, row).sum(-1).mean(-1)
         sink[:, index] = row[..., 0].mean(-1)
-        at_place[index] = row
+        at_readout[index] = row
         if len(layers) > 1:
             whole = weights.masked_fill(~(real[:, None, None] & real[:, None, :, None]), 0.0)
             maps[index] = normalised(whole).mean(1)
@@ -262,17 +262,17 @@ def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
     with watching(model, frame, take):
         model.hidden(batch.tokens, padding=batch.padding, frame=frame, rows=batch.places)
     found: dict[str, Tensor] = {}
-    if at_place:
-        found["layer_mean"] = torch.stack([row.mean(1) for row in at_place.values()]).mean(0)
-        found["first_head"] = at_place[max(at_place)][:, 0]
+    if at_readout:
+        found["layer_mean"] = torch.stack([row.mean(1) for row in at_readout.values()]).mean(0)
+        found["first_head"] = at_readout[max(at_readout)][:, 0]
         if len(layers) == 1:
             found["rollout"] = found["layer_mean"]
-        elif len(at_place) == len(layers):
+        elif len(at_readout) == len(layers):
             found["rollout"] = rolled_out([maps[index].double() for index in sorted(maps)], batch.places, 0.5)
     missing = [
         f"layer {index + 1} ({block.mechanism.name})"
         for index, block in enumerate(layers)
-        if index not in at_place
+        if index not in at_readout
     ]
     return _Rows(found, entropy, sink, signed, missing)
 
@@ -287,16 +287,16 @@ def explain_model(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Explained:
-    """Return where a model looks on a task's split; `limit` takes so many examples, spread evenly over it.
+    """Return where a model attends on a task's split; `limit` selects that many examples, spread evenly over it.
 
-    Of an example with many targets at most `reads` are read, spread evenly; `seed` draws the floor.
+    An example with many targets is read at most at `reads` of them, spread evenly; `seed` is that of the random scores.
     """
     if split not in task.splits:
         raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
     check_task_matches(model, task)
     examples = task.splits[split]
     if limit and limit < len(examples):
-        examples = [examples[place * len(examples) // limit] for place in range(limit)]
+        examples = [examples[index * len(examples) // limit] for index in range(limit)]
     was_training = model.training
     model.eval()
     try:
@@ -316,14 +316,14 @@ def _explained(
     longest = max(len(example.tokens) for example in examples)
     tokens = budget(model, longest)
     reads = reads_of(model, examples, most, tokens, part_of(progress, 0.0, 0.02))
-    place_of = {id(read): place for place, read in enumerate(reads)}
+    index_of = {id(read): index for index, read in enumerate(reads)}
     columns: dict[str, Array] = {}
 
     def keep(key: str, batch: ReadBatch, values: Tensor) -> None:
         values = values.double().cpu()
         if key not in columns:
             columns[key] = np.full((len(reads), *values.shape[1:]), np.nan)
-        columns[key][[place_of[id(read)] for read in batch.reads]] = values.numpy()
+        columns[key][[index_of[id(read)] for read in batch.reads]] = values.numpy()
 
     facts, done, measured = None, 0, part_of(progress, 0.02, 0.97)
     for batch in batched(model, reads, tokens):
@@ -368,10 +368,10 @@ def _measure(
     keep: Callable[[str, ReadBatch, Tensor], None],
     progress: Callable[[float], None],
 ) -> _Rows:
-    """Measure one batch of reads, and hand what is found to `keep`."""
+    """Measure one batch of reads and pass the results to `keep`."""
     with torch.no_grad():
         answers = chances(model, batch.tokens, batch.padding, batch.places, batch.ends)
-    # A pointer's span is chosen as a whole: where it points is the place that is read.
+    # A pointer's span is chosen as a whole; the position it points at is the one that is read.
     given = batch.places if isinstance(model, Pointer) else answers.argmax(-1)
     before = answers.gather(-1, given[:, None]).squeeze(-1).double()
     right = answers.gather(-1, batch.answers.clamp_min(0)[:, None]).squeeze(-1)
@@ -390,30 +390,30 @@ def _measure(
     explanations.pop("first_head", None)
     explanations["chance"] = chance(batch, seed)
     lost: dict[int, Tensor] = {}
-    for place, (name, scores) in enumerate(explanations.items()):
-        # One layer's rollout is its mean: what is the same is deleted once.
+    for index, (name, scores) in enumerate(explanations.items()):
+        # With one layer, rollout is layer_mean; equal explanations are evaluated once.
         if id(scores) not in lost:
-            shown = part_of(progress, place, place + 1, len(explanations))
+            shown = part_of(progress, index, index + 1, len(explanations))
             lost[id(scores)] = deletions(model, batch, scores, given, before, progress=shown)
         keep(f"deleted/{name}", batch, torch.where(some[:, None, None], lost[id(scores)], torch.nan))
     return rows
 
 
 def _seen(model: Decoder, batch: ReadBatch) -> Tensor:
-    """Return (batch, time), true at the tokens that the read-out row may see: a pointer looks back from inside a text."""
+    """Return (batch, time), True at the tokens visible to the read-out row; a pointer's row may be inside the text."""
     if not getattr(model, "causal", True):
         return batch.real
     return torch.arange(batch.tokens.shape[1], device=batch.tokens.device) <= batch.places[:, None]
 
 
 def _marks(batch: ReadBatch) -> Tensor:
-    """Return (batch, annotators, time) weights whose sum over annotators is their mean; NaN where nothing is marked."""
+    """Return weights (batch, annotators, time) whose sum over annotators is their mean; NaN if nothing is marked."""
     most = max(len(read.relevant) for read in batch.reads)
     marks = np.zeros((len(batch.reads), most, batch.tokens.shape[1]))
-    for place, read in enumerate(batch.reads):
-        marks[place, : len(read.relevant), : len(read.tokens)] = read.relevant / len(read.relevant)
+    for index, read in enumerate(batch.reads):
+        marks[index, : len(read.relevant), : len(read.tokens)] = read.relevant / len(read.relevant)
         if not read.relevant.any():
-            marks[place, 0, 0] = np.nan
+            marks[index, 0, 0] = np.nan
     return torch.from_numpy(marks).to(batch.tokens.device)
 
 
@@ -425,16 +425,16 @@ def _mass(scores: Tensor, marks: Tensor) -> Tensor:
 def _indicators(
     model: Decoder, examples: Sequence[Example], progress: Callable[[float], None]
 ) -> list[dict[str, float] | None]:
-    """Return the indicators of every layer, mean over a few examples, each by itself: no padding in any map."""
+    """Return the indicators of every layer, averaged over a few examples that are run one at a time, without padding."""
     count = min(_PICTURED, len(examples))
     device = model.readout.device
     found: list[list[dict[str, float]]] = [[] for _ in model.layers]
-    for place in range(count):
-        tokens = torch.from_numpy(examples[place * len(examples) // count].tokens[None]).to(device)
+    for index in range(count):
+        tokens = torch.from_numpy(examples[index * len(examples) // count].tokens[None]).to(device)
         for rows, layer in zip(found, layer_maps(model, tokens), strict=True):
             if layer.weights is not None:
                 rows.append(indicators(layer.weights, layer.signed))
-        progress((place + 1) / count)
+        progress((index + 1) / count)
     return [
         {name: float(np.mean([row[name] for row in rows if name in row])) for name in rows[0]}
         if rows

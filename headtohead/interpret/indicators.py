@@ -1,4 +1,4 @@
-"""What an attention map looks like in numbers: spread, concentration, difference of heads, sink, local focus.
+"""Indicators of an attention map: entropy, concentration, head diversity, sink, local focus.
 
 Section 2.7 of Xue et al., arXiv 2510.11602: per layer, mean over heads and sequences, natural logarithm.
 """
@@ -15,7 +15,7 @@ LOCAL = 4  # sub-diagonals 0 to 3
 def indicators(weights: Tensor, signed: bool = False) -> dict[str, float]:
     """Return the indicators of one layer's maps (batch, heads, time, time).
 
-    A signed map goes in by its absolute values, renormalised row by row; whoever shows the numbers marks them.
+    A signed map is replaced by its absolute values, renormalized by row; callers should mark the numbers.
     """
     weights = weights.double()
     if signed:
@@ -29,5 +29,7 @@ def indicators(weights: Tensor, signed: bool = False) -> dict[str, float]:
         "head_diversity": (weights.std(1, correction=0).tril().sum((-2, -1)) / pairs).mean(),
         "sink": weights[..., 0].mean(),
     }
-    found |= {f"local_{place}": weights.diagonal(-place, -2, -1).mean() for place in range(min(LOCAL, time))}
+    found |= {
+        f"local_{offset}": weights.diagonal(-offset, -2, -1).mean() for offset in range(min(LOCAL, time))
+    }
     return {name: float(value) for name, value in found.items()}

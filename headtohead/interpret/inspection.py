@@ -1,4 +1,4 @@
-"""One text through one model, for people: its maps head by head, what it predicts at each token, Kuramoto's phases."""
+"""Inspect one text with one model: maps of every head, predictions at each token, Kuramoto phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headtohead.model.residual import Space, Torus
 
 LIKELIEST = 5
 COORDINATES = 3
-"""Circles of phases that are drawn."""
+"""Number of coordinates whose phases are shown."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Phases:
 
     stage: str
     order: float
-    """Mean over all coordinates of r, the length of the tokens' mean direction: 1 is one phase for all."""
+    """Mean over all coordinates of r, the length of the tokens' mean direction; 1 if all phases are equal."""
     angles: Tensor
     """(coordinates, time)"""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model did with one text of (time,) tokens."""
+    """The results of a model on one text of (time,) tokens."""
 
     layers: list[LayerMap]
     """Each with weights (1, heads, time, time), or None."""
     causal: bool
     place: int
-    """The row that the prediction is read from."""
+    """The position from which the prediction is read."""
     kind: str
     """What is predicted: class, token or span."""
     guesses: list[list[Guess]]
-    """The likeliest answers, at every token where each is read by itself; else one list."""
+    """The likeliest answers: a list for every token if tokens are predicted, else one list."""
     phases: list[Phases]
 
 
@@ -63,7 +63,7 @@ def inspect_text(
     classes: Sequence[str] = (),
     place: int | None = None,
 ) -> Inspection:
-    """Return what a model does with tokens; `words` shows one, `place` is read instead of the last."""
+    """Return a model's results on tokens; `words` maps a token to text, `place` is the position to read (default: last)."""
     device = model.readout.device
     given = torch.tensor([list(tokens)], device=device)
     place = len(tokens) - 1 if place is None else place
@@ -82,8 +82,10 @@ def inspect_text(
 
 
 def _likeliest(chances: Tensor, words: Callable[[int], str]) -> list[Guess]:
-    values, places = chances.topk(min(LIKELIEST, len(chances)))
-    return [Guess(words(place), value) for value, place in zip(values.tolist(), places.tolist(), strict=True)]
+    values, indices = chances.topk(min(LIKELIEST, len(chances)))
+    return [
+        Guess(words(index), value) for value, index in zip(values.tolist(), indices.tolist(), strict=True)
+    ]
 
 
 def _span(model: Pointer, given: Tensor, words: Callable[[int], str]) -> tuple[list[list[Guess]], int]:
@@ -94,10 +96,10 @@ def _span(model: Pointer, given: Tensor, words: Callable[[int], str]) -> tuple[l
 
 
 def _phases(model: Decoder, given: Tensor) -> list[Phases]:
-    """Return the phases before each layer of angles, after its coupling and at the end, where coupling joins most."""
+    """Return the phases before each torus layer, after its coupling and at the end, on the coordinates that align most."""
     states: list[tuple[str, Tensor]] = []
 
-    def note(stage: str) -> Any:
+    def capture(stage: str) -> Any:
         def before(_: Any, arguments: tuple[Any, ...]) -> None:
             states.append((stage, arguments[0][0].double().cpu()))
 
@@ -106,29 +108,28 @@ def _phases(model: Decoder, given: Tensor) -> list[Phases]:
     def is_angles(space: Space) -> bool:
         return isinstance(space, Torus) and space.group.numbers == 1
 
-    places: list[tuple[nn.Module | None, str]] = []
+    hooks: list[tuple[nn.Module | None, str]] = []
     for number, block in enumerate(model.layers, 1):
         if is_angles(block.space):
-            places.append((block.mixer_norm, f"before layer {number}"))
-            places.append(
+            hooks.append((block.mixer_norm, f"before layer {number}"))
+            hooks.append(
                 (block.ffn_norm if block.ffn is not None else None, f"layer {number}, after coupling")
             )
     if is_angles(model.spaces[-1]):
-        places.append((model.norm, "at the end"))
+        hooks.append((model.norm, "at the end"))
     with ExitStack() as stack:
-        for module, stage in places:
+        for module, stage in hooks:
             if module is not None:
-                stack.callback(module.register_forward_pre_hook(note(stage)).remove)
-        if places:
+                stack.callback(module.register_forward_pre_hook(capture(stage)).remove)
+        if hooks:
             model.hidden(given)
     if len(states) < 2:
         return []
     orders = [torch.hypot(angles.cos().mean(0), angles.sin().mean(0)) for _, angles in states]
     gained = torch.zeros_like(orders[0])
     for (stage, _), before, after in zip(states, orders, orders[1:], strict=False):
-        if stage.startswith(
-            "before"
-        ):  # what follows is its coupling, or its whole layer where nothing else is in it
+        # The next stage is after the coupling, or after the layer if it has no feed-forward part.
+        if stage.startswith("before"):
             gained += after - before
     chosen = gained.argsort(descending=True)[:COORDINATES]
     return [

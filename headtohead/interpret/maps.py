@@ -1,4 +1,4 @@
-"""The attention maps of every layer of a model on given tokens, with the largest score before the softmax."""
+"""Attention maps of every layer of a model on given tokens, with the largest score before the softmax."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class LayerMap:
 
     mechanism: str
     weights: Tensor | None
-    """(batch, heads, time, time), or None: the mechanism gives no map."""
+    """(batch, heads, time, time), or None if the mechanism has no map."""
     signed: bool
     largest_score: float | None
-    """The largest |score| that went into its softmax; None where its map has none."""
+    """The largest |score| before its softmax; None if its map has no softmax."""
 
 
 class _Scores(TorchFunctionMode):
-    """Notes the largest |score| of every softmax over keys; what a query must not see does not count."""
+    """Records the largest |score| of every softmax over keys, ignoring masked keys."""
 
     largest: float | None = None
 
@@ -47,7 +47,7 @@ class _Scores(TorchFunctionMode):
 
 @torch.no_grad()
 def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) -> list[LayerMap]:
-    """Return the map of every layer for tokens (batch, time), as the model stands."""
+    """Return the map of every layer for tokens (batch, time)."""
     found: dict[int, LayerMap] = {}
 
     def take(index: int, mechanism: Mechanism, x: Tensor, frame: Frame) -> None:
@@ -69,14 +69,14 @@ def _without(block: Block) -> LayerMap:
 def watching(
     model: Decoder, mine: Frame, take: Callable[[int, Mechanism, Tensor, Frame], None]
 ) -> Iterator[None]:
-    """Call `take` with layer, mechanism, x and frame before a mechanism mixes; a companion's own pass has another frame."""
+    """Call `take` with layer, mechanism, x and frame before each mechanism; a companion's pass has a different frame."""
 
     def hook(index: int) -> Callable[[Any, tuple[Any, ...]], None]:
-        def look(mechanism: Any, given: tuple[Any, ...]) -> None:
+        def before(mechanism: Any, given: tuple[Any, ...]) -> None:
             if given[1] is mine:
                 take(index, mechanism, given[0], given[1])
 
-        return look
+        return before
 
     handles = [
         block.mechanism.register_forward_pre_hook(hook(index)) for index, block in enumerate(model.layers)

@@ -1,7 +1,7 @@
-"""The places at which a model is read on a task's examples, one by one, and what it answers there.
+"""The positions at which a model is read on a task's examples, and its answers there.
 
-A classifier is read at the last token, a reader wherever a target stands, a pointer at the two tokens it points at. A
-causal reader sees the tokens up to that place alone, so that every read is a sequence of its own.
+A classifier is read at the last token, a reader at every target, a pointer at the two tokens it points at. A causal
+reader sees only the tokens up to that position, so every read is a sequence of its own.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """One place at which an example is read."""
+    """One position at which an example is read."""
 
     example: int
-    """Which example of the split."""
+    """Index of the example in the split."""
     tokens: Array
     """(time,): everything the model sees there."""
     place: int
-    """The row that the answer is read from."""
+    """Position from which the answer is read."""
     answer: int
-    """The class, the token, or the place that is right."""
+    """The right class, token or position."""
     relevant: Array
-    """(annotators, time), true at relevant tokens."""
+    """(annotators, time), True at relevant tokens."""
     end: int = 0
-    """Of a pointer: 0 at the first token of its answer, 1 at the last."""
+    """For a pointer: 0 for the first token of its answer, 1 for the last."""
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """Reads side by side, padded on the right."""
+    """A batch of reads, padded on the right."""
 
     reads: Sequence[Read]
     tokens: Tensor
@@ -56,32 +56,32 @@ class ReadBatch:
 
     @property
     def real(self) -> Tensor:
-        """(batch, time), true at real tokens."""
+        """(batch, time), True at real tokens."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     @property
     def padding(self) -> Tensor | None:
-        """The same for a model; None where nothing is padded."""
+        """The padding mask for a model; None if nothing is padded."""
         return None if int(self.lengths.min()) == self.tokens.shape[1] else self.real
 
 
 def check_task_matches(model: Decoder, task: Task) -> None:
-    """Refuse a task that the model cannot answer: other tokens, other classes, longer examples."""
+    """Raise if the model cannot answer a task: larger vocabulary, different classes, longer examples."""
     if task.vocabulary > model.size.vocabulary:
         raise UserError(
-            f"task '{task.name}' has {task.vocabulary:,} tokens, and the model {model.size.vocabulary:,}"
+            f"task '{task.name}' has a vocabulary of {task.vocabulary:,}, the model of {model.size.vocabulary:,}"
         )
     if task.longest > model.size.context:
         raise UserError(
-            f"task '{task.name}' has examples of {task.longest} tokens, and the model's context is {model.size.context}"
+            f"task '{task.name}' has examples of {task.longest} tokens; the model's context is {model.size.context}"
         )
     if isinstance(model, Classifier):
         if len(task.classes) != model.outputs:
             raise UserError(
-                f"task '{task.name}' has {len(task.classes)} classes, and the model {model.outputs}"
+                f"task '{task.name}' has {len(task.classes)} classes, the model has {model.outputs}"
             )
     elif task.classes:
-        raise UserError(f"task '{task.name}' asks for a class; a {type(model).__name__} gives none")
+        raise UserError(f"task '{task.name}' needs a classifier, got a {type(model).__name__}")
 
 
 def reads_of(
@@ -91,7 +91,7 @@ def reads_of(
     batch: int,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Read]:
-    """Return the reads of examples in order, at most so many of each, spread evenly over its targets."""
+    """Return the reads of examples in order, at most `most` of each, spread evenly over its targets."""
     if isinstance(model, Pointer):
         return _pointed(model, examples, batch, progress)
     causal = bool(getattr(model, "causal", True))
@@ -102,13 +102,13 @@ def reads_of(
                 Read(number, example.tokens, len(example.tokens) - 1, example.label, example.relevant)
             )
             continue
-        places = np.flatnonzero(example.targets >= 0)
-        count = min(most, len(places))
-        for chosen in sorted({len(places) * step // count for step in range(count)}):
-            place = int(places[chosen])
-            stop = place + 1 if causal else len(example.tokens)
+        positions = np.flatnonzero(example.targets >= 0)
+        count = min(most, len(positions))
+        for chosen in sorted({len(positions) * step // count for step in range(count)}):
+            position = int(positions[chosen])
+            stop = position + 1 if causal else len(example.tokens)
             row = example.relevant[[chosen if len(example.relevant) > 1 else 0], :stop]
-            reads.append(Read(number, example.tokens[:stop], place, int(example.targets[place]), row))
+            reads.append(Read(number, example.tokens[:stop], position, int(example.targets[position]), row))
     return reads
 
 
@@ -116,9 +116,9 @@ def reads_of(
 def _pointed(
     model: Pointer, examples: Sequence[Example], batch: int, progress: Callable[[float], None]
 ) -> list[Read]:
-    """Return two reads per example, at the tokens that the model points at; one without a span has no right answer.
+    """Return two reads per example, at the tokens the model points at; an example without a span has no right answer.
 
-    An answer that could be written out is not shown: a pointer is trained and scored without it.
+    The answer text is not part of the input, because a pointer is trained and scored without it.
     """
     plain = []
     for number, row in enumerate(examples):
@@ -137,9 +137,9 @@ def _pointed(
 
 
 def batched(model: Decoder, reads: Sequence[Read], tokens: int) -> Iterator[ReadBatch]:
-    """Yield every read once, like lengths together, at most so many tokens in one pass.
+    """Yield batches of reads of similar length, at most `tokens` tokens in each.
 
-    Where a mechanism cannot handle padding, only equal lengths stand together.
+    If a mechanism does not support padding, a batch has reads of equal length.
     """
     padded = all(block.mechanism.supports.padding for block in model.layers)
     device = model.readout.device
@@ -156,8 +156,8 @@ def batched(model: Decoder, reads: Sequence[Read], tokens: int) -> Iterator[Read
 
 def _collated(reads: list[Read], device: torch.device) -> ReadBatch:
     rows = np.zeros((len(reads), max(len(read.tokens) for read in reads)), dtype=np.int64)
-    for place, read in enumerate(reads):
-        rows[place, : len(read.tokens)] = read.tokens
+    for index, read in enumerate(reads):
+        rows[index, : len(read.tokens)] = read.tokens
 
     def of(values: list[int]) -> Tensor:
         return torch.tensor(values, device=device)
@@ -173,10 +173,10 @@ def _collated(reads: list[Read], device: torch.device) -> ReadBatch:
 
 
 def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tensor, ends: Tensor) -> Tensor:
-    """Return the probability of every answer: classes, tokens, or places for the pointer's end (batch, answers)."""
+    """Return the probability of every answer (batch, answers): classes, tokens, or positions for the pointer's end."""
     if isinstance(model, Pointer):
         return model.ends(tokens, padding)[torch.arange(len(tokens), device=tokens.device), ends].softmax(-1)
-    # One row's mixing takes half of the time of a one-layer model on CPU; on a GPU all rows are one fast kernel.
+    # On CPU, mixing one row instead of all halves the time of a one-layer model; on a GPU all rows are one fast kernel.
     frame = Frame(narrow=not tokens.is_cuda)
     if isinstance(model, Classifier):
         return _softmax(model.scores(tokens, places, padding, frame))
@@ -188,20 +188,20 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def fixed_place(model: Decoder) -> bool:
-    """Whether the token that is read must stay when others are deleted; a class is read at the last one left."""
+    """Return whether the token that is read must be kept when others are deleted; a class is read at the last one left."""
     return not isinstance(model, Classifier)
 
 
 def cut(share: float, length: Tensor) -> Tensor:
-    """Return k = ceil(share x length), at least one token left."""
-    # 0.05 x 20 is a little above 1 in binary.
+    """Return k = ceil(share x length), limited so that at least one token is left."""
+    # In floating point, 0.05 x 20 is slightly above 1.
     return torch.minimum((share * length.double() - 1e-9).ceil().long().clamp_min(1), length - 1)
 
 
 def budget(model: Decoder, longest: int) -> int:
-    """Return how many tokens go through the model in one pass: some four million cells of a layer's maps.
+    """Return the number of tokens per pass: about four million entries of a layer's maps.
 
-    On a GPU eight times as many, so that small models do not wait for the next pass to be asked for.
+    Eight times as many on a GPU, so that small models are not bound by launches.
     """
     cells = 2**25 if model.readout.is_cuda else 2**22
     return max(longest, math.ceil(cells / (model.size.heads * max(1, longest))))

@@ -17,7 +17,7 @@ from headtohead.report.charts import BASELINE, PALETTE
 from headtohead.report.figures import PAPER, as_svg
 
 Row = dict[str, Any]
-GROWS, STAYS, STANDARD = "declared to grow with the context", "declared to stay", "standard"
+GROWS, STAYS, STANDARD = "declared to grow with context", "declared constant", "standard"
 _COLORS = {STANDARD: "#24292f", GROWS: PALETTE[1], STAYS: PALETTE[0]}
 _HEIGHT, _LINE = 460, 15.0
 """Height of the chart and of a label, in points."""

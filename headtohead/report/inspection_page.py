@@ -15,7 +15,7 @@ from torch import Tensor
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
 from headtohead.interpret.inspection import Inspection
-from headtohead.report.templates import beside, templates
+from headtohead.report.templates import asset, templates
 
 _STEPS = 32767
 """Weights are stored as 16-bit integers relative to the largest."""
@@ -29,7 +29,7 @@ class InspectionView:
     about: str
     """Description of the run."""
     tokens: Sequence[str]
-    looked: Inspection
+    inspection: Inspection
     relevant: Sequence[bool] = ()
     """By token; empty if none are marked."""
     right: str = ""
@@ -39,20 +39,20 @@ class InspectionView:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def write_look(path: Path, sights: Sequence[InspectionView]) -> Path:
+def write_look(path: Path, views: Sequence[InspectionView]) -> Path:
     """Write the page of one model, or of several in columns; return its path."""
     page = (
         templates()
         .get_template("look.html.jinja")
         .render(
-            sights=sights,
-            sentences=[sentence(sight) for sight in sights],
-            marked=any(any(sight.relevant) for sight in sights),
-            signed=any(layer.signed for sight in sights for layer in sight.looked.layers),
-            data=_safe([_data(sight) for sight in sights]),
-            title=" and ".join(sight.label for sight in sights),
-            style=beside("page.css") + beside("look.css"),
-            script=beside("theme.js") + beside("look.js"),
+            views=views,
+            sentences=[sentence(view) for view in views],
+            marked=any(any(view.relevant) for view in views),
+            signed=any(layer.signed for view in views for layer in view.inspection.layers),
+            data=_safe([_data(view) for view in views]),
+            title=" and ".join(view.label for view in views),
+            style=asset("page.css") + asset("look.css"),
+            script=asset("theme.js") + asset("look.js"),
             version=VERSION,
         )
     )
@@ -60,30 +60,30 @@ def write_look(path: Path, sights: Sequence[InspectionView]) -> Path:
     return path
 
 
-def sentence(sight: InspectionView) -> str:
+def sentence(view: InspectionView) -> str:
     """Return a summary: the prediction, the spread of attention and its share on relevant tokens."""
-    looked = sight.looked
-    guess = looked.guesses[looked.place if len(looked.guesses) > 1 else 0][0]
-    what = {"class": "Answer", "token": "Prediction", "span": "Span"}[looked.kind]
+    inspection = view.inspection
+    guess = inspection.guesses[inspection.place if len(inspection.guesses) > 1 else 0][0]
+    what = {"class": "Answer", "token": "Prediction", "span": "Span"}[inspection.kind]
     text = f"{what}: “{_shown(guess.words)}” ({_percent(guess.probability)})"
-    if sight.right:
-        text += ", correct" if sight.right == guess.words else f"; correct is “{_shown(sight.right)}”"
-    row = read_row(looked)
+    if view.right:
+        text += ", correct" if view.right == guess.words else f"; correct is “{_shown(view.right)}”"
+    row = read_row(inspection)
     if row is None:
         return f"{text}."
-    seen = looked.place + 1 if looked.causal else len(sight.tokens)
+    seen = inspection.place + 1 if inspection.causal else len(view.tokens)
     half = int((row.sort(descending=True).values.cumsum(0) < 0.5).sum()) + 1
     text = f"{text}. Half of its attention is on {half} of {seen} tokens"
-    if not any(sight.relevant):
+    if not any(view.relevant):
         return f"{text}."
-    marks = torch.tensor(list(sight.relevant))
+    marks = torch.tensor(list(view.relevant))
     mass, even = float(row[marks].sum()), float(marks[:seen].sum()) / seen
     return f"{text}, {_percent(mass)} on the underlined ones (uniform attention: {_percent(even)})."
 
 
-def read_row(looked: Inspection) -> Tensor | None:
+def read_row(inspection: Inspection) -> Tensor | None:
     """Return (time,): absolute attention of the read-out row, mean over heads and layers; None without a map."""
-    maps = [layer.weights[0, :, looked.place] for layer in looked.layers if layer.weights is not None]
+    maps = [layer.weights[0, :, inspection.place] for layer in inspection.layers if layer.weights is not None]
     if not maps:
         return None
     rows = [row.double().cpu().nan_to_num(0.0).abs() for row in maps]
@@ -98,20 +98,22 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%" if share >= 0.095 or share == 0 else f"{100 * share:.2g}\u00a0%"
 
 
-def _data(sight: InspectionView) -> dict[str, Any]:
-    looked = sight.looked
+def _data(view: InspectionView) -> dict[str, Any]:
+    inspection = view.inspection
     return {
-        "tokens": list(sight.tokens),
-        "relevant": [bool(mark) for mark in sight.relevant],
-        "apart": sight.apart,
-        "causal": looked.causal,
-        "place": looked.place,
-        "kind": looked.kind,
-        "guesses": [[[guess.words, round(guess.probability, 5)] for guess in row] for row in looked.guesses],
+        "tokens": list(view.tokens),
+        "relevant": [bool(mark) for mark in view.relevant],
+        "apart": view.apart,
+        "causal": inspection.causal,
+        "place": inspection.place,
+        "kind": inspection.kind,
+        "guesses": [
+            [[guess.words, round(guess.probability, 5)] for guess in row] for row in inspection.guesses
+        ],
         "layers": [
             {"mechanism": layer.mechanism, "signed": layer.signed}
-            | (_packed(layer.weights[0], looked.causal) if layer.weights is not None else {"heads": 0})
-            for layer in looked.layers
+            | (_packed(layer.weights[0], inspection.causal) if layer.weights is not None else {"heads": 0})
+            for layer in inspection.layers
         ],
         "phases": [
             {
@@ -119,7 +121,7 @@ def _data(sight: InspectionView) -> dict[str, Any]:
                 "order": round(stage.order, 4),
                 "angles": [[round(angle, 4) for angle in row] for row in stage.angles.tolist()],
             }
-            for stage in looked.phases
+            for stage in inspection.phases
         ],
     }
 

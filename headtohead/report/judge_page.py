@@ -10,7 +10,7 @@ from headtohead.report.figures import drawn
 from headtohead.report.page import chart_library
 from headtohead.report.panels import Figure, View
 from headtohead.report.panels.verdicts import forest, seeds
-from headtohead.report.templates import beside, templates
+from headtohead.report.templates import asset, templates
 from headtohead.study.judge.runs_csv import Judged
 from headtohead.study.judge.verdict import sentence
 from headtohead.study.store.manifest import metric_label
@@ -58,8 +58,8 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
             source=source,
             warnings=list(dict.fromkeys(warnings)),
             bundle=chart_library(),
-            style=beside("page.css"),
-            script=beside("theme.js") + beside("page.js"),
+            style=asset("page.css"),
+            script=asset("theme.js") + asset("page.js"),
             version=VERSION,
         )
     )

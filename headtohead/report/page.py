@@ -19,7 +19,7 @@ from headtohead.report.figures import draw, draw_study
 from headtohead.report.gather import arm_rows, configuration, environments, gather
 from headtohead.report.panels import View
 from headtohead.report.panels.verdicts.forest import VERDICTS
-from headtohead.report.templates import beside, templates
+from headtohead.report.templates import asset, templates
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
 
@@ -63,8 +63,8 @@ def write_report(
             environments=environments(path, manifest),
             warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
             bundle=chart_library(),
-            style=beside("page.css"),
-            script=beside("theme.js") + beside("page.js"),
+            style=asset("page.css"),
+            script=asset("theme.js") + asset("page.js"),
             version=VERSION,
             stamp=stamp,
         )

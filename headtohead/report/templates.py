@@ -30,7 +30,7 @@ def verdict_table(manifest: Manifest, verdicts: list[Verdict]) -> str:
 
 
 @cache
-def beside(name: str) -> str:
+def asset(name: str) -> str:
     """Return the text of a style sheet or script in this directory."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 

@@ -18,7 +18,7 @@ from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.report.charts import PALETTE, Row
 from headtohead.report.figures import PAPER, as_svg
-from headtohead.report.templates import beside, templates
+from headtohead.report.templates import asset, templates
 
 CAPTIONS = {
     "heat": "Attention on distinct tokens and probability of the label at the last mark. Percent of test sequences, mean over seeds.",
@@ -43,7 +43,7 @@ def draw_toy(toy: Toy) -> dict[str, Row]:
             found["heat"] = heat_maps(shown)
             found["alpha-at-loss"] = alpha_at_loss(shown)
         if len(marked) > len(shown):
-            found["adam"] = adam_beside_sgd(marked)
+            found["adam"] = adam_and_sgd(marked)
         found["alpha-over-time"] = alpha_over_time(toy)
         found["phases"] = phases(toy)
         if any(result.gain for result in toy.results):
@@ -71,7 +71,7 @@ def write_toy(path: Path, toy: Toy, progress: Callable[[str, float], None]) -> P
     template = templates().get_template("toy.html.jinja")
     failed = [finding for finding in toy.findings if not finding.holds]
     page = template.render(
-        toy=toy, pictures=pictures, failed=failed, style=beside("page.css"), version=VERSION
+        toy=toy, pictures=pictures, failed=failed, style=asset("page.css"), version=VERSION
     )
     target = path / "toy.html"
     write_atomic(target, page)
@@ -142,7 +142,7 @@ def alpha_at_loss(results: list[ToyResult]) -> Any:
     ).properties(height=320)
 
 
-def adam_beside_sgd(results: list[ToyResult]) -> Any:
+def adam_and_sgd(results: list[ToyResult]) -> Any:
     """Return attention against loss for the runs with Adam, and for the same runs with SGD."""
     names = [name.removeprefix(_ADAM) for name in _names(results) if name.startswith(_ADAM)]
     results = [result for result in results if result.run.name.removeprefix(_ADAM) in names]

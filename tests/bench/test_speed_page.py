@@ -50,7 +50,7 @@ def test_a_picture_without_rows_is_left_out(tmp_path: Path) -> None:
     assert [path.name for path in (docs / "images").iterdir()] == ["speed-stack.png"]
     assert (docs / "images" / "speed-stack.png").read_bytes().startswith(b"\x89PNG")
     page = (docs / "speed.md").read_text()
-    assert "Not drawn: the rows for it are not in `results/speed/train-gpu.json` yet" in page
-    assert "training step, `standard`, 51m | the better of" in page
+    assert "Not drawn: `results/speed/train-gpu.json` has no rows for it yet" in page
+    assert "training step, `standard`, 51m | the faster of" in page
     assert page.count("not measured yet") > 10
     assert draw("--results", tmp_path / "nowhere", "--docs", docs).returncode == 2

@@ -78,7 +78,7 @@ def test_what_was_measured_is_shown_where_it_is_too_little_for_a_picture(
         main(f"{GROWTH} --context 16 --axes context --rounds 1 --picture {picture}".split())
     assert ended.value.code == 2
     shown = capsys.readouterr().out
-    assert "no picture: a picture of growth needs rows at two contexts or more" in shown
+    assert "no picture: a growth chart needs rows at two contexts or more" in shown
     assert len(json.loads(shown.splitlines()[-1])["rows"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""The coherence dial: the same pieces at every setting, and an order that is what the setting says."""
+"""The coherence dial: the same pieces at every setting, in the order that the setting defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = (0, 0.25, 0.5, 1)
 
 
 def read(name: str) -> Documents:
-    return find_corpus(name).read(lambda words, share: None)
+    return find_corpus(name).read(lambda message, share: None)
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,13 @@ def order(documents: Documents, split: str = "train") -> str:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_setting_holds_the_same_pieces(dials: dict[float, Documents], split: str) -> None:
+def test_every_setting_has_the_same_pieces(dials: dict[float, Documents], split: str) -> None:
     first = Counter(dials[0].splits[split])
     assert all(Counter(documents.splits[split]) == first for documents in dials.values())
     assert dials[0].splits[split] != dials[1].splits[split]
 
 
-def test_the_dial_is_the_share_of_joins_that_are_kept(dials: dict[float, Documents]) -> None:
+def test_the_dial_is_the_fraction_of_joins_that_are_kept(dials: dict[float, Documents]) -> None:
     coherent = [name for name, _ in dials[1].splits["train"]]
     after = dict(pairwise(coherent))
     for setting, documents in dials.items():
@@ -50,7 +50,7 @@ def test_the_dial_is_the_share_of_joins_that_are_kept(dials: dict[float, Documen
         assert kept == pytest.approx(setting, abs=0.001)
 
 
-def test_mixed_neighbours_are_of_different_domains_and_coherent_ones_of_one(
+def test_neighbors_are_of_different_domains_when_mixed_and_of_one_when_coherent(
     dials: dict[float, Documents],
 ) -> None:
     mixed, coherent = order(dials[0]), order(dials[1])
@@ -78,7 +78,7 @@ def test_splits_are_those_of_the_corpora_and_share_no_document(dials: dict[float
         assert joined == {name for name, _ in whole[split]}
 
 
-def test_a_setting_is_read_the_same_every_time(dials: dict[float, Documents]) -> None:
+def test_reading_a_setting_is_deterministic(dials: dict[float, Documents]) -> None:
     assert read("coherence:0.5/64(stdlib)").splits == dials[0.5].splits
 
 
@@ -95,14 +95,14 @@ def test_pieces_are_whole_characters_and_lose_nothing() -> None:
 
 
 def lines(path: Path, words: list[str]) -> Path:
-    """Forty documents and more of those words, no two of them equal."""
+    """Write 120 distinct documents of those words."""
     choose = random.Random(path.name)
     rows = [" ".join(choose.choice(words) for _ in range(60)) for _ in range(120)]
     path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
     return path
 
 
-def test_corpora_are_domains_and_one_tokenizer_serves_every_setting(tmp_path: Path) -> None:
+def test_corpora_are_domains_and_all_settings_share_a_tokenizer(tmp_path: Path) -> None:
     a = lines(tmp_path / "a.jsonl", ["elephant", "crocodile", "hippopotamus", "mouse"])
     b = lines(tmp_path / "b.jsonl", ["thunderstorm", "drizzle", "hurricane", "fog"])
     made = [prepare(f"coherence:{dial}/32(file:{a},file:{b})", "bpe:300") for dial in (0, 1)]
@@ -117,7 +117,7 @@ def test_corpora_are_domains_and_one_tokenizer_serves_every_setting(tmp_path: Pa
     assert separators[0] == separators[1] == len(made[0].splits["train"].documents)
 
 
-def test_what_a_window_tells_of_the_domain() -> None:
+def test_domain_information_of_a_window() -> None:
     assert domain_information("AAAABBBB", [10] * 8, 40) == (1.0, 1.0)
     assert domain_information("ABABABAB", [10] * 8, 40) == (0.0, 1.0)
     near, whole = domain_information("AABBAABB", [10] * 8, 30)
@@ -125,28 +125,28 @@ def test_what_a_window_tells_of_the_domain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("coherence:2(stdlib)", "between 0 .* and 1"),
-        ("coherence:(stdlib)", "is not written"),
+        ("coherence:(stdlib)", "is not of the form"),
         ("coherence:0.5/4(stdlib)", "16 to"),
-        ("coherence:0.5(stdlib,stdlib)", "once each"),
-        ("coherence:0.5(coherence:0(stdlib),code)", "mixed already"),
+        ("coherence:0.5(stdlib,stdlib)", "exactly once"),
+        ("coherence:0.5(coherence:0(stdlib),code)", "may not be a coherence corpus"),
         ("coherence:0.5(stdlip)", "unknown corpus 'stdlip'; did you mean 'stdlib'"),
     ],
 )
-def test_a_name_that_is_no_dial_is_one_line(name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_bad_names_are_rejected(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         find_corpus(name)
 
 
-def test_one_domain_is_refused(tmp_path: Path) -> None:
+def test_one_domain_is_rejected(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", ["cat", "dog"])
     with pytest.raises(UserError, match="one domain cannot be mixed"):
         find_corpus(f"coherence:0(file:{path})")
 
 
-def test_a_lasting_name_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stable_name_has_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert stable_name("file:a.txt") == f"file:{tmp_path}/a.txt"
     name = stable_name("coherence:0.50(file:a.txt,stdlib)")

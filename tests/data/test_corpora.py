@@ -16,11 +16,11 @@ from headtohead.data.corpora import SPLITS, by_hash, corpus_names, find_corpus, 
 from headtohead.data.shards import prepare
 
 
-def quiet(words: str, share: float) -> None:
+def quiet(message: str, share: float) -> None:
     pass
 
 
-def test_stdlib_is_this_pythons_own_source_without_its_tests() -> None:
+def test_stdlib_is_the_running_pythons_source_without_tests() -> None:
     corpus = find_corpus("stdlib")
     assert corpus.label == "stdlib@" + ".".join(map(str, sys.version_info[:3]))
     documents = corpus.read(quiet)
@@ -32,7 +32,7 @@ def test_stdlib_is_this_pythons_own_source_without_its_tests() -> None:
         size = sum(len(text) for _, text in documents.splits[split])
         assert 110_000 < size < 160_000
         assert len(names[split]) >= 8, "split by file"
-    assert documents.splits == find_corpus("stdlib").read(quiet).splits, "the order is the same every time"
+    assert documents.splits == find_corpus("stdlib").read(quiet).splits, "the order is deterministic"
 
 
 def write(path: Path, text: str) -> Path:
@@ -69,7 +69,7 @@ def test_json_lines_and_directories_are_split_by_document(tmp_path: Path) -> Non
     assert all(splits[split] for split in SPLITS)
 
 
-def test_equal_documents_fall_into_one_split() -> None:
+def test_equal_documents_share_a_split() -> None:
     splits = by_hash([(str(i), b"the same text again") for i in range(50)])
     assert sorted(len(rows) for rows in splits.values()) == [0, 0, 50]
 
@@ -80,20 +80,20 @@ def test_in_order_loses_nothing_without_line_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
-        (b"", "holds no text"),
-        (b"   \n\n ", "holds no text"),
+        (b"", "contains no text"),
+        (b"   \n\n ", "contains no text"),
         (b"abc\0def" * 100, "binary file"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_errors_name_a_bad_file(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.txt").write_bytes(content)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         prepare(f"file:{tmp_path / 'bad.txt'}")
 
 
-def test_bad_places_are_named(tmp_path: Path) -> None:
+def test_errors_name_a_bad_path_or_row(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or directory"):
         find_corpus(f"file:{tmp_path / 'nothing'}")
     (tmp_path / "empty").mkdir()
@@ -110,7 +110,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
         prepare(f"file:{tmp_path / 'z.txt.xz'}")
 
 
-def test_unknown_and_absent_sets_are_named(tmp_path: Path) -> None:
+def test_errors_name_unknown_and_missing_corpora(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown corpus 'enwik9'; did you mean 'enwik8'"):
         find_corpus("enwik9")
     with pytest.raises(UserError, match="no data directory is given"):
@@ -122,26 +122,28 @@ def test_unknown_and_absent_sets_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_local_copy_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_local_copy_the_hub_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"headtohead\[hub\]"):
         find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
-    asked = []
+    requests = []
 
     def load_dataset(path: str, config: str, split: str, streaming: bool) -> list[dict[str, str]]:
-        asked.append((path, config, split))
+        requests.append((path, config, split))
         return [{"text": f"{split} row {i} with words in it"} for i in range(5)] + [{"text": " "}]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
     corpus = find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
     assert corpus.label == "wikitext-2 (hub)"
-    assert [split for _, _, split in asked] == ["train", "validation", "test"]
+    assert [split for _, _, split in requests] == ["train", "validation", "test"]
     assert len(corpus.read(quiet).splits["valid"]) == 5
     find_corpus("wikitext-2", tmp_path, tmp_path / "cache")
-    assert len(asked) == 3, "kept in the cache"
+    assert len(requests) == 3, "cached"
 
 
-def test_a_hub_set_of_one_split_is_divided_by_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_corpus_with_one_split_is_divided_by_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"text": f"page {i} of the web"} for i in range(2000)]
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: rows))  # type: ignore[arg-type]
     files = hub.fetch("openwebtext", tmp_path, "")
@@ -178,8 +180,8 @@ def test_prose_keeps_words_and_drops_markup() -> None:
     assert wiki.clean(MARKUP) == "Abac is a green plant of Asia.\nUse\nrope & paper see here\n"
 
 
-def test_prose_leaves_out_and_counts(tmp_path: Path) -> None:
-    body = "A long enough sentence about the matter at hand. " * 12
+def test_prose_counts_skipped_pages(tmp_path: Path) -> None:
+    body = "A long enough sentence about the given subject. " * 12
 
     def page(title: str, text: str) -> str:
         return f"<page><title>{title}</title><text>{text}</text></page>"
@@ -210,12 +212,12 @@ NAMED = ["wikitext-2", "wikitext-103-head", "pubmed", "openwebtext", "c4", "tiny
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_shared_sets_are_read_whole(shared_data: Path, name: str) -> None:
+def test_shared_corpora_are_read_completely(shared_data: Path, name: str) -> None:
     corpus = prepare(name, data_dir=shared_data)
     assert all(len(corpus.splits[split].tokens) > 20_000 for split in SPLITS)
     assert all(int(np.max(corpus.splits[split].tokens)) < 256 for split in SPLITS)
 
 
-def test_wikitext_103_without_its_training_file_says_what_to_do(shared_data: Path) -> None:
-    with pytest.raises(UserError, match="train on wiki-prose"):
+def test_wikitext_103_without_its_training_file_suggests_wiki_prose(shared_data: Path) -> None:
+    with pytest.raises(UserError, match="use wiki-prose instead"):
         find_corpus("wikitext-103", shared_data)

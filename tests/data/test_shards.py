@@ -25,7 +25,7 @@ def test_documents_are_packed_with_separators(tmp_path: Path) -> None:
     assert total == 60
 
 
-def test_prepared_data_is_found_again_and_follows_its_source(story: Path, tmp_path: Path) -> None:
+def test_prepared_data_is_cached_and_follows_its_source(story: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.txt"
     path.write_text(story.read_text())
     first = prepare(f"file:{path}")
@@ -36,7 +36,7 @@ def test_prepared_data_is_found_again_and_follows_its_source(story: Path, tmp_pa
     assert second.content != first.content
 
 
-def test_prepared_data_goes_to_the_cache_alone(story: Path) -> None:
+def test_prepared_data_is_written_only_to_the_cache(story: Path) -> None:
     before = sorted(story.parent.iterdir())
     assert prepare(f"file:{story}").folder.is_relative_to(cache_dir())
     assert sorted(story.parent.iterdir()) == before
@@ -44,7 +44,7 @@ def test_prepared_data_goes_to_the_cache_alone(story: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.bin", "test.bin", "valid.documents", "tokenizer.json", "meta.json"])
 @pytest.mark.parametrize("damage", ["flipped", "missing", "cut"])
-def test_a_missing_or_changed_shard_is_named_and_made_again(
+def test_a_missing_or_changed_shard_is_reported_and_prepared_again(
     story: Path, tmp_path: Path, name: str, damage: str
 ) -> None:
     folder = prepare(f"file:{story}", "bpe:300", cache=tmp_path).folder
@@ -56,28 +56,28 @@ def test_a_missing_or_changed_shard_is_named_and_made_again(
         path.write_bytes(good[:-1] if name != "meta.json" else good[:-3])
     else:
         path.unlink()
-    said: list[str] = []
+    messages: list[str] = []
     again = prepare(
-        f"file:{story}", "bpe:300", cache=tmp_path, progress=lambda words, share: said.append(words)
+        f"file:{story}", "bpe:300", cache=tmp_path, progress=lambda message, share: messages.append(message)
     )
     assert path.read_bytes() == good
     assert again.folder == folder
     if (name, damage) != ("meta.json", "missing"):
-        assert any(str(folder) in words and "making it again" in words for words in said)
+        assert any(str(folder) in message and "preparing it again" in message for message in messages)
 
 
-def test_a_document_in_two_splits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_in_two_splits_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headtohead.data import corpora
 
-    shared = b"a document long enough to be told from a common phrase, and more than that"
+    shared = b"a document long enough to be distinguished from a common phrase, and longer"
     splits = {split: [("same", shared)] for split in corpora.SPLITS}
     monkeypatch.setattr(corpora, "_read_path", lambda path: corpora.Documents(splits))
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(UserError, match="stands in train and in valid"):
+    with pytest.raises(UserError, match="is in both train and valid"):
         prepare(f"file:{tmp_path / 'x.txt'}", cache=tmp_path / "cache")
 
 
-def test_nothing_half_made_is_left_behind(
+def test_an_interrupted_preparation_leaves_nothing_behind(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headtohead.data import shards
@@ -105,7 +105,7 @@ def test_enwik8_to_bytes_and_to_a_bpe(shared_data: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_wiki_prose_has_no_markup_to_speak_of(shared_data: Path, tmp_path: Path) -> None:
+def test_wiki_prose_has_almost_no_markup(shared_data: Path, tmp_path: Path) -> None:
     corpus = prepare("wiki-prose", data_dir=shared_data, cache=tmp_path)
     text = bytes(np.asarray(corpus.splits["train"].tokens))
     assert len(text) > 60_000_000

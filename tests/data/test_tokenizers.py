@@ -28,7 +28,7 @@ def test_bytes_are_tokens() -> None:
     assert Bytes().token_bytes().tolist() == [1] * 256
 
 
-def test_a_bpe_has_the_vocabulary_asked_for_and_is_kept(tmp_path: Path) -> None:
+def test_a_bpe_has_the_requested_vocabulary_and_is_cached(tmp_path: Path) -> None:
     calls = []
 
     def train() -> list[bytes]:
@@ -40,12 +40,12 @@ def test_a_bpe_has_the_vocabulary_asked_for_and_is_kept(tmp_path: Path) -> None:
     other = make_tokenizer("bpe:300", "another", tmp_path, train, lambda *_: None)
     assert first.vocabulary == 300
     assert first.digest == again.digest == other.digest
-    assert len(calls) == 2, "kept by the corpus' hash"
+    assert len(calls) == 2, "cached by the corpus' hash"
 
 
 @given(st.text(max_size=200))
 @settings(max_examples=60, deadline=None)
-def test_every_text_comes_back(pairs: BytePairs, text: str) -> None:
+def test_every_text_round_trips(pairs: BytePairs, text: str) -> None:
     tokens = pairs.encode(text.encode("utf-8"))
     assert pairs.decode(tokens.tolist()) == text
     assert int(pairs.token_bytes()[tokens].sum()) == len(text.encode("utf-8")) if len(tokens) else True
@@ -59,8 +59,8 @@ def test_every_text_comes_back(pairs: BytePairs, text: str) -> None:
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_come_back_and_are_counted(pairs: BytePairs, parts: list[bytes]) -> None:
-    """Not UTF-8, or the spelling of a special token: all of it is text."""
+def test_any_bytes_round_trip_and_are_counted(pairs: BytePairs, parts: list[bytes]) -> None:
+    """Invalid UTF-8 and the spelling of a special token are plain text."""
     text = b"".join(parts)
     tokens = pairs.encode(text)
     assert pairs.decode_bytes(tokens.tolist()) == text
@@ -77,7 +77,7 @@ def test_bytes_that_are_not_utf8_do_not_change_the_tokens_around_them(pairs: Byt
     assert Bytes().decode_bytes([*Bytes().encode(b"\xffa"), 0, 98]) == b"\xffab"
 
 
-def test_documents_come_back_in_order_whatever_their_length(pairs: BytePairs) -> None:
+def test_documents_of_any_length_are_encoded_in_order(pairs: BytePairs) -> None:
     documents = [TEXT * 30, b"", b"short", TEXT * 5, b"x" * 70_000, b"end"]
     together = list(pairs.encode_all(documents))
     assert [pairs.decode(tokens.tolist()).encode() for tokens in together] == documents
@@ -87,17 +87,17 @@ def test_documents_come_back_in_order_whatever_their_length(pairs: BytePairs) ->
 
 
 @pytest.mark.parametrize("text", ["byts", "bpe", "bpe:12", "bpe:x", "file:", "bytes:3", ""])
-def test_unknown_tokenizers_are_refused(text: str) -> None:
+def test_unknown_tokenizers_are_rejected(text: str) -> None:
     with pytest.raises(UserError):
         parse_tokenizer(text)
 
 
-def test_too_little_text_for_a_vocabulary_is_said(tmp_path: Path) -> None:
+def test_too_little_text_for_a_vocabulary_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="yields only"):
         make_tokenizer("bpe:5000", "x", tmp_path, lambda: [b"abc " * 10], lambda *_: None)
 
 
-def test_a_tokenizer_file_of_ones_own(pairs: BytePairs, tmp_path: Path, story: Path) -> None:
+def test_a_tokenizer_is_read_from_a_file(pairs: BytePairs, tmp_path: Path, story: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(pairs.content)
     corpus = prepare(f"file:{story}", f"file:{path}")

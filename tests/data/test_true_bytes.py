@@ -1,4 +1,4 @@
-"""Bits per byte divides by the bytes of the text, whatever the tokenizer makes of it."""
+"""Bits per byte divides by the bytes of the text, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEPARATOR = "<|end|>"
 
 
 def foreign(kind: str, text: str) -> str:
-    """Return a tokenizer that does not spell its text, in the library's file format."""
+    """Return a lossy tokenizer in the library's file format."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     given = {"vocab_size": 400, "special_tokens": ["[UNK]", SEPARATOR], "show_progress": False}
     if kind == "wordpiece":  # lowercases, drops accents and spaces, writes ## before the rest of a word
@@ -46,7 +46,7 @@ def foreign(kind: str, text: str) -> str:
 
 
 def corpus(tmp_path: Path, kind: str, story: Path) -> tuple[Prepared, Path]:
-    """Return a corpus of a kind in tokens, and its file."""
+    """Return a tokenized corpus of a kind, and its file."""
     path, words = tmp_path / "text.txt", story.read_text()
     if kind == "not utf-8":
         content = words.replace("cat", "caf\xe9").replace("dog", "\xffd\xf6g").encode("latin-1")
@@ -91,16 +91,16 @@ def test_a_score_divides_by_the_bytes_of_the_text(tmp_path: Path, story: Path, k
     uniform = math.log2(found.tokenizer.vocabulary) * score.tokens / score.bytes
     assert lines["uniform"] == pytest.approx(uniform, rel=1e-3)
     if kind in ("not utf-8", "holds separators"):
-        assert test.scales is None, "our own tokens spell every text"
+        assert test.scales is None, "trained tokenizers are lossless"
         spelled = found.tokenizer.decode_bytes(np.asarray(test.tokens).tolist())
         assert path.read_bytes().endswith(spelled)
     else:
         assert test.scales is not None
-        assert int(table[np.asarray(test.tokens)].sum()) != test.bytes, "the table does not spell the text"
+        assert int(table[np.asarray(test.tokens)].sum()) != test.bytes, "the tokenizer is lossy"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_does_a_score_on_text_from_elsewhere(tmp_path: Path, story: Path, kind: str) -> None:
+def test_a_score_on_another_corpus_divides_by_its_bytes(tmp_path: Path, story: Path, kind: str) -> None:
     """`h2h evaluate` and the probe `corpora` encode another corpus with a run's tokenizer."""
     found, path = corpus(tmp_path, kind, story)
     other = tokens_of(f"file:{path}", "valid", found.tokenizer)
@@ -109,7 +109,7 @@ def test_so_does_a_score_on_text_from_elsewhere(tmp_path: Path, story: Path, kin
     assert np.array_equal(other.tokens, found.splits["valid"].tokens)
 
 
-def test_every_document_has_its_own_bytes_and_keeps_them_in_a_part_of_the_split(tmp_path: Path) -> None:
+def test_every_document_has_its_own_byte_scale_also_in_a_part_of_the_split(tmp_path: Path) -> None:
     rows = [{"text": f"{'Ä' * (number % 7)} words of document {number}. " * 5} for number in range(200)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "t.json").write_text(foreign("wordpiece", " ".join(row["text"] for row in rows)))
@@ -136,17 +136,15 @@ def test_damaged_scales_are_made_again(tmp_path: Path, story: Path) -> None:
         assert np.array_equal(again.splits["test"].scales, found.splits["test"].scales)
 
 
-def test_relevant_tokens_are_not_marked_by_a_tokenizer_that_does_not_spell_them(
-    tmp_path: Path, story: Path
-) -> None:
+def test_a_lossy_tokenizer_cannot_mark_relevant_tokens(tmp_path: Path, story: Path) -> None:
     found, _ = corpus(tmp_path, "wordpiece", story)
     rows = [Text("The cat sat on a mat", relevant=(((4, 7),),), label=0)]
     material = Material(dict.fromkeys(("train", "valid", "test"), rows))
-    with pytest.raises(UserError, match="does not spell the text of a task"):
+    with pytest.raises(UserError, match="is lossy"):
         encoded(material, found.tokenizer, 128, lambda *_: None)
 
 
-def test_half_a_character_in_json_is_named(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_json_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a \\ud800 b"}')
-    with pytest.raises(UserError, match=r"document 1: .* is half of a character"):
+    with pytest.raises(UserError, match=r"document 1: .* is a lone surrogate"):
         prepare(f"file:{tmp_path / 'rows.jsonl'}")

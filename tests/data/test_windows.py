@@ -21,7 +21,7 @@ def test_a_keyed_order_is_a_permutation(count: int, key: int) -> None:
     assert sorted(permuted(np.arange(count), count, str(key)).tolist()) == list(range(count))
 
 
-def test_another_key_gives_another_order() -> None:
+def test_different_keys_give_different_orders() -> None:
     one, two = (permuted(np.arange(1000), 1000, key) for key in ("1/0", "2/0"))
     assert not np.array_equal(one, two)
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.1
@@ -42,14 +42,14 @@ def test_every_epoch_sees_every_window_once(count: int, context: int, batch: int
         assert sorted(seen) == [context * i for i in range(windows.count)]
 
 
-def test_a_batch_does_not_depend_on_how_it_was_reached() -> None:
+def test_a_batch_does_not_depend_on_the_batches_before_it() -> None:
     windows = Windows(split(10_000), 16, 3)
     whole = windows.batch(120, 40)[0]
     parts = torch.cat([windows.batch(first, 8)[0] for first in range(120, 160, 8)])
     assert torch.equal(whole, parts)
 
 
-def test_too_short_a_split_is_refused() -> None:
+def test_a_split_shorter_than_the_context_is_rejected() -> None:
     with pytest.raises(UserError, match="a context of 16 needs 17"):
         Windows(split(16), 16, 0)
 
@@ -59,10 +59,10 @@ def test_too_short_a_split_is_refused() -> None:
 def test_scoring_predicts_every_token_but_the_first_once(count: int, context: int, batch: int) -> None:
     tokens = np.arange(count)
     seen = []
-    for inputs, targets, place in scoring_windows(tokens, context, batch):
+    for inputs, targets, first in scoring_windows(tokens, context, batch):
         assert inputs.shape == targets.shape
         assert inputs.shape[1] <= context
         assert torch.equal(inputs + 1, targets)
-        assert targets.flatten()[0] == place
+        assert targets.flatten()[0] == first
         seen += targets.flatten().tolist()
     assert seen == list(range(1, count))

@@ -1,4 +1,4 @@
-"""What a corpus is like, in numbers."""
+"""Statistics of a corpus."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headtohead.data.shards import prepare
 from headtohead.evaluation.corpus_stats import COLUMNS, corpus_statistics, statistics_row
 
 
-def test_known_texts_have_known_numbers(tmp_path: Path) -> None:
+def test_simple_texts_have_known_statistics(tmp_path: Path) -> None:
     path = tmp_path / "ab.txt"
-    path.write_text("ab" * 40_000 + "c")  # the end sets valid and test apart
+    path.write_text("ab" * 40_000 + "c")  # the end makes valid and test differ
     (found,) = corpus_stats(f"file:{path}", quiet=True).values()
     assert found["unigram"] == pytest.approx(1.0, abs=1e-3)
     assert found["bigram"] == pytest.approx(0.0, abs=2e-3)
@@ -23,7 +23,7 @@ def test_known_texts_have_known_numbers(tmp_path: Path) -> None:
     assert found["xz"] < 0.2
     assert found["bytes"] == 72_001
     assert found["documents"] == 1
-    assert found["types"] is None, "a thousand words in a row are not there"
+    assert found["types"] is None, "there are fewer than a thousand words"
     assert found["domain_bits"] is None
 
 
@@ -32,10 +32,10 @@ def test_repetition_and_overlap_count_words_of_a_window(tmp_path: Path) -> None:
     same.write_text("a b " * 20_000 + "end")
     fresh.write_text(" ".join(f"{number:07d}" for number in range(10_000)))
     found = corpus_stats([f"file:{same}", f"file:{fresh}"], window=32, quiet=True)
-    # Sixteen words of two kinds in a window, each kind in both halves of any window.
+    # A window has sixteen words of two kinds, each kind in both halves.
     assert found["same.txt"]["repetition"] == pytest.approx(14 / 16, abs=1e-3)
     assert found["same.txt"]["near"] == found["same.txt"]["far"] == 1.0
-    # No word stands twice; the parts of words that a window's edge cuts may.
+    # No word occurs twice, but parts of words cut at a window's edge may.
     for name in ("repetition", "near", "far"):
         value = found["fresh.txt"][name]
         assert value is not None
@@ -43,7 +43,7 @@ def test_repetition_and_overlap_count_words_of_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_dial_turns_what_order_can_change_and_nothing_else() -> None:
+def test_the_dial_changes_only_statistics_that_depend_on_order() -> None:
     low, middle, high = (
         corpus_statistics(prepare(f"coherence:{dial}/64(stdlib)"), 256) for dial in (0, 0.5, 1)
     )
@@ -66,7 +66,7 @@ def test_statistics_under_a_bpe_are_those_of_the_text(story: Path) -> None:
         assert coded[name] == pytest.approx(plain[name], rel=0.05)
 
 
-def test_statistics_are_kept_and_made_again_when_damaged(story: Path) -> None:
+def test_statistics_are_cached_and_recomputed_when_damaged(story: Path) -> None:
     corpus = prepare(f"file:{story}")
     first = corpus_statistics(corpus, 512)
     path = corpus.folder / "statistics-512.json"
@@ -78,6 +78,6 @@ def test_statistics_are_kept_and_made_again_when_damaged(story: Path) -> None:
     assert len(statistics_row(first)) == len(COLUMNS)
 
 
-def test_a_window_without_room_is_refused(story: Path) -> None:
+def test_a_window_that_is_too_small_is_rejected(story: Path) -> None:
     with pytest.raises(UserError, match="window=8"):
         corpus_statistics(prepare(f"file:{story}"), 8)

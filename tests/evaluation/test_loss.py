@@ -52,7 +52,7 @@ def test_the_score_does_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 5, 20, 900])
-def test_blocks_hold_every_token_once_and_follow_documents(documents: int) -> None:
+def test_blocks_contain_every_token_once_and_follow_documents(documents: int) -> None:
     text = bytes(np.random.default_rng(0).integers(32, 120, 4000, dtype=np.uint8))
     starts = sorted({0, *np.linspace(0, 4000, documents, endpoint=False).astype(int).tolist()})
     score = score_split(model(), text_split(text, starts), np.ones(256, dtype=np.int64))
@@ -62,7 +62,7 @@ def test_blocks_hold_every_token_once_and_follow_documents(documents: int) -> No
     if documents == 20:
         assert len(score.blocks) == 20
     if documents < 8:
-        assert len(score.blocks) == 64, "few documents: cut into runs of text"
+        assert len(score.blocks) == 64, "few documents: cut into equal parts"
 
 
 def test_bits_per_byte_count_bytes_not_tokens(story: Path) -> None:
@@ -75,7 +75,7 @@ def test_bits_per_byte_count_bytes_not_tokens(story: Path) -> None:
     assert score.bits_per_byte == pytest.approx(score.nats * score.tokens / math.log(2) / score.bytes)
 
 
-def test_reference_lines_are_ordered_and_kept(story: Path) -> None:
+def test_reference_lines_are_ordered_and_cached(story: Path) -> None:
     corpus = prepare(f"file:{story}")
     lines = reference_lines(corpus)
     assert lines["uniform"] == 8.0
@@ -86,7 +86,7 @@ def test_reference_lines_are_ordered_and_kept(story: Path) -> None:
     (corpus.folder / "references.json").unlink()
 
 
-def test_the_bigram_line_is_the_formula(story: Path) -> None:
+def test_the_bigram_line_matches_the_formula(story: Path) -> None:
     corpus = prepare(f"file:{story}")
     train, test = (np.asarray(corpus.splits[split].tokens).astype(int) for split in ("train", "test"))
     unigram = {token: (np.sum(train == token) + 1) / (len(train) + 256) for token in set(test.tolist())}
@@ -101,7 +101,7 @@ def test_the_bigram_line_is_the_formula(story: Path) -> None:
     assert reference_lines(corpus)["bigram"] == pytest.approx(bits / (len(test) - 1), rel=1e-9)
 
 
-def test_a_model_is_scored_on_other_text_under_its_own_tokenizer(story: Path, tmp_path: Path) -> None:
+def test_another_corpus_is_encoded_with_the_models_tokenizer(story: Path, tmp_path: Path) -> None:
     corpus = prepare(f"file:{story}", "bpe:300")
     other = tmp_path / "other.txt"
     other.write_text("kings and dogs and cats in the house of tales\n" * 200)
@@ -109,7 +109,7 @@ def test_a_model_is_scored_on_other_text_under_its_own_tokenizer(story: Path, tm
     assert corpus.tokenizer.token_bytes()[split.tokens].sum() == split.bytes
 
 
-def test_cost_is_what_the_formulas_say() -> None:
+def test_cost_matches_the_formulas() -> None:
     size = SIZES["60m"]
     facts = arm_cost(size, parse_layout("standard").layers(8), 512)
     d, f, layers, keys = 512, 2048, 8, 513 / 2

@@ -25,19 +25,19 @@ def noisy(count: int = 200, seed: int = 0) -> np.ndarray:
     return 2 + 5 / np.sqrt(np.arange(1, count + 1)) + generator.normal(0, 0.03, count)
 
 
-def test_a_smooth_curve_has_no_spikes_and_each_leap_is_one() -> None:
+def test_a_smooth_curve_has_no_spikes_and_each_jump_is_one() -> None:
     assert sum(spikes(rows(noisy(seed=seed))) for seed in range(100)) <= 2
     curve = noisy()
     curve[60:64] += 1.0
     curve[150] += 1.0
     assert spikes(rows(curve)) == 2
     curve[20] += 9.0
-    assert spikes(rows(curve)) == 3, "the first row that is judged"
+    assert spikes(rows(curve)) == 3, "the first judged row"
     curve[19] += 9.0
-    assert spikes(rows(curve[:20])) == 0, "too few rows to judge by"
+    assert spikes(rows(curve[:20])) == 0, "too few rows"
 
 
-def test_a_leap_of_less_than_a_hundredth_is_none() -> None:
+def test_a_jump_below_one_percent_is_not_a_spike() -> None:
     flat = np.full(60, 2.0)
     flat[40] = 2.019
     assert spikes(rows(flat)) == 0
@@ -45,7 +45,7 @@ def test_a_leap_of_less_than_a_hundredth_is_none() -> None:
     assert spikes(rows(flat)) == 1
 
 
-def test_rows_without_numbers_are_passed_over() -> None:
+def test_rows_without_numbers_are_skipped() -> None:
     curve = noisy()
     curve[100] += 1.0
     found = rows(curve)
@@ -67,11 +67,11 @@ def test_the_gradient_tail_is_the_99th_percentile_over_the_median() -> None:
     assert gradient_tail(rows(noisy(), grad_norm=0 * norms, grad_norm_max=largest)) is None
 
 
-def test_tokens_to_a_target_are_read_off_the_averaged_curve() -> None:
+def test_tokens_to_a_target_use_the_averaged_curve() -> None:
     line = np.linspace(4.0, 2.0, 101)  # 0.02 nats per row; the mean of five rows lags by two
     assert final_loss(rows(line)) == pytest.approx(2.04)
     found = tokens_to_target(rows(line), 3.05)
-    # row 1 + (4 - 3.05) / 0.02 rows on, and two more for the lag
+    # row 1, plus (4 - 3.05) / 0.02 rows, plus two for the lag
     assert found == pytest.approx(100 * (1 + 47.5 + 2))
     assert tokens_to_target(rows(line), 2.0399) is None
     assert tokens_to_target(rows(line), 9.0) == 500, "the first row of the averaged curve"

@@ -1,4 +1,4 @@
-"""Scores on tasks against counts made by hand, and what one gets without a model."""
+"""Task scores compared with counts by hand, and reference scores."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_exact_match_asks_for_every_target(name: str) -> None:
 
 
 def reading() -> Task:
-    """A task of the form of SQuAD: a name is asked for, and stands in the text."""
+    """Return a task like SQuAD: the answer is a name in the text."""
     material = Material()
     for split, names in (("train", "abcdefgh"), ("valid", "ij"), ("test", "klm")):
         for name in names:
@@ -103,11 +103,11 @@ def reading() -> Task:
             material.splits[split].append(
                 Text(text, answers=(answer, f"the {answer}"), relevant=(((5, 8),),))
             )
-    splits, _ = encoded(material, Bytes(), 64, lambda words, share: None)
+    splits, _ = encoded(material, Bytes(), 64, lambda message, share: None)
     return Task("reading", "", (), 256, splits, {}, "x", Bytes(), "f1")
 
 
-def test_what_is_pointed_at_is_compared_in_words() -> None:
+def test_a_pointers_span_is_compared_as_text() -> None:
     task = reading()
     pointer = Pointer(size(task), layers(), seed=1, causal=False).eval()  # type: ignore[arg-type]
     with torch.no_grad():
@@ -121,23 +121,23 @@ def test_what_is_pointed_at_is_compared_in_words() -> None:
 
 @pytest.mark.parametrize("padding", [True, False])
 @pytest.mark.parametrize("kind", [Reader, Pointer])
-def test_every_pass_of_the_model_gives_a_sign_of_progress(kind: type[Reader], padding: bool) -> None:
+def test_every_pass_of_the_model_reports_progress(kind: type[Reader], padding: bool) -> None:
     task = reading()
     model = kind(size(task), layers(), seed=1)  # type: ignore[arg-type]
     for block in model.layers:
         block.mechanism.supports = Supports(padding=padding)
-    receive: list[float | None] = []
-    model.embedding.register_forward_hook(lambda *_: receive.append(None))
-    score_task(model, task, "test", progress=receive.append)
-    assert len(receive) > (2 if kind is Pointer else 50)
-    assert all(before is not None or after is not None for before, after in pairwise(receive))
-    shares = [share for share in receive if share is not None]
+    events: list[float | None] = []
+    model.embedding.register_forward_hook(lambda *_: events.append(None))
+    score_task(model, task, "test", progress=events.append)
+    assert len(events) > (2 if kind is Pointer else 50)
+    assert all(before is not None or after is not None for before, after in pairwise(events))
+    shares = [share for share in events if share is not None]
     assert shares == sorted(shares)
-    assert receive[-1] == 1.0
+    assert events[-1] == 1.0
 
 
 def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:
-    """Not by one that is drawn: with start values all tokens are about as likely as any other."""
+    """Sampling would differ: at initialization all tokens are about equally likely."""
     task = reading()
     assert task.tokenizer is not None
     model = Reader(size(task), layers(), seed=3).eval()  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_a_reader_is_judged_by_the_likeliest_token_at_each_step() -> None:
 
 
 def likeliest(model: Reader, task: Task, example: Example, room: int) -> str:
-    """What a model writes behind one prompt alone, recomputed from the whole text at every token."""
+    """Return a model's greedy continuation of a single prompt, recomputed from the whole text at every token."""
     assert task.tokenizer is not None
     tokens, answer = example.tokens[: example.prompt].tolist(), []
     for _ in range(room):
@@ -161,7 +161,7 @@ def likeliest(model: Reader, task: Task, example: Example, room: int) -> str:
 
 
 def all_right(model: Reader, task: Task, written: list[str]) -> bool:
-    """Whether a model is right on all examples whose right answer is what it writes."""
+    """Return whether a model is right on all examples if the right answers are what it generates."""
     task.splits["train"] = [
         dataclasses.replace(example, answers=(text,))
         for example, text in zip(task.splits["train"], written, strict=True)
@@ -169,14 +169,14 @@ def all_right(model: Reader, task: Task, written: list[str]) -> bool:
     return bool(score_task(model, task, "train")["exact_match"] == 1.0)
 
 
-def test_a_long_text_beside_it_does_not_shorten_an_answer() -> None:
-    """Learned positions end with the context: what is left behind a prompt is its own, not its longest neighbour's."""
+def test_a_long_text_in_the_batch_does_not_shorten_an_answer() -> None:
+    """Learned positions end at the context; the tokens left depend on a prompt's own length, not the batch's longest."""
     material = Material()
     for split in material.splits:
         material.splits[split] = [
             Text("who? " + "x" * length, answers=("a",), relevant=(((0, 1),),)) for length in (1, 9, 23, 28)
         ]
-    splits, _ = encoded(material, Bytes(), 40, lambda words, share: None)
+    splits, _ = encoded(material, Bytes(), 40, lambda message, share: None)
     task = Task("reading", "", (), 256, splits, {}, "x", Bytes(), "f1")
     shape = Size("t", 32, 2, 2, 64, 256, 40).with_settings(init_std=0.3, positions="learned")
     model = Reader(shape, layers(), seed=3).eval()  # type: ignore[arg-type]
@@ -196,10 +196,10 @@ def test_chance_and_the_majority_class() -> None:
     assert task_references(lists)["chance"] == pytest.approx(3**-4)
 
 
-def test_metrics_a_task_does_not_have_are_refused() -> None:
+def test_metrics_a_task_does_not_have_are_rejected() -> None:
     task = prepare_task("recall:train=30", context=48)
     assert chosen_metric(task) == "accuracy"
     with pytest.raises(UserError, match="unknown metric of task 'recall:train=30' 'f1'"):
         chosen_metric(task, "f1")
-    with pytest.raises(UserError, match="no answer to point at"):
+    with pytest.raises(UserError, match="does not have an answer to point at"):
         check_answerable(task)

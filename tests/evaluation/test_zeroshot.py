@@ -26,7 +26,7 @@ def decoder(arm: str = "standard", context: int = 64, vocabulary: int = 256) -> 
 
 
 class Rigged(Decoder):
-    """Says what it was told: the scores of the next token are those of `answers`, texts known by heart."""
+    """A fake model whose next-token logits favor the memorized texts `answers`."""
 
     def __init__(self, tokenizer: Tokenizer, answers: list[str]) -> None:
         size = dataclasses.replace(TINY, vocabulary=tokenizer.vocabulary)
@@ -38,9 +38,9 @@ class Rigged(Decoder):
         found = torch.zeros(*tokens.shape, self.size.vocabulary)
         for row, given in enumerate(tokens.tolist()):
             for known in self.known:
-                for place in range(min(len(given), len(known) - 1)):
-                    if given[: place + 1] == known[: place + 1]:
-                        found[row, place, known[place + 1]] = 20.0
+                for index in range(min(len(given), len(known) - 1)):
+                    if given[: index + 1] == known[: index + 1]:
+                        found[row, index, known[index + 1]] = 20.0
         return found if where is None else found[where]
 
 
@@ -80,7 +80,7 @@ def test_a_model_that_knows_every_answer_scores_one(story: Path, kind: str) -> N
         assert score.nats == pytest.approx(0.0, abs=1e-3)
 
 
-def test_a_model_that_knows_all_but_the_last_token_writes_nothing_out() -> None:
+def test_a_model_that_misses_the_last_token_scores_zero() -> None:
     model = Rigged(Bytes(), [text[:-1] for text in answers(WORDS)])
     assert score_examples(model, WORDS, Bytes()).accuracy == 0.0
 
@@ -90,7 +90,7 @@ def test_a_uniform_model_scores_chance() -> None:
     score = score_examples(model, QUESTIONS, Bytes())
     assert score.chance == pytest.approx((1 / 2 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
     assert score.accuracy_by_bytes == pytest.approx(score.chance), (
-        "every choice ties, and a tie of k counts 1/k"
+        "all choices tie, and a tie of k counts 1/k"
     )
     assert score.accuracy == pytest.approx((1 + 1 / 2 + 0 + 0) / 4), (
         "without division the shortest choice wins"
@@ -102,7 +102,7 @@ def test_a_uniform_model_scores_chance() -> None:
     assert written.accuracy == 0.0
 
 
-def test_the_standard_error_is_that_of_a_share() -> None:
+def test_the_standard_error_is_that_of_a_proportion() -> None:
     right = answers(QUESTIONS)[:3]
     score = score_examples(Rigged(Bytes(), right), QUESTIONS, Bytes())
     assert score.accuracy == pytest.approx(0.75)
@@ -112,12 +112,12 @@ def test_the_standard_error_is_that_of_a_share() -> None:
 
 
 def by_hand(model: Decoder, context: str, text: str, seen: int) -> float:
-    """The nats of a choice, token by token, each from the last `seen` tokens before it."""
+    """Return the nats of a choice, token by token, each from the `seen` tokens before it."""
     whole = [0, *context.encode(), *text.encode()]
     total = 0.0
-    for place in range(len(whole) - len(text.encode()), len(whole)):
-        scores = model.logits(torch.tensor([whole[max(0, place - seen) : place]]))[0, -1].double()
-        total -= float(torch.log_softmax(scores, -1)[whole[place]])
+    for index in range(len(whole) - len(text.encode()), len(whole)):
+        scores = model.logits(torch.tensor([whole[max(0, index - seen) : index]]))[0, -1].double()
+        total -= float(torch.log_softmax(scores, -1)[whole[index]])
     return total
 
 
@@ -139,31 +139,31 @@ def test_division_by_bytes_is_by_bytes_not_characters() -> None:
     texts = [" ääää", " aaaaaaa", " a", " bb bb bb bb bb"]
     nats = np.array([by_hand(model, "x", text, 64) for text in texts])
     rates = nats / [len(text.encode()) for text in texts]
-    for place in range(4):
-        score = score_examples(model, chosen(("x", texts, place)), Bytes())
-        assert score.nats == pytest.approx(nats[place], rel=1e-5)
-        assert score.accuracy == float(nats.argmin() == place)
-        assert score.accuracy_by_bytes == float(rates.argmin() == place)
+    for index in range(4):
+        score = score_examples(model, chosen(("x", texts, index)), Bytes())
+        assert score.nats == pytest.approx(nats[index], rel=1e-5)
+        assert score.accuracy == float(nats.argmin() == index)
+        assert score.accuracy_by_bytes == float(rates.argmin() == index)
 
 
-def test_long_contexts_are_cut_from_the_left_and_counted() -> None:
+def test_long_contexts_are_truncated_on_the_left_and_counted() -> None:
     model = decoder(context=16)
     fits, longer = "y" * 13, "z" * 40 + "y" * 13
     score = score_examples(model, chosen((fits, [" ab", " cd"], 0), (longer, [" ab", " cd"], 0)), Bytes())
     assert score.cut == 1
     assert score_examples(model, chosen((fits + "y", [" ab", " cd"], 0)), Bytes()).cut == 0, (
-        "the separator alone"
+        "only the separator"
     )
     assert score_examples(model, chosen((fits + "yy", [" ab", " cd"], 0)), Bytes()).cut == 1
     ends = [
         score_examples(model, chosen((text, [" ab", " cd"], 0)), Bytes()).nats
         for text in (longer, longer[9:])
     ]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-6), "what was cut away is not seen"
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6), "truncated text is not seen"
 
 
 @torch.no_grad()
-def test_a_choice_longer_than_the_context_is_scored_whole() -> None:
+def test_a_choice_longer_than_the_context_is_scored_completely() -> None:
     model = decoder(context=16).eval()
     text = " a choice of fifty letters or so, more than fit at once"
     score = score_examples(model, chosen(("why", [text, " b"], 0)), Bytes())
@@ -179,14 +179,14 @@ def test_a_choice_longer_than_the_context_is_scored_whole() -> None:
     assert score.cut == 1
 
 
-def test_the_best_single_answer_is_given_where_examples_share_their_choices() -> None:
-    rows = [(f"q{place}", [" no", " yes"], int(place > 0)) for place in range(4)]
+def test_the_best_constant_answer_is_reported_if_examples_share_their_choices() -> None:
+    rows = [(f"q{index}", [" no", " yes"], int(index > 0)) for index in range(4)]
     model = Rigged(Bytes(), [])
     assert score_examples(model, chosen(*rows), Bytes()).one_answer == 0.75
     assert score_examples(model, QUESTIONS, Bytes()).one_answer is None
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_training_mode_is_restored() -> None:
     model = decoder().train()
     shares: list[float] = []
     score_examples(model, QUESTIONS, Bytes(), batch=1, progress=shares.append)
@@ -196,7 +196,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_the_shared_sets_are_scored(shared_data: Path) -> None:
+def test_the_shared_tasks_are_scored(shared_data: Path) -> None:
     model = decoder(context=32).eval()
     for name in task_names():
         score = score_examples(model, find_task(name, shared_data).part(12), Bytes())

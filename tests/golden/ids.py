@@ -3,9 +3,9 @@
     python tests/golden/ids.py        # writes tests/golden/ids.json
 
 Ids cover the content of corpora and tokenizers, which not every machine has (`stdlib` differs between Python versions). So
-corpora and tasks read from files are replaced by stand-ins whose content digest is derived from their name, learning rates
-are tuned on synthetic scores, and seconds per step are synthetic. All other parts of an identity are the real ones. Only this
-file patches the functions through which planning loads data; ids.json does not depend on them.
+corpora and tasks read from files are replaced by stand-ins whose content digest is derived from their name, and learning
+rates are tuned on synthetic scores and step times. All other parts of an identity are the real ones. Only this file patches
+the functions through which planning loads data; ids.json does not depend on them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def stand_ins() -> Iterator[None]:
         mock.patch.object(plan, "prepare", _Corpus),
         mock.patch.object(plan, "prepare_task", _task),
         mock.patch.object(plan, "find_start", return_value=_Start()),
-        mock.patch.object(plan, "refuse_unfit"),
-        mock.patch.object(plan, "refuse_unready"),
+        mock.patch.object(plan, "check_compatible"),
+        mock.patch.object(plan, "check_probes_ready"),
         mock.patch.object(plan, "corpus_statistics", return_value={}),
         mock.patch.object(datasets, "reference_lines", return_value={}),
         mock.patch.object(step_times.FrozenStepTimes, "_measure", samples),

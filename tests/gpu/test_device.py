@@ -1,4 +1,4 @@
-"""What only a GPU can show: kernels, populations and CUDA graphs against their plain twins. `make test-gpu` runs this."""
+"""GPU tests: kernels, populations and CUDA graphs against their plain references. `make test-gpu` runs them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT = (np.random.default_rng(0).integers(0, 255, 60_000) // 7 * 3).astype(np.ui
 SPLIT = Split(TEXT, np.array([0], dtype=np.uint64), len(TEXT))
 SEEDS = (1, 2, 5)
 FIRST = 5
-"""Steps that are compared; a graph is captured at the fourth."""
+"""Number of compared steps; a graph is captured at the fourth."""
 
 
 def trainer(seed: int, arm: str = "standard", **given: Any) -> Trainer:
@@ -65,7 +65,7 @@ def test_the_kernels_run_on_this_device() -> None:
 @pytest.mark.parametrize(
     "case", range(len(fused.odd_cases(gpu=True))), ids=lambda i: fused.odd_cases(True)[i].name
 )
-def test_a_kernel_is_its_twin(case: int, dtype: str) -> None:
+def test_a_kernel_equals_its_plain_reference(case: int, dtype: str) -> None:
     one = fused.odd_cases(gpu=True)[case]
     row = bench._errors(one, dtype, GPU)
     assert row["within"], row
@@ -76,7 +76,7 @@ def test_a_kernel_is_its_twin(case: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("turn", ROPE_MODES)
 @pytest.mark.parametrize("shape", [(2, 4, 4, 129, 32), (1, 6, 2, 300, 64), (2, 2, 1, 3, 128)])
-def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
+def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) -> None:
     batch, heads, kv_heads, keys, dim = shape
     draw = torch.Generator(GPU).manual_seed(0)
     q, kv = (
@@ -97,7 +97,7 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
 def test_a_population_takes_the_steps_of_its_members(arm: str) -> None:
     stack = PopulationTrainer([trainer(seed, arm) for seed in SEEDS])
     rows = []
-    for _ in range(FIRST):  # beyond, rounding grows into other paths
+    for _ in range(FIRST):  # later, rounding errors grow and the runs diverge
         rows.append(torch.stack(stack.one_step(), -1).clone())
         for member in stack.members:
             member.step += 1

@@ -41,8 +41,8 @@ def model(kind: str, vocabulary: int, layout: str = "standard", layers: int = 2,
 
 def row(tokens: list[int], relevant: list[list[int]], label: int = 0) -> Example:
     marks = np.zeros((len(relevant), len(tokens)), dtype=bool)
-    for place, places in enumerate(relevant):
-        marks[place, places] = True
+    for index, positions in enumerate(relevant):
+        marks[index, positions] = True
     return Example(np.array(tokens), marks, label)
 
 
@@ -67,7 +67,7 @@ def test_rollout_of_two_layers_is_the_product_by_hand() -> None:
     # .5 A + .5 I: low [[1, 0], [.2, .8]], high [[1, 0], [.4, .6]]; last row of high x low: [.4 + .6 x .2, .6 x .8].
     assert torch.allclose(rolled_out([low, high], torch.tensor([1]), 0.5), torch.tensor([[0.52, 0.48]]))
     assert torch.allclose(rolled_out([low, high], torch.tensor([1]), 1.0), torch.tensor([[0.8 + 0.08, 0.12]]))
-    # A row that looks at nothing keeps the identity alone.
+    # A row that attends to nothing keeps only the identity.
     empty = torch.tensor([[[0.0, 0.0], [0.4, 0.6]]])
     assert torch.allclose(rolled_out([empty], torch.tensor([0]), 0.5), torch.tensor([[1.0, 0.0]]))
 
@@ -102,17 +102,17 @@ def test_confidence_heat_map_and_published_rules_by_hand() -> None:
 
 
 class Bag(Classifier):
-    """Scores of class 1: the sum of what each token is worth; the order of tokens must be the reading order."""
+    """The score of class 1 is the sum of the tokens' values; tokens must be in reading order."""
 
     def scores(
         self, tokens: Tensor, ends: Tensor, padding: Tensor | None = None, frame: Frame | None = None
     ) -> Tensor:
-        worth = torch.tensor([0.0, 1.0, -2.0, 3.0], dtype=torch.float64)[tokens]
+        values = torch.tensor([0.0, 1.0, -2.0, 3.0], dtype=torch.float64)[tokens]
         real = torch.ones_like(tokens, dtype=torch.bool) if padding is None else padding
         assert torch.equal(real.sum(-1) - 1, ends)
         order = tokens.masked_fill(~real, 99)
-        assert (order.diff(dim=-1) >= 0).all()  # the examples rise, so what is kept must rise too
-        one = (worth * real).sum(-1)
+        assert (order.diff(dim=-1) >= 0).all()  # examples are ascending, so kept tokens must be too
+        one = (values * real).sum(-1)
         return torch.stack([torch.zeros_like(one), one], -1)
 
 
@@ -128,12 +128,12 @@ def test_comprehensiveness_and_sufficiency_by_hand() -> None:
     found = deletions(bag, batch, scores, given, before, (0.05, 0.5))
     assert found[0].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert found[1, 0].tolist() == pytest.approx([sigmoid(4) - sigmoid(1), sigmoid(4) - sigmoid(3)])
-    # k = 1: without the 3 there is 1 - 2 = -1, with it alone 3; k = 2: without 2 and 3 there is 1, with them 1.
+    # k = 1: 1 - 2 = -1 without the 3, 3 with only it; k = 2: 1 without 2 and 3, 1 with only them.
     assert found[2, 0].tolist() == pytest.approx([sigmoid(2) - sigmoid(-1), sigmoid(2) - sigmoid(3)])
     assert found[2, 1].tolist() == pytest.approx([sigmoid(2) - sigmoid(1), sigmoid(2) - sigmoid(1)])
 
 
-def test_k_is_the_ceiling_of_the_share_and_leaves_a_token() -> None:
+def test_k_is_the_ceiling_of_the_share_and_leaves_one_token() -> None:
     lengths = torch.tensor([1, 2, 20, 21, 128])
     assert cut(0.05, lengths).tolist() == [0, 1, 1, 2, 7]
     assert cut(0.5, lengths).tolist() == [0, 1, 10, 11, 64]
@@ -144,7 +144,7 @@ def test_k_is_the_ceiling_of_the_share_and_leaves_a_token() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
-def test_one_layer_equals_a_plain_reading_of_the_definitions(causal: bool) -> None:
+def test_one_layer_matches_a_direct_implementation_of_the_definitions(causal: bool) -> None:
     torch.manual_seed(0)
     examples = [
         row(torch.randint(10, (length,)).tolist(), [[0, 1], [1]], label) for length, label in ((5, 0), (9, 1))
@@ -156,18 +156,18 @@ def test_one_layer_equals_a_plain_reading_of_the_definitions(causal: bool) -> No
     def probability(tokens: Tensor) -> Tensor:
         return classifier.scores(tokens[None], torch.tensor([len(tokens) - 1]))[0].softmax(-1)
 
-    for place, example in enumerate(examples):
+    for index, example in enumerate(examples):
         tokens = torch.from_numpy(example.tokens)
         frame = Frame(time=len(tokens), causal=causal, rotary=classifier.rotary)
         x = classifier.embedding(tokens[None], frame)
         weights = mechanism.attention_map(classifier.layers[0].mixer_norm(x), frame)[0, :, -1].mean(0)
-        assert float(found.mass["rollout"][place]) == pytest.approx(
+        assert float(found.mass["rollout"][index]) == pytest.approx(
             float((weights[0] + weights[1] + weights[1]) / 2)
         )
-        assert float(found.uniform[place]) == pytest.approx(1.5 / len(tokens))
+        assert float(found.uniform[index]) == pytest.approx(1.5 / len(tokens))
         first = probability(tokens)
         given = int(first.argmax())
-        assert float(found.right[place]) == pytest.approx(float(first[example.label]))
+        assert float(found.right[index]) == pytest.approx(float(first[example.label]))
         losses = []
         for share in (0.01, 0.05, 0.1, 0.2, 0.5):
             top = weights.argsort(descending=True)[: math.ceil(share * len(tokens))].tolist()
@@ -176,28 +176,28 @@ def test_one_layer_equals_a_plain_reading_of_the_definitions(causal: bool) -> No
             losses.append(
                 [float(first[given] - probability(torch.tensor(kept))[given]) for kept in (without, alone)]
             )
-        assert np.allclose(found.deleted["rollout"][place], losses, atol=1e-9)
+        assert np.allclose(found.deleted["rollout"][index], losses, atol=1e-9)
 
 
-def test_gradient_x_input_is_the_slope_along_each_embedding() -> None:
+def test_gradient_x_input_is_the_derivative_along_each_embedding() -> None:
     classifier = model("classes", 10, layers=2)
     (batch,) = batched(classifier, reads_of(classifier, [row([1, 4, 2, 7], [[0]])], 8, 100), 100)
     given = torch.tensor([1])
     found = gradient_x_input(classifier, batch, given)[0]
     step = 1e-6
-    for place in range(4):
+    for index in range(4):
 
-        def louder(_: Any, __: Any, output: Tensor, place: int = place) -> Tensor:
-            scaled = output.clone()
-            scaled[:, place] *= 1 + step
-            return scaled
+        def scaled(_: Any, __: Any, output: Tensor, index: int = index) -> Tensor:
+            changed = output.clone()
+            changed[:, index] *= 1 + step
+            return changed
 
         with torch.no_grad():
             plain = classifier.scores(batch.tokens, batch.places).log_softmax(-1)[0, 1]
-            handle = classifier.embedding.register_forward_hook(louder)
+            handle = classifier.embedding.register_forward_hook(scaled)
             more = classifier.scores(batch.tokens, batch.places).log_softmax(-1)[0, 1]
             handle.remove()
-        assert float(found[place]) == pytest.approx(float((more - plain) / step), rel=1e-3, abs=1e-7)
+        assert float(found[index]) == pytest.approx(float((more - plain) / step), rel=1e-3, abs=1e-7)
 
 
 # --- every model, every mechanism ------------------------------------------------------------------------------------
@@ -215,22 +215,22 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "name", "layout"), CASES)
-def test_a_batch_is_its_examples_one_by_one(kind: str, name: str, layout: str) -> None:
-    """Padding and neighbours are invisible: every number of an example is what it is alone."""
+def test_a_batch_equals_its_examples_one_by_one(kind: str, name: str, layout: str) -> None:
+    """Padding and the rest of the batch do not affect any number of an example."""
     task = prepare_task(name, context=48)
     examples = task.splits["test"]
     subject = model(kind, task.vocabulary, layout)
     together = explain_model(subject, task)
-    for place in (0, len(examples) - 1):
-        splits = {split: [examples[place], *task.splits[split]] for split in task.splits}
+    for index in (0, len(examples) - 1):
+        splits = {split: [examples[index], *task.splits[split]] for split in task.splits}
         alone = explain_model(subject, Task(**{**vars(task), "splits": splits}), limit=1)
         for key in together.mass:
-            assert np.allclose(together.mass[key][place], alone.mass[key][0], atol=1e-9), key
-        for key in together.deleted.keys() - {"chance"}:  # whose draw is the example's number's
-            assert np.allclose(together.deleted[key][place], alone.deleted[key][0], atol=1e-9), key
+            assert np.allclose(together.mass[key][index], alone.mass[key][0], atol=1e-9), key
+        for key in together.deleted.keys() - {"chance"}:  # seeded by the example's index
+            assert np.allclose(together.deleted[key][index], alone.deleted[key][0], atol=1e-9), key
         for key in ("uniform", "right", "correct", "entropy", "sink"):
             assert np.allclose(
-                getattr(together, key)[place], getattr(alone, key)[0], atol=1e-9, equal_nan=True
+                getattr(together, key)[index], getattr(alone, key)[0], atol=1e-9, equal_nan=True
             ), key
     everything = together.summary()
     assert everything["examples"] == len(examples)
@@ -241,7 +241,7 @@ def test_a_batch_is_its_examples_one_by_one(kind: str, name: str, layout: str) -
         assert ((found >= 0) & (found <= 1 + 1e-9)).all()
 
 
-def test_a_pointer_is_not_shown_the_answer_that_is_written_behind_its_text() -> None:
+def test_a_pointer_does_not_see_the_answer_after_its_text() -> None:
     task = prepare_task("copy:train=30,length=6", context=48)
     pointer = model("pointer", task.vocabulary, causal=False)
     reads = reads_of(pointer, task.splits["test"], 8, 100)
@@ -256,7 +256,7 @@ def test_a_pointer_is_not_shown_the_answer_that_is_written_behind_its_text() -> 
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_even_attention_of_a_pointer_is_over_what_its_rows_see(causal: bool) -> None:
+def test_uniform_attention_of_a_pointer_covers_only_visible_tokens(causal: bool) -> None:
     task = prepare_task("copy:train=30,length=6", context=48)
     pointer = model("pointer", task.vocabulary, causal=causal)
     found = explain_model(pointer, task)
@@ -268,16 +268,16 @@ def test_even_attention_of_a_pointer_is_over_what_its_rows_see(causal: bool) -> 
 
 
 @pytest.mark.parametrize(("kind", "name", "layout"), CASES[:4])
-def test_few_passes_of_the_model_are_without_a_sign_of_progress(kind: str, name: str, layout: str) -> None:
+def test_progress_is_reported_at_least_every_few_passes(kind: str, name: str, layout: str) -> None:
     task = prepare_task(name, context=48)
     subject = model(kind, task.vocabulary, layout)
-    receive: list[float] = [0.0]
+    shares: list[float] = [0.0]
     passes = [0]
 
     def progress(share: float) -> None:
         assert passes[-1] <= 3
         passes.append(0)
-        receive.append(share)
+        shares.append(share)
 
     def count(*_: Any) -> None:
         passes[-1] += 1
@@ -286,11 +286,11 @@ def test_few_passes_of_the_model_are_without_a_sign_of_progress(kind: str, name:
     explain_model(subject, task, progress=progress)
     assert passes[-1] == 0
     assert sum(passes) > 20
-    assert receive == sorted(receive)
-    assert receive[-1] == 1.0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
-def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:
+def test_a_model_without_maps_is_explained_only_by_its_gradient() -> None:
     task = prepare_task("grammar:train=30", context=48)
     found = explain_model(model("classes", task.vocabulary, "no_attention"), task).summary()
     assert set(found["explanations"]) == {"gradient"}
@@ -298,7 +298,7 @@ def test_a_model_without_any_map_is_explained_by_its_gradient_alone() -> None:
     assert set(found["published"].values()) == {None}
 
 
-def test_examples_without_relevant_tokens_are_left_out_and_counted() -> None:
+def test_examples_without_relevant_tokens_are_excluded_and_counted() -> None:
     marked, bare = row([1, 2, 3, 4], [[1]], 0), row([4, 3, 2, 1, 5], [[]], 1)
     subject = model("classes", 10)
     both = explain_model(subject, task_of([marked, bare])).summary()
@@ -321,13 +321,13 @@ def test_read_out_rows_sum_to_one_over_real_tokens() -> None:
             assert (scores[~batch.real] == 0).all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_task_that_does_not_fit_the_model_is_rejected() -> None:
     task = prepare_task("grammar:train=30", context=48)
-    for subject, words in (
-        (model("reader", task.vocabulary), "asks for a class; a Reader gives none"),
-        (model("classes", 5), "tokens, and the model 5"),
+    for subject, message in (
+        (model("reader", task.vocabulary), "needs a classifier, got a Reader"),
+        (model("classes", 5), "the model of 5"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             explain_model(subject, task)
     with pytest.raises(UserError, match="no split 'tset'"):
         explain_model(model("classes", task.vocabulary), task, "tset")

@@ -1,4 +1,4 @@
-"""Indicators of attention maps whose values are known."""
+"""Indicators of attention maps with known values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_9_two_heads_identity_and_sink() -> None:
     assert found["head_diversity"] == pytest.approx(2 * (L - 1) / (L * (L + 1)))
 
 
-def test_signed_maps_go_in_by_their_absolute_values() -> None:
+def test_signed_maps_are_replaced_by_their_absolute_values() -> None:
     signs = torch.ones(L, L)
     signs[:, ::2] = -1
     assert indicators(stacked(-3 * UNIFORM * signs), signed=True) == pytest.approx(

@@ -1,4 +1,4 @@
-"""The Triton kernels of dynamics and decoding in Triton's interpreter, in float32 against float64 twins."""
+"""The Triton kernels of dynamics and decoding in Triton's interpreter, in float32 against float64 plain references."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5, name: str = "out
     assert_close({name: ours}, {name: theirs}, tolerance, by="norm")
 
 
-def twin(q: Tensor, k: Tensor, dt: Tensor, steps: int, scheme: str, *weights: Any) -> tuple[Tensor, Tensor]:
+def plain_reference(
+    q: Tensor, k: Tensor, dt: Tensor, steps: int, scheme: str, *weights: Any
+) -> tuple[Tensor, Tensor]:
     w1, b1, w2, b2 = weights
 
     def force(x: Tensor) -> Tensor:
@@ -102,11 +104,11 @@ def typed(inputs: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None
         ("symplectic_euler", 2, (1, 7, 4, 12, 6), True, True, True),
     ],
 )
-def test_the_integrator_is_its_twin(
+def test_the_integrator_equals_its_plain_reference(
     scheme: str, steps: int, shape: tuple[int, ...], potential: bool, apart: bool, biased: bool
 ) -> None:
     inputs = case(*shape, potential, apart, biased)  # type: ignore[call-arg]
-    theirs = gradients(twin, typed(inputs, torch.float64), steps, scheme)
+    theirs = gradients(plain_reference, typed(inputs, torch.float64), steps, scheme)
     ours = gradients(dynamics_fused.integrate, typed(inputs, torch.float32), steps, scheme)
     assert_close(ours, theirs, 2e-5, by="norm")
 
@@ -115,12 +117,12 @@ def test_the_integrator_is_its_twin(
 def test_the_integrator_at_extreme_values(size: float) -> None:
     inputs = case(1, 5, 2, 32, 16, False, False, True)
     inputs[:2] = [size * tensor for tensor in inputs[:2] if tensor is not None]
-    theirs = gradients(twin, typed(inputs, torch.float64), 2, "leapfrog")
+    theirs = gradients(plain_reference, typed(inputs, torch.float64), 2, "leapfrog")
     ours = gradients(dynamics_fused.integrate, typed(inputs, torch.float32), 2, "leapfrog")
     assert_close(ours, theirs, 1e-4, by="norm")
 
 
-def test_the_integrator_reads_views_as_they_stand() -> None:
+def test_the_integrator_reads_strided_views() -> None:
     joined = draw(2, 5, 3 * 2 * 32).float()
     q, k, _ = (part.unflatten(-1, (2, 32)) for part in joined.split(64, -1))
     rest = [
@@ -134,7 +136,7 @@ def test_the_integrator_reads_views_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_stacked_integrators_are_separate_ones(shared: bool) -> None:
+def test_a_population_of_integrators_equals_separate_ones(shared: bool) -> None:
     cases = [
         [
             None if tensor is None else tensor.float() + seed / 8
@@ -163,7 +165,7 @@ def test_stacked_integrators_are_separate_ones(shared: bool) -> None:
         near(together[side], torch.stack([pair[side] for pair in apart]), 1e-7)
 
 
-def test_the_operators_keep_the_rules_of_pytorch() -> None:
+def test_the_operators_pass_opcheck() -> None:
     inputs = typed(case(1, 3, 2, 16, 8, False, False, True), torch.float32)
     q, k, dt, w1, b1, w2, b2 = (tensor.detach() for tensor in inputs if tensor is not None)
     given = (q[None], k[None], dt[None], w1[None, None], b1[None, None], w2[None, None], b2[None, None])
@@ -250,7 +252,7 @@ def test_compiling_leaves_the_operator_whole() -> None:
         ),
     ],
 )
-def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
+def test_decoding_equals_its_plain_reference(shape: tuple[int, ...], turn: str) -> None:
     batch, heads, kv_heads, keys, dim = shape
     table = rotary_table(torch.arange(keys), dim, 10_000.0, torch.float64)
     q, kv = draw(batch, heads, 1, dim), draw(batch, kv_heads, keys + 5, dim)[:, :, :keys]
@@ -265,11 +267,11 @@ def test_decoding_is_its_twin(shape: tuple[int, ...], turn: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 64, 299, *(pytest.param(place, marks=SLOW) for place in (1, 63, 200))])
 @pytest.mark.parametrize("turn", ROPE_MODES)
-def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn: str) -> None:
+def test_decoding_at_a_position_ignores_later_positions(place: int, turn: str) -> None:
     table = rotary_table(torch.arange(300), 64, 10_000.0, torch.float64)
     q, kv, v = draw(2, 6, 1, 64), draw(2, 2, 300, 64), draw(2, 2, 300, 64, seed=1)
     wanted = decode_plain(q, kv[:, :, : place + 1], table[: place + 1], turn, 0.125)
-    for later in (kv, v):  # what stands behind the place is of no consequence, whatever it is
+    for later in (kv, v):  # later positions have no effect, whatever their content
         later[:, :, place + 1 :] = 1e30
     at = torch.tensor([place])
     near(decode(q.float(), kv.float(), table.float(), turn, 0.125, at), wanted)
@@ -279,7 +281,7 @@ def test_decoding_at_a_place_is_decoding_what_stands_before_it(place: int, turn:
     near(attend_placed(q, kv, v, at), apart, 1e-12)
 
 
-# What the chip is given: few keys a block and many, one program and several, the next block asked for early and not.
+# Launch configurations: few and many keys per block, one program and several, with and without early loading.
 TURNED = [
     decode_triton.Config(16, 4, 3, 1),
     decode_triton.Config(64, 4, 3, 8),
@@ -288,10 +290,10 @@ TURNED = [
 ]
 
 
-def turned(
+def rotated(
     config: Any, batch: int, heads: int, kv_heads: int, keys: int, dim: int, size: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Ours in float32 and the twin's in float64, keys turned in the score."""
+    """Ours in float32 and the plain reference in float64, with keys rotated in the score."""
     table = rotary_table(torch.arange(keys), dim, 10_000.0, torch.float64)
     q, kv = size * draw(batch, heads, 1, dim), size * draw(batch, kv_heads, keys + 5, dim)[:, :, :keys]
     theirs = decode_plain(q, kv, table, "score", dim**-0.5).squeeze(2)
@@ -317,23 +319,23 @@ def turned(
         ),
     ],
 )
-def test_turned_keys_are_their_twin(config: Any, shape: tuple[int, ...]) -> None:
+def test_rotated_keys_equal_the_plain_reference(config: Any, shape: tuple[int, ...]) -> None:
     if isinstance(config, decode_turned.Sums) and shape[1] != shape[2]:
         with pytest.raises(ValueError, match="one query head"):
-            turned(config, *shape)  # type: ignore[call-arg]
+            rotated(config, *shape)  # type: ignore[call-arg]
         return
-    near(*turned(config, *shape))  # type: ignore[call-arg]
+    near(*rotated(config, *shape))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("config", TURNED, ids=str)
 @pytest.mark.parametrize("size", [1e-20, pytest.param(0.0, marks=SLOW), pytest.param(30.0, marks=SLOW)])
-def test_turned_keys_at_extreme_values(config: Any, size: float) -> None:
-    near(*turned(config, 1, 2, 2, 70, 32, size), 1e-4)
+def test_rotated_keys_at_extreme_values(config: Any, size: float) -> None:
+    near(*rotated(config, 1, 2, 2, 70, 32, size), 1e-4)
 
 
 @pytest.mark.parametrize("config", [TURNED[0], TURNED[2]], ids=str)
-def test_a_query_turned_step_by_step_stays_in_place(config: Any) -> None:
-    near(*turned(config, 1, 1, 1, 2000, 32))
+def test_a_query_rotated_step_by_step_stays_accurate(config: Any) -> None:
+    near(*rotated(config, 1, 1, 1, 2000, 32))
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e3])
@@ -342,7 +344,7 @@ def test_decoding_at_extreme_values(size: float) -> None:
     near(decode(q.float(), kv.float(), None, "nothing"), decode_plain(q, kv, None, "nothing", 32**-0.5), 1e-4)
 
 
-def test_stacked_decoding_is_separate_decoding() -> None:
+def test_decoding_a_population_equals_separate_decoding() -> None:
     q, kv = draw(3, 2, 4, 1, 32).float(), draw(3, 2, 2, 40, 32).float()
     together = torch.vmap(lambda q, kv: decode(q, kv, None, "nothing"))(q, kv)
     assert torch.equal(
@@ -372,7 +374,9 @@ def test_a_shared_cache_is_read_once(rope: str, kv_heads: int, monkeypatch: pyte
 
 @pytest.mark.parametrize("arm", ["roundtrip", "score", "rotated", "none", "standard"])
 @pytest.mark.parametrize("kv_heads", [2, pytest.param(4, marks=SLOW)])
-def test_a_step_at_a_place_takes_the_kernel(arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_at_a_position_uses_the_kernel(
+    arm: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[bool] = []
     real = decode_triton.decode
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The loss kernel in Triton's interpreter against the definition: values and every gradient, odd sizes, extremes."""
+"""The loss kernel in Triton's interpreter against the plain reference: values and gradients, odd sizes, extremes."""
 
 from __future__ import annotations
 

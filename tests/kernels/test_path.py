@@ -1,4 +1,4 @@
-"""Which path fused operations take."""
+"""The path that fused operations take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunked recurrence is the step-by-step one: outputs, states and every gradient, at every length and decay."""
+"""The chunked recurrence equals the step-by-step one: outputs, states and gradients, at every length and decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotation, gate and norm in Triton's interpreter against their plain twins: values and gradients, odd sizes, any strides."""
+"""Rotation, gate and norm in Triton's interpreter against plain references: values and gradients, odd sizes, any strides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw(*shape: int) -> Tensor:
 @pytest.mark.parametrize("inverse", [False, True], ids=("forth", "back"))
 @pytest.mark.parametrize("strided", [False, True], ids=("whole", "strided"))
 @pytest.mark.parametrize("shape", [(2, 3, 5, 6), (1, 1, 1, 2), (2, 4, 40, 8)])
-def test_rotation_is_its_plain_twin(shape: tuple[int, ...], strided: bool, inverse: bool) -> None:
+def test_rotation_equals_its_plain_reference(shape: tuple[int, ...], strided: bool, inverse: bool) -> None:
     batch, heads, time, dim = shape
     table = rotary_table(torch.arange(time), dim, 10_000.0, torch.float32)
     joined = draw(batch, time, 3, heads, dim)
@@ -41,7 +41,7 @@ def test_rotation_is_its_plain_twin(shape: tuple[int, ...], strided: bool, inver
     )
 
 
-def test_the_operators_keep_the_rules_of_pytorch() -> None:
+def test_the_operators_pass_opcheck() -> None:
     table = rotary_table(torch.arange(5), 6, 10_000.0, torch.float32)
     torch.library.opcheck(apply_rope, (draw(2, 3, 5, 6).requires_grad_(), table, False))
     torch.library.opcheck(gate, (draw(7, 26).requires_grad_(),))
@@ -51,7 +51,7 @@ def test_the_operators_keep_the_rules_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 13), (9, 600)])
-def test_the_gate_is_its_plain_twin(shape: tuple[int, int]) -> None:
+def test_the_gate_equals_its_plain_reference(shape: tuple[int, int]) -> None:
     rows, hidden = shape
     joined = 5 * draw(rows, 2 * hidden)
     joined[0, 0], joined[-1, -1] = -200.0, 200.0
@@ -70,7 +70,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["rope", "gate"])
-def test_stacked_they_are_what_each_is_alone(kind: str) -> None:
+def test_a_population_equals_its_rows(kind: str) -> None:
     function: Callable[[Tensor], Tensor] = turned if kind == "rope" else gate
     given = draw(3, 2, 5, 2, 6).transpose(2, 3) if kind == "rope" else draw(3, 7, 26)
     given = given.requires_grad_()
@@ -84,7 +84,7 @@ def test_stacked_they_are_what_each_is_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 2), (3, 2, 5, 6), (2, 3, 7, 32), (2, 2, 2, 100)])
-def test_the_norm_of_stacked_rows_is_its_plain_twin(
+def test_the_norm_of_a_population_equals_its_plain_reference(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norm_kernel, "_NUMBERS", 64)  # several blocks and programs, the last ones not full

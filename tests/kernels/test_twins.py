@@ -1,4 +1,4 @@
-"""Each fused operation against its plain twin: outputs, every gradient, gradcheck."""
+"""Each fused operation against its plain reference: outputs, every gradient, gradcheck."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_swiglu(rows: int, dtype: torch.dtype, tolerance: float) -> None:
     agree(swiglu, swiglu_plain, inputs, tolerance)
 
 
-def test_swiglu_of_features_wider_than_what_it_writes() -> None:
+def test_swiglu_of_inputs_wider_than_its_output() -> None:
     inputs = (draw(2, 3, 12), draw(10, 12), draw(10, 12, seed=1), draw(6, 10))
     agree(swiglu, swiglu_plain, inputs, 1e-12)
     assert gradcheck(swiglu, inputs)
@@ -209,7 +209,7 @@ VIEWS = {
 @pytest.mark.parametrize("queries", [7, 3, 1])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("view", VIEWS)
-def test_attention_is_its_plain_twin(view: str, kv_heads: int, queries: int) -> None:
+def test_attention_equals_its_plain_reference(view: str, kv_heads: int, queries: int) -> None:
     inputs = (draw(2, 4, queries, 8), draw(2, kv_heads, 7, 8), draw(2, kv_heads, 7, 8, seed=1))
 
     def plain(*tensors: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def test_scores_with_a_bias(view: str, shape: tuple[int, ...], kv_heads: int, qu
     agree(fast, plain, inputs, 1e-12)
 
 
-def test_a_query_with_nothing_to_see_sees_itself() -> None:
+def test_a_query_without_visible_keys_attends_to_itself() -> None:
     mask = view_mask(3, 3, torch.device("cpu"), causal=True, strict=True)
     assert mask.tolist() == [[True, False, False], [True, False, False], [True, True, False]]
     padded = view_mask(2, 2, torch.device("cpu"), causal=True, padding=torch.tensor([[False, True]]))
@@ -274,7 +274,7 @@ def test_the_backend_that_runs_has_a_name() -> None:
 
 
 def slowly(function):  # type: ignore[no-untyped-def]
-    """Return the function on the plain path."""
+    """Return the function with the plain reference."""
 
     def plainly(*inputs: Tensor) -> Tensor:
         with kernels.plain():
@@ -293,7 +293,7 @@ def test_prefix_softmax(time: int, dtype: torch.dtype, tolerance: float) -> None
 
 
 @pytest.mark.parametrize("cut", [1, 5, 29])
-def test_prefix_softmax_goes_on_from_its_state(cut: int) -> None:
+def test_prefix_softmax_continues_from_its_state(cut: int) -> None:
     with torch.no_grad():
         scores, v = 30 * draw(2, 3, 30), draw(2, 3, 30, 4)
         whole, ended = prefix_softmax(scores, v)
@@ -328,7 +328,7 @@ def test_linear_attend(time: int, groups: int, dtype: torch.dtype, tolerance: fl
         )
 
 
-def test_linear_attend_both_ways_sees_everything() -> None:
+def test_bidirectional_linear_attend_uses_every_key() -> None:
     q, k, v = draw(1, 2, 5, 4), draw(1, 2, 5, 4, seed=1), draw(1, 2, 5, 3)
     assert torch.allclose(linear_attend(q, k, v, causal=False)[0], q @ k.transpose(-2, -1) @ v, rtol=1e-12)
 
@@ -367,7 +367,7 @@ def test_taylor_attend(time: int, groups: int, dtype: torch.dtype, tolerance: fl
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("time", [16, 150])
 def test_the_fused_taylor_form_is_the_dense_one(time: int, groups: int) -> None:
-    """FlexAttention's own definition, which runs without compiling and without gradients on CPU."""
+    """FlexAttention's own reference, which runs without compiling and without gradients on CPU."""
     from torch.nn.attention.flex_attention import flex_attention
 
     with torch.no_grad():
@@ -392,7 +392,7 @@ def test_taylor_attend_under_padding_and_while_decoding() -> None:
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_a_query_at_a_place_sees_what_the_last_of_so_many_keys_sees(
+def test_a_query_at_a_position_equals_the_last_query_of_that_many_keys(
     window: int, strict: bool, kv_heads: int
 ) -> None:
     q, k, v = draw(3, 4, 1, 8), *(draw(3, kv_heads, 6, 8, seed=seed) for seed in (1, 2))

@@ -30,7 +30,7 @@ TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=32, vocabula
 
 
 def shaken(module: Any, size: float = 0.3) -> Any:
-    """Move every parameter off its start value: a zero last layer hides what multiplies it."""
+    """Move every parameter off its initial value: a zero last layer hides what it multiplies."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.add_(seeded_draw(2, "shake", size)(name, parameter.shape))
@@ -201,7 +201,7 @@ def test_1_euler_starts_as_q_plus_a_tenth_of_k() -> None:
     built.initialise(seeded_draw(1, "test", 0.3))
     q, k = inputs(1, HEADS, TIME, 4), inputs(1, HEADS, TIME, 4, seed=6)
     new_q, new_k = built.double().evolve(q, k, frame(TIME))
-    assert torch.allclose(new_q, q + 0.1 * k, atol=1e-8)  # 0.1 was drawn up in float32
+    assert torch.allclose(new_q, q + 0.1 * k, atol=1e-8)  # 0.1 was initialized in float32
     assert torch.equal(new_k, k)
 
 
@@ -404,13 +404,13 @@ def test_6_causality_and_incremental_decoding(base: str, stage_text: str) -> Non
 
 
 @pytest.mark.parametrize("rule", [*RULES, "affine"])
-def test_6_one_token_alone_writes_its_value_whatever_the_dynamics(rule: str) -> None:
+def test_6_a_single_token_outputs_its_value_under_all_dynamics(rule: str) -> None:
     mechanism = shaken(layer(f"coupled:dynamics={rule}"))
     x = inputs(3, 1, WIDTH)
     assert torch.allclose(mechanism(x, frame(1)), mechanism.o(mechanism.v(x)), rtol=1e-13, atol=1e-14)
 
 
-def test_7_shifting_all_positions_changes_scores_only_when_f_sees_turned_queries() -> None:
+def test_7_shifting_all_positions_changes_scores_only_if_f_takes_rotated_queries() -> None:
     class Shifted(Rotary):
         def slice(self, start: int, stop: int, like: Tensor) -> Tensor:
             return super().slice(start + 9, stop + 9, like)
@@ -517,21 +517,21 @@ def test_8_flops_of_the_stage(values: dict[str, Any], per_width: int) -> None:
         ({"steps": 0}, "at least 1"),
         ({"steps": 8}, "at most 7"),
         ({"dynamics": "hamilton"}, "unknown value for dynamics"),
-        ({"dynamics": "uncoupled", "dt_init": 0.0}, "never starts"),
-        ({"dynamics": "uncoupled", "force": "zero"}, "changes nothing"),
+        ({"dynamics": "uncoupled", "dt_init": 0.0}, "cannot train"),
+        ({"dynamics": "uncoupled", "force": "zero"}, "has no effect"),
         ({"dynamics": "uncoupled", "hidden": 7}, "is odd"),
         ({"dynamics": "affine", "force": "linear"}, "takes no force=linear"),
         ({"dynamics": "affine", "dt_init": 0.0}, "takes no dt_init=0"),
-        ({"dynamics": "leapfrog", "force_input": "k"}, "goes with dynamics=euler"),
+        ({"dynamics": "leapfrog", "force_input": "k"}, "needs dynamics=euler"),
         ({"force": "zero", "per_head": True}, "has no weights; it takes no per_head=true"),
         ({"force": "linear", "hidden": 8}, "is one matrix"),
         ({"force": "linear", "force_bias": True}, "would make it affine"),
         ({"dt_param": "softplus", "dt_init": 0.0}, "dt_init=0 is not"),
-        ({"dt_init": math.nan}, "not a finite number"),
+        ({"dt_init": math.nan}, "must be finite"),
         ({"per_head": "maybe"}, "unknown value for per_head"),
     ],
 )
-def test_contradictions_are_refused_when_the_options_are_built(values: dict[str, Any], reason: str) -> None:
+def test_contradictions_are_rejected_when_the_options_are_built(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         CoupledOptions(**values)
 
@@ -542,11 +542,11 @@ def test_contradictions_are_refused_when_the_options_are_built(values: dict[str,
         ("standard:kv_heads=2+coupled", "one query per key; standard has 4 query and 2 key heads"),
         ("sharing:tie=kv,kv_heads=1+coupled", "one query per key"),
         ("differential:version=2+coupled", "one query per key; differential has 8 query and 4 key heads"),
-        ("diagonal+coupled", "caches one tensor"),
+        ("diagonal+coupled", "one cached tensor"),
         ("coupled+coupled:steps=2", "already"),
     ],
 )
-def test_what_cannot_compose_is_refused_with_the_reason(arm: str, reason: str) -> None:
+def test_invalid_compositions_are_rejected_with_the_reason(arm: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         layer(arm)
 
@@ -556,8 +556,8 @@ def test_after_rope_needs_rope() -> None:
         layer("coupled:order=after_rope", positions="none")
 
 
-def test_every_dynamics_starts_to_move() -> None:
-    """From their start values every step size and last layer has a gradient or gets one after a step."""
+def test_all_dynamics_can_train_from_their_initial_values() -> None:
+    """From the initial values, every step size and last layer has a gradient or gets one after a step."""
     for options in CoupledOptions.examples():
         mechanism = layer(options)
         x = inputs(2, TIME, WIDTH)
@@ -589,7 +589,7 @@ def test_the_dynamics_are_a_circuit_of_their_own_that_moves_with_qk() -> None:
     assert tags[f"{place}.q_gain"] == ("qk", None, False)
 
 
-def test_start_values_are_the_published_ones() -> None:
+def test_initial_values_are_the_published_ones() -> None:
     built = Coupled(Shape(256, 4), CoupledOptions(dt_init=0.25, dt_param="softplus"))
     built.initialise(seeded_draw(1, "test", 0.02))
     assert torch.allclose(built.step_size(), torch.full((4,), 0.25))
@@ -598,11 +598,11 @@ def test_start_values_are_the_published_ones() -> None:
         assert bool((value == 0).all())
 
 
-def test_labels_say_the_dynamics_in_words() -> None:
+def test_labels_name_the_dynamics() -> None:
     labels = {arm: parse_layout(arm).label for arm in ("coupled", "differential+coupled:dynamics=euler")}
     assert list(labels.values()) == ["coupled (euler, 1 step)", "differential V1 + coupled (euler, 1 step)"]
     assert (
         parse_layout("coupled:dynamics=leapfrog,steps=3,force=potential,per_head=true,dt_init=0.2").label
         == "coupled (leapfrog, 3 steps, potential force, per head, dt_init=0.2)"
     )
-    assert len(EXAMPLES) == len(CoupledOptions.examples()), "every setting has a label of its own"
+    assert len(EXAMPLES) == len(CoupledOptions.examples()), "every setting has a different label"

@@ -153,7 +153,7 @@ def test_low_precision_stays_near_the_reference(arm: str, dtype: torch.dtype, to
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("arm", ["{}", "even({})", "odd({})", "last({})"])
 @pytest.mark.parametrize("name", ACCOMPANIED)
-def test_the_whole_model_equals_two_streams_written_out(name: str, arm: str, detach: bool) -> None:
+def test_the_whole_model_equals_two_explicit_streams(name: str, arm: str, detach: bool) -> None:
     size = dataclasses.replace(TINY, layers=2)
     layout = arm.format(f"{name}:detach={str(detach).lower()}")
     decoder, text = model(layout, size), tokens(1, 9)
@@ -192,7 +192,7 @@ def test_1_every_variant_has_the_parameters_of_the_table_uniform_and_hybrid(size
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_1_the_published_1_7b_shape_with_normed_queries_and_keys(name: str) -> None:
+def test_1_the_published_1_7b_shape_with_normalized_queries_and_keys(name: str) -> None:
     shape = SIZES["deconstructed-1.7b"]
     arm, count = (name, 1_629_865_984) if name == "token_mlp" else (f"{name}:qk_norm=true", 1_629_873_152)
     assert Decoder.on_meta(shape, parse_layout(arm).layers(28)).parameter_count() == count
@@ -204,7 +204,7 @@ def test_1_the_controls_have_fewer() -> None:
         for arm in ("standard", "prefix_mean", "no_attention")
     )
     assert standard - mean == 4 * 2 * 16 * 16, "no queries and keys"
-    assert standard - none == 4 * (4 * 16 * 16 + 16), "no attention part, and no norm before it"
+    assert standard - none == 4 * (4 * 16 * 16 + 16), "no attention, and no norm before it"
 
 
 # 2. Causality.
@@ -266,7 +266,7 @@ def test_3_its_loss_is_the_same_at_every_context_and_never_below_the_bigram_entr
         losses.append(float(decoder.nats(inputs, targets).mean()))
     assert max(losses) - min(losses) < 1e-5
     whole = float(decoder.nats(stream[:-1].view(1, -1), stream[1:].view(1, -1)).mean())
-    assert whole < 0.9 * math.log(31), "it has learnt something"
+    assert whole < 0.9 * math.log(31), "it has learned something"
     assert whole >= floor
 
 
@@ -306,11 +306,11 @@ def test_4_maps_are_identical_across_inputs_and_batch_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["{}", "even({})", "bottom({})"])
-def test_4_fed_its_own_text_fixed_seq_qk_is_standard(layout: str) -> None:
+def test_4_with_its_own_text_as_input_fixed_seq_qk_is_standard(layout: str) -> None:
     decoder, standard = model(layout.format("fixed_seq_qk")), model("standard")
     assert decoder.companion.tolist() == TEXT[:16]
     assert all(torch.equal(a, b) for a, b in zip(decoder.parameters(), standard.parameters(), strict=True)), (
-        "the same start values"
+        "the same initial values"
     )
     text = torch.tensor([TEXT[:16]])
     ours, theirs = decoder.logits(text), standard.logits(text)
@@ -503,7 +503,7 @@ def test_8_prefill_and_cached_decode_equal_the_full_forward(arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", LAYOUTS)
-def test_8_left_padding_and_batch_neighbours_are_invisible(arm: str) -> None:
+def test_8_left_padding_and_batch_neighbors_have_no_effect(arm: str) -> None:
     decoder, text = model(arm), tokens(1, 8)
     alone = decoder.logits(text).detach()
     padded = torch.cat((torch.full((1, 3), 9), text), 1)
@@ -519,7 +519,7 @@ def test_8_left_padding_and_batch_neighbours_are_invisible(arm: str) -> None:
 
 
 D, H, T = 16, 4, 16
-ELEMENTS = {  # of 2.3: per token, per sequence, shared by the batch
+ELEMENTS = {  # table 2.3: per token, per sequence, shared by the batch
     "static_emb_qk": (2 * D, 0, 0),
     "token_mlp": (0, 0, 0),
     "approximate": (2 * D, 0, 0),
@@ -549,7 +549,7 @@ def test_8_sums_over_tokens_are_kept_wide() -> None:
     assert cache.bytes == sum(entry.bytes(2, 8, torch.bfloat16) for entry in mechanism.cache_spec())
 
 
-FLOPS = {  # of 2.3, every key counted, with B sequences in the batch
+FLOPS = {  # table 2.3, every key counted, with B sequences in the batch
     "static_emb_qk": lambda b: 8 * D**2 + 4 * D * T,
     "token_mlp": lambda b: 8 * D**2,
     "approximate": lambda b: 8 * D**2 + 4 * D * T,
@@ -586,7 +586,7 @@ def test_8_flops_of_the_whole_model_are_the_counted_ones(arm: str, mode: str, ba
 
 
 def test_8_the_companions_pass_costs_the_batch_one_sequence() -> None:
-    """(8 d^2 + 4 d T + 6 d f) / B more per layer in all, as 2.3 says; the last layer's update is not needed."""
+    """(8 d^2 + 4 d T + 6 d f) / B more per layer in total, as in table 2.3; the last layer's update is not needed."""
     decoder, width = Decoder.on_meta(TINY, parse_layout("fixed_seq_qk").layers(4)), TINY.ffn
     for batch in (1, 8):
         layer = 4 * D**2 + 2 * D * T + (8 * D**2 + 4 * D * T + 6 * D * width) / batch
@@ -598,12 +598,12 @@ def test_8_the_companions_pass_costs_the_batch_one_sequence() -> None:
 # The companion in a model.
 
 
-def test_inputs_beyond_the_companion_are_refused() -> None:
+def test_inputs_beyond_the_companion_are_rejected() -> None:
     for arm in ("rnd_emb_qk", "rnd_emb_qk:per_layer=true", "even(fixed_seq_qk)"):
-        with pytest.raises(UserError, match="companion holds 16 tokens; 17 were asked for"):
+        with pytest.raises(UserError, match="companion holds 16 tokens; 17 were requested"):
             model(arm).logits(tokens(1, 17))
     decoder = model("fixed_seq_qk")
-    with pytest.raises(UserError, match="companion holds 16"):
+    with pytest.raises(UserError, match="companion has 16"):
         list(generate(decoder, tokens(1, 10), 8))
     assert len(list(generate(model("fixed_seq_qk:length=30"), tokens(1, 10), 15))) == 15
 
@@ -632,11 +632,11 @@ def test_the_companion_is_a_buffer_of_the_model_and_comes_back_with_its_weights(
     assert "companion" not in model("standard").state_dict()
 
 
-def test_a_companion_that_cannot_be_is_refused() -> None:
+def test_an_impossible_companion_is_rejected() -> None:
     layers = parse_layout("fixed_seq_qk").layers(4)
-    with pytest.raises(UserError, match="none was given"):
+    with pytest.raises(UserError, match="got none"):
         Decoder(TINY, layers, seed=1)
-    with pytest.raises(UserError, match="16 tokens or more; 9 tokens were given"):
+    with pytest.raises(UserError, match="at least 16 tokens; got 9"):
         Decoder(TINY, layers, seed=1, companion=TEXT[:9])
     for arm, words in (
         ("rnd_emb_qk fixed_seq_qk", "one companion"),
@@ -652,9 +652,9 @@ def test_a_companion_that_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ("rnd_emb_qk:sigma=0", "no noise"),
+        ("rnd_emb_qk:sigma=0", "query and key equal"),
         ("rnd_emb_qk:sigma=-1", "at least 0"),
-        ("rnd_emb_qk:per_layer=true,detach=true", "passes none"),
+        ("rnd_emb_qk:per_layer=true,detach=true", "has no companion"),
         ("approximate:normaliser=per_order", "needs features=elementwise"),
         ("approximate:features=square", "unknown value for features"),
         ("non_approximate:silu=k", "unknown value for silu"),
@@ -663,7 +663,7 @@ def test_a_companion_that_cannot_be_is_refused() -> None:
         ("approximate:window=3", "unknown option"),
     ],
 )
-def test_contradictions_are_refused_when_the_options_are_built(arm: str, words: str) -> None:
+def test_contradictions_are_rejected_when_the_options_are_built(arm: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_layout(arm)
 
@@ -695,7 +695,7 @@ def test_an_accompanied_model_compiles_as_one_graph() -> None:
     assert torch.allclose(compiled(tokens()), decoder.hidden(tokens()), atol=1e-5)
 
 
-def test_a_stage_stands_in_the_companions_queries_and_keys(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_stage_applies_to_the_companions_queries_and_keys(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "half.py").write_text(
         "import headtohead as h2h\nclass Half(h2h.Stage):\n    def evolve(self, q, k, frame):\n        return q * 0.5, k\n"
     )

@@ -93,7 +93,7 @@ def test_coarse_precision_stays_near_the_reference(arm: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_9_split_halved_and_padded_forms_agree(padded: bool) -> None:
-    """The plain path is the split form; the halves of v, and q and k padded to its width, give the same to 1e-14."""
+    """The plain reference is the split form; the halves of v, and q and k padded to its width, equal it to 1e-14."""
     q, k, v = inputs(2, 3, TIME, 4), inputs(2, 3, TIME, 4, seed=6), inputs(2, 3, TIME, 8, seed=7)
     padding = None
     if padded:
@@ -151,7 +151,7 @@ def test_9_where_both_maps_agree_the_norm_leaves_the_sign_of_1_minus_lambda(sign
         mechanism.lambda_q1[0] = 1.0
         mechanism.lambda_k1[0] = math.log(wanted_lambda + 1 - lambda_init(LAYER))
     assert mechanism.share(inputs(1, 1, WIDTH)).item() == pytest.approx(wanted_lambda)
-    x = inputs(3, 1, WIDTH) * 100  # large beside the norm's eps
+    x = inputs(3, 1, WIDTH) * 100  # large compared with the norm's eps
     v = mechanism.v(x).unflatten(-1, (HEADS // 2, -1))
     normed = v / v.square().mean(-1, keepdim=True).sqrt() * (1 - lambda_init(LAYER))
     assert torch.allclose(mechanism(x, frame(1)), sign * mechanism.o(normed.flatten(-2)), rtol=1e-4)
@@ -255,7 +255,7 @@ def test_circuits() -> None:
         assert groups.get(("ov", None, False)) == (("gain",) if arm == "differential" else None)
 
 
-def test_start_values() -> None:
+def test_initial_values() -> None:
     mechanism = parse_layout("differential").pattern[0].build(Shape(4096, 4))
     mechanism.initialise(seeded_draw(1, "test", 0.02))
     for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
@@ -264,12 +264,12 @@ def test_start_values() -> None:
     assert not torch.equal(mechanism.lambda_q1, mechanism.lambda_q2)
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match="kv_heads goes with version=2"):
+def test_impossible_options_are_rejected() -> None:
+    with pytest.raises(UserError, match="kv_heads needs version=2"):
         DifferentialOptions(kv_heads=2)
     with pytest.raises(UserError, match="unknown value for version"):
         DifferentialOptions(version=3)
-    with pytest.raises(UserError, match="3 is an odd number"):
+    with pytest.raises(UserError, match="even number of heads; got 3"):
         parse_layout("differential").pattern[0].build(Shape(12, 3))
     with pytest.raises(UserError, match="evenly"):
         build("differential:version=2,kv_heads=8")

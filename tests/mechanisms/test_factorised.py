@@ -1,4 +1,4 @@
-"""Factorized attention: the four arms in a stack."""
+"""Factored attention: the four arms in a whole model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inputs(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize("inner", [0, 6, WIDTH])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_t7_product_start_values_make_the_four_arms_one_function(
+def test_t7_product_initial_values_make_the_four_arms_one_function(
     dtype: torch.dtype, tolerance: float, inner: int
 ) -> None:
     outputs = [
@@ -128,7 +128,7 @@ def test_biases_collapse_as_the_comments_say() -> None:
     assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-def test_tiny_start_values_are_a_millionth_of_the_identity() -> None:
+def test_tiny_initial_values_are_a_millionth_of_the_identity() -> None:
     whole, factors = build("factorised:form=CACO,init=tiny"), build("factorised:init=tiny")
     identity = torch.eye(WIDTH, dtype=torch.float64) * 1e-6
     for head in range(HEADS):
@@ -139,7 +139,7 @@ def test_tiny_start_values_are_a_millionth_of_the_identity() -> None:
         assert torch.allclose(getattr(factors, name).weight, identity, rtol=1e-6)
 
 
-def test_default_start_values_fill_the_usual_range() -> None:
+def test_default_initial_values_fill_the_usual_range() -> None:
     weights = build("factorised:form=CACO,init=default").qk.weight.detach()
     edge = WIDTH**-0.5
     assert weights.abs().max() < edge
@@ -152,12 +152,12 @@ def test_circuits_of_collapsed_matrices_are_those_of_their_factors() -> None:
         assert all(tag == ("qk" if name[0] in "qk" else "ov") for name, tag in tags.items())
 
 
-def test_rotary_positions_are_refused() -> None:
-    with pytest.raises(UserError, match="cannot take positions=rope"):
+def test_rotary_positions_are_rejected() -> None:
+    with pytest.raises(UserError, match="does not support positions=rope"):
         parse_layout("factorised:form=CACO").pattern[0].build(Shape(16, 4, positions="rope"))
 
 
-def test_unknown_forms_are_refused() -> None:
+def test_unknown_forms_are_rejected() -> None:
     with pytest.raises(UserError, match="did you mean 'FACO'"):
         FactorisedOptions(form="FAC0")
 

@@ -84,7 +84,7 @@ def test_the_state_does_not_grow_with_the_context() -> None:
     model = Decoder.on_meta(size, parse_layout("gated_linear").layers(1))
     held = {model.cache_bytes(3, capacity, torch.bfloat16) for capacity in (1, 128, 8192)}
     heads, head = size.heads, size.width // size.heads
-    assert held == {3 * heads * (head // 2) * head * 4}, "kept in float32 in a narrow cache"
+    assert held == {3 * heads * (head // 2) * head * 4}, "stays float32 in a narrow cache"
     assert model.flops(128).full == model.flops(8192).full
 
 
@@ -95,7 +95,7 @@ def test_parameters_by_the_formula() -> None:
     assert sum(parameter.numel() for parameter in mechanism.parameters()) == count
 
 
-def test_positions_turn_nothing() -> None:
+def test_positions_have_no_effect() -> None:
     mechanism, x = build(), inputs(20)
     assert torch.equal(run(mechanism, x), mechanism(x, Frame(time=20)))
 
@@ -111,7 +111,7 @@ def test_the_map_gives_the_output_before_the_norm() -> None:
 
 
 def test_forgetting_starts_slow() -> None:
-    """sigmoid(0)^(1/16): half of a state is left after 16 tokens."""
+    """sigmoid(0)^(1/16): a state decays by half in 16 tokens."""
     mechanism = build()
     _, _, _, log_decay, _ = mechanism._read(torch.zeros(1, 16, WIDTH, dtype=torch.float64), Frame(time=16))
     assert torch.allclose(log_decay.sum(2).exp(), torch.tensor(0.5, dtype=torch.float64))
@@ -129,11 +129,11 @@ def test_a_hybrid_decodes() -> None:
 
 def test_it_is_causal_only() -> None:
     model = Decoder(SIZES["nano"], parse_layout("gated_linear").layers(2), seed=1)
-    with pytest.raises(UserError, match="causal only"):
+    with pytest.raises(UserError, match="does not support bidirectional"):
         model.hidden(torch.zeros(1, 4, dtype=torch.long), causal=False)
 
 
-def test_circuits_follow_what_they_serve() -> None:
+def test_circuits_follow_the_right_group() -> None:
     follows = {name: c.follows for c in build().circuits() if c.tag == "own" for name in c.parameters}
     assert follows == {
         "decay_down.weight": "qk",
@@ -145,8 +145,8 @@ def test_circuits_follow_what_they_serve() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_decays_that_would_not_decay_are_refused(temperature: float) -> None:
-    with pytest.raises(UserError, match="not above 0"):
+def test_decays_that_would_not_decay_are_rejected(temperature: float) -> None:
+    with pytest.raises(UserError, match="must be above 0"):
         GatedLinearOptions(temperature=temperature)
 
 

@@ -141,7 +141,7 @@ def test_gradcheck_on_phases_gates_and_gains(options: KuramotoOptions) -> None:
     assert gradcheck(run, (x, *parameters.values()))
 
 
-def test_adding_whole_turns_changes_nothing() -> None:
+def test_adding_multiples_of_2_pi_has_no_effect() -> None:
     mechanism, x = build(KuramotoGatedOptions()), phases()
     turns = torch.randint(-3, 4, x.shape, generator=torch.Generator().manual_seed(1))
     moved = mechanism(x + 2 * math.pi * turns.double(), frame())
@@ -225,7 +225,7 @@ def test_the_score_depends_on_distances_alone(group: str, drift: str) -> None:
     x = reference.place(group, 4, phases())
     left = torch.ones(2, TIME + 3, dtype=torch.bool)
     shown = mechanism.attention_map(x, frame())
-    # Three more tokens in front, then cut out of the map: what remains are scores at shifted positions.
+    # Prepend three tokens, then cut them out of the map: the rest are scores at shifted positions.
     longer = mechanism.attention_map(torch.cat((x[:, :3], x), 1), frame(TIME + 3, padding=left))
     assert shown is not None
     assert longer is not None
@@ -294,7 +294,7 @@ def test_without_coupling_only_the_feed_forward_part_is_left() -> None:
 
 
 @pytest.mark.parametrize("group", ["sphere", "son"])
-def test_circles_as_vectors_or_as_matrices_move_alike(group: str) -> None:
+def test_circles_as_vectors_and_as_matrices_move_equally(group: str) -> None:
     angles, x = build(width=8), phases(width=8)
     drift = "fixed"
     other = build(
@@ -372,7 +372,7 @@ def test_declared_cache_bytes_are_the_published_ones(options: Any, per_token: di
         assert mechanism.new_cache(3, 10, dtype).bytes == declared
 
 
-# Counts, costs, circuits, refusals.
+# Counts, costs, circuits, rejected options.
 
 COUNTS = [
     ("kuramoto", "1m", 296, 1_047_040),
@@ -415,7 +415,7 @@ def test_flops_are_the_published_ones() -> None:
         assert model.flops(256).causal == exact
 
 
-def test_start_values_are_the_published_ones() -> None:
+def test_initial_values_are_the_published_ones() -> None:
     mechanism = Kuramoto(Shape(128, 4), KuramotoOptions())
     assert mechanism.gate[0].item() == pytest.approx(-1.579, abs=5e-4)
     assert torch.nn.functional.softplus(mechanism.gate).view(4, -1).sum(-1).tolist() == pytest.approx(
@@ -426,7 +426,7 @@ def test_start_values_are_the_published_ones() -> None:
         gates = other._gates(torch.zeros(1))
         assert isinstance(gates, Tensor)
         assert gates.sum((-2, -1)).tolist() == pytest.approx([12.0] * 4, rel=1e-5), (
-            "each gate serves two features"
+            "each gate applies to two features"
         )
     full = Kuramoto(Shape(128, 4), KuramotoOptions(heads="full", gain="capped"))
     assert (2 * torch.sigmoid(full.kappa)).tolist() == pytest.approx([0.25] * 128)
@@ -439,7 +439,7 @@ def test_start_values_are_the_published_ones() -> None:
     assert not torch.equal(random.frozen_q, random.frozen_k)
 
 
-def test_circuits_follow_what_they_serve() -> None:
+def test_circuits_follow_the_right_group() -> None:
     options = KuramotoOptions(
         gate="pair", phase_map="both", mask="strict_null", drift="learned", value="dense"
     )
@@ -463,27 +463,29 @@ def test_circuits_follow_what_they_serve() -> None:
         ({"successor": "mix", "mask": "inclusive"}, "would read the token after the query"),
         ({"coupling": "uniform", "gate": "pair"}, "gate=pair has no effect: coupling=uniform has no scores"),
         ({"coupling": "random_frozen", "mask": "strict_null"}, "strict_null needs scores"),
-        ({"coupling": "off", "successor": "mix"}, "coupling=off moves nothing"),
-        ({"gate": "const", "gate_map": "exp"}, "gate=const has no number to map"),
+        ({"coupling": "off", "successor": "mix"}, "coupling=off disables the update"),
+        ({"gate": "const", "gate_map": "exp"}, "gate=const has no learned value to map"),
         ({"value": "dense", "update": "embed"}, "takes no tangent step"),
         ({"successor": "mix", "gain": "capped"}, "its own two coefficients"),
         ({"group": "s3", "phase_map": "both"}, "group=s3 has no angles"),
         ({"group": "so3", "cache": "i16"}, "cache=i16 keeps angles"),
-        ({"order": 3}, "order is that of son and sphere"),
-        ({"ffn": "none", "ffn_start": "small"}, "nothing to start"),
-        ({"gain": "capped", "gain_start": 2.5}, "between 0 and 2"),
+        ({"order": 3}, "order applies to son and sphere"),
+        ({"ffn": "none", "ffn_start": "small"}, "no weights to initialize"),
+        ({"gain": "capped", "gain_start": 2.5}, "needs 0 < gain_start < 2"),
     ],
 )
-def test_contradictions_are_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
+def test_contradictions_are_rejected_with_the_reason(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         KuramotoOptions(**given)
 
 
-def test_a_group_that_does_not_divide_the_width_is_refused() -> None:
-    with pytest.raises(UserError, match=r"s3 takes 4 numbers a block; they do not divide the 6 of a head"):
+def test_a_group_that_does_not_divide_the_width_is_rejected() -> None:
+    with pytest.raises(
+        UserError, match=r"s3 has blocks of 4 coordinates, which do not divide the 6 of a head"
+    ):
         Kuramoto(Shape(12, 2), KuramotoOptions(group="s3"))
     with pytest.raises(
-        UserError, match=r"so\(3\) takes 9 numbers a block; they do not divide the 16 of the width"
+        UserError, match=r"so\(3\) has blocks of 9 coordinates, which do not divide the 16 of the width"
     ):
         Kuramoto(Shape(16, 4), KuramotoOptions(group="son", order=3, heads="full"))
     with pytest.raises(UserError, match="drift=half needs two blocks"):
@@ -492,12 +494,12 @@ def test_a_group_that_does_not_divide_the_width_is_refused() -> None:
 
 def test_frozen_weights_end_with_the_context() -> None:
     mechanism = build(KuramotoOptions(coupling="random_frozen"))
-    with pytest.raises(UserError, match="end at 32 tokens; 33 were asked for"):
+    with pytest.raises(UserError, match="for 32 tokens; 33 were requested"):
         mechanism(phases(time=33), frame(33))
 
 
 def test_the_mask_decides_how_much_weight_a_token_keeps_for_itself() -> None:
-    # Mean self-weight of random phases under equal gates, (T, d, sum g): by the closed form.
+    # Mean self-weight of random phases with equal gates, (T, d, sum g): by the closed form.
     facts = [(17, 6, 5.0, 0.89, 0.01), (17, 6, 20.0, 0.999, 5e-4)]
     facts += [(256, 32, 4.0, 0.35, 0.01), (256, 32, 8.0, 0.94, 0.01), (256, 32, 16.0, 0.9999, 1e-4)]
     for time, width, total, wanted, margin in facts:

@@ -53,7 +53,7 @@ EVERY = [
 @pytest.mark.parametrize("options", EVERY, ids=str)
 @pytest.mark.parametrize(("positions", "bias"), [("rope", "none"), ("rope", "all"), ("none", "qkv")])
 def test_4_absorbed_equals_explicit(options: dict[str, object], positions: str, bias: str) -> None:
-    """Every row decoded from the kept latents alone gives what training gives, and the same gradients."""
+    """Every row decoded from only the cached latents equals that in training, and so do the gradients."""
     mechanism, x = build(positions, bias, **options), inputs()
     explicit = mechanism(x, frame(positions))
     queries, kept = mechanism._read(x, frame(positions))
@@ -67,7 +67,7 @@ def test_4_absorbed_equals_explicit(options: dict[str, object], positions: str, 
 
 
 def test_decoding_never_forms_keys_or_values() -> None:
-    """With the up-projections of the past poisoned, decoding still gives the right row."""
+    """Decoding returns the correct row with the explicit form disabled."""
     mechanism, x = build(), inputs()
     wanted = mechanism(x, frame("rope"))[:, -1:]
     cache: Cache = mechanism.new_cache(2, TIME, torch.float64)
@@ -121,8 +121,8 @@ def test_the_default_has_the_cache_of_k_equals_v(name: str, latent: int) -> None
     assert ours.cache_bytes(1, 1, torch.bfloat16) == theirs.cache_bytes(1, 1, torch.bfloat16)
 
 
-def test_start_values_keep_the_scale_of_one_matrix() -> None:
-    """W_UK W_D starts with the deviation of a single key matrix, as does W_Q W_DQ."""
+def test_initial_values_keep_the_scale_of_one_matrix() -> None:
+    """W_UK W_D starts with the standard deviation of a single key matrix, as does W_Q W_DQ."""
     mechanism = Latent(Shape(256, 4), LatentOptions(query_latent=96))
     mechanism.initialise(seeded_draw(1, "test", 0.02))
     for up, down in ((mechanism.k, mechanism.down), (mechanism.q, mechanism.q_down)):
@@ -130,7 +130,7 @@ def test_start_values_keep_the_scale_of_one_matrix() -> None:
         assert float(product.std()) == pytest.approx(0.02, rel=0.05)
 
 
-def test_circuits_say_that_the_latent_serves_both() -> None:
+def test_the_latent_is_in_circuit_both() -> None:
     tags = {name: c.tag for c in build(query_latent=5, latent_norm=True).circuits() for name in c.parameters}
     both = {name for name, tag in tags.items() if tag == "both"}
     assert both == {"down.weight", "gain"}
@@ -140,18 +140,18 @@ def test_circuits_say_that_the_latent_serves_both() -> None:
 @pytest.mark.parametrize(
     ("positions", "options", "reason"),
     [
-        ("none", {"rope_dim": 4}, "needs rotary positions"),
+        ("none", {"rope_dim": 4}, "needs positions=rope"),
         ("rope", {"rope_dim": 16}, "leaves no latent"),
     ],
 )
-def test_widths_that_do_not_fit_the_model_are_refused(
+def test_widths_that_do_not_fit_the_model_are_rejected(
     positions: str, options: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason):
         build(positions, **options)
 
 
-def test_an_odd_rotary_key_is_refused() -> None:
+def test_an_odd_rotary_key_is_rejected() -> None:
     with pytest.raises(UserError, match="pairs"):
         LatentOptions(rope_dim=3)
 

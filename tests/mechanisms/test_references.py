@@ -17,7 +17,7 @@ from headtohead.model.layout import parse_layout
 from tests.references import attention as reference
 
 HEADS, WIDTH, TIME = 4, 16, 7
-# These have references that take any options; the others are compared in files of their own.
+# These have references that accept any options; the others are compared in separate files.
 HERE = ("standard", "sharing", "diagonal", "factorised", "latent", "gated_linear")
 
 
@@ -50,7 +50,7 @@ def expected(arm: str, mechanism, x: Tensor, p: dict[str, Tensor], positions: st
     return torch.stack([reference.diagonal(row, p, heads=HEADS, rope=score) for row in x])
 
 
-# These share one reference; the others have a file of their own in tests/references.
+# These share one reference; the others have their own file in tests/references.
 ARMS = [
     named_term(name, {}).kind.name + (":" + text.split(":", 1)[1] if ":" in text else "")
     for name, kind in builtin_mechanisms().items()
@@ -63,7 +63,7 @@ ARMS = [
 
 
 def takes(arm: str, positions: str) -> bool:
-    """Whether the arm takes these positions; one with an option about rotary positions needs them."""
+    """Whether the arm supports these positions; an arm with an option about rotary positions needs them."""
     base = parse_layout(arm).pattern[0].base
     return positions in base.kind.supports.positions and (positions == "rope" or "rope_dim" not in arm)
 

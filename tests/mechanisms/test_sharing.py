@@ -48,7 +48,7 @@ def run(mechanism: Mechanism, x: Tensor, start: int = 0, positions: str = "rope"
     rotary = Rotary(10_000.0, 256) if positions == "rope" else None
     padding = None
     if start:
-        # Shift all positions by looking at the tail of a longer frame: queries and keys alike.
+        # Shift the positions of queries and keys by taking the tail of a longer frame.
         class Shifted(Rotary):
             def slice(self, first: int, last: int, like: Tensor) -> Tensor:
                 return super().slice(first + start, last + start, like)
@@ -100,7 +100,9 @@ def test_2_the_mix_0_1_is_k_equals_v() -> None:
     mixed, tied = build("sharing:value_mix=(0,1)"), build("sharing:tie=kv,rope=score")
     assert torch.allclose(run(mixed, inputs()), run(tied, inputs()), rtol=1e-12)
     learnt = build("sharing:value_mix=learnt")
-    assert torch.allclose(run(learnt, inputs()), run(tied, inputs()), rtol=1e-12), "learnt starts as (Q, K=V)"
+    assert torch.allclose(run(learnt, inputs()), run(tied, inputs()), rtol=1e-12), (
+        "learnt is initially (Q, K=V)"
+    )
 
 
 def test_2_q_minus_k_is_the_difference_of_the_two_outputs() -> None:
@@ -165,7 +167,7 @@ def test_t5_buckets_are_single_near_and_logarithmic_far(causal: bool) -> None:
         assert found[300:].tolist() == [bucket(i) for i in range(301)]
         return
     behind, ahead = found[300:], found[:300].flip(0)
-    assert torch.equal(behind[1:] + 16, ahead), "keys ahead have the other half of the buckets"
+    assert torch.equal(behind[1:] + 16, ahead), "later keys have the other half of the buckets"
     assert behind[:8].tolist() == list(range(8))
     assert behind[-1] == 15
 
@@ -177,12 +179,12 @@ def test_alibi_falls_off_by_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize("rope", ["none", "score", "roundtrip", "rotated", "decoupled"])
-def test_normed_keys_forget_their_size_and_values_keep_it(rope: str) -> None:
+def test_normalized_keys_lose_their_norm_and_values_keep_it(rope: str) -> None:
     """Keys twice as long: the same map, outputs twice as large."""
     mechanism = build(f"sharing:tie=kv,kv_norm=gain,rope={rope}")
     x, frame = 1e3 * inputs(), Frame(time=TIME, rotary=Rotary(10_000.0, 256))  # far above the norm's eps
     if rope == "decoupled":
-        with torch.no_grad():  # the part that turns is scored as it is
+        with torch.no_grad():  # the rotated part is not normalized
             mechanism.k.weight.unflatten(0, (HEADS, -1))[:, mechanism.carried :] = 0.0
     before, weights = run(mechanism, x), mechanism.attention_map(x, frame)
     with torch.no_grad():
@@ -191,12 +193,12 @@ def test_normed_keys_forget_their_size_and_values_keep_it(rope: str) -> None:
     assert torch.allclose(run(mechanism, x), 2 * before, rtol=1e-5, atol=1e-3)
 
 
-def test_a_gain_on_turned_keys_is_equal_within_rotary_pairs() -> None:
+def test_a_gain_on_rotated_keys_is_equal_within_rotary_pairs() -> None:
     for rope, entries in (("roundtrip", 2), ("rotated", 2), ("score", 4), ("none", 4), ("decoupled", 2)):
         assert len(build(f"sharing:tie=kv,kv_norm=gain,rope={rope}").k_gain) == entries
 
 
-def test_4_the_round_trip_is_the_sum_over_relative_turns() -> None:
+def test_4_the_round_trip_is_the_sum_over_relative_rotations() -> None:
     mechanism = build("sharing:tie=kv,rope=roundtrip")
     frame = Frame(time=TIME, rotary=Rotary(10_000.0, 256))
     weights = mechanism.attention_map(inputs(), frame)
@@ -241,7 +243,7 @@ def test_4_the_depth_2_query_folded_equals_unfolded() -> None:
 
 
 def test_4_the_diagonal_form_folded_equals_unfolded() -> None:
-    """One cached tensor, the diagonals applied where it is read, against q, k, v formed apart (no rope)."""
+    """One cached tensor with the diagonals applied on read, against separate q, k, v (no rope)."""
     mechanism = build("diagonal:init=signs", "none")
     with torch.no_grad():
         for diagonal in (mechanism.q_diagonal, mechanism.k_diagonal, mechanism.v_diagonal):
@@ -309,7 +311,7 @@ def test_6_k_equals_v_allocates_one_tensor_and_declares_it() -> None:
     ],
 )
 def test_6_cache_of_the_other_options(options: str, elements: int) -> None:
-    """Decoupled: d_c + d_r per key head, d_r once where shared; a key's norm is one scalar per key head."""
+    """Decoupled: d_c + d_r per key head, d_r once if shared; a key's norm is one scalar per key head."""
     model = Decoder(SIZES["nano"], parse_layout(f"sharing:tie=kv,{options}").layers(2), seed=1)
     assert (
         model.new_caches(3, 64).bytes == model.cache_bytes(3, 64, torch.float32) == 2 * 3 * 64 * elements * 4
@@ -376,7 +378,7 @@ def test_7_parameter_counts_of_section_4(arm: str) -> None:
     ],
 )
 def test_7_parameters_of_the_other_options(options: str, more: int) -> None:
-    """(X)+ is X + m + 1; decoupled, the output reads half of each head."""
+    """(X)+ is X + m + 1; if decoupled, the output projection reads half of each head."""
     shape = Shape(64, 4)
     counts = [
         sum(parameter.numel() for parameter in parse_layout(arm).pattern[0].build(shape).parameters())
@@ -385,7 +387,7 @@ def test_7_parameters_of_the_other_options(options: str, more: int) -> None:
     assert counts[0] - counts[1] == more
 
 
-def test_terms_of_the_score_and_the_learnt_mix_are_not_decayed() -> None:
+def test_score_terms_and_the_learned_mix_have_no_weight_decay() -> None:
     for arm, follows in (
         ("sharing:value_mix=learnt", None),
         ("sharing:pos2d=true", "qk"),
@@ -397,7 +399,7 @@ def test_terms_of_the_score_and_the_learnt_mix_are_not_decayed() -> None:
 
 @pytest.mark.parametrize("groups", [2, 4, 8, 16])
 def test_7_exact_pairs_have_equal_parameters_flops_and_cache(groups: int) -> None:
-    # One bias vector less is stored by the tied form: the pair is exact without biases.
+    # The tied form has one bias vector fewer: the pair is exact without biases.
     size = dataclasses.replace(SIZES["sharing-300m"].with_settings(bias="none"), layers=2, vocabulary=256)
     shared = Decoder.on_meta(size, parse_layout(f"sharing:tie=kv,kv_heads={groups}").layers(2))
     halved = Decoder.on_meta(size, parse_layout(f"standard:kv_heads={groups // 2}").layers(2))
@@ -436,14 +438,14 @@ def test_8_appending_padding_never_changes_the_masked_loss() -> None:
     [
         ({"tie": "qk", "value_mix": (1.0, -1.0)}, "v would be 0"),
         ({"tie": "kv", "value_mix": "learnt"}, "already"),
-        ({"tie": "qkv", "query_depth": 2}, "query of its own"),
+        ({"tie": "qkv", "query_depth": 2}, "separate query projection"),
         ({"tie": "none", "rope": "roundtrip"}, "does not share"),
         ({"value_mix_norm": "unit"}, "needs value_mix"),
         ({"value_mix": (0.0, 0.0)}, "no value"),
         ({"tie": "qk", "rope": "decoupled"}, "does not share"),
         ({"tie": "qk", "kv_norm": "gain"}, "does not share"),
         ({"tie": "kv", "rotary_key": "shared"}, "needs rope=decoupled"),
-        ({"tie": "qkv", "rope": "decoupled", "rotary_key": "shared"}, "has no queries"),
+        ({"tie": "qkv", "rope": "decoupled", "rotary_key": "shared"}, "separate query projection"),
         ({"pos2d_m": 20}, "need pos2d"),
         ({"pos2d_init": "paper"}, "need pos2d"),
         ({"pos2d": True, "pos2d_m": 2}, "at least 3"),
@@ -452,20 +454,20 @@ def test_8_appending_padding_never_changes_the_masked_loss() -> None:
         ({"kv_heads": -1}, "at least 0"),
     ],
 )
-def test_contradictions_are_refused_when_the_options_are_built(
+def test_contradictions_are_rejected_when_the_options_are_built(
     values: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason):
         SharingOptions(**values)  # type: ignore[arg-type]
 
 
-def test_shared_queries_and_keys_refuse_groups() -> None:
-    with pytest.raises(UserError, match="identical"):
+def test_shared_queries_and_keys_reject_groups() -> None:
+    with pytest.raises(UserError, match="same number of heads"):
         build("sharing:tie=qk,kv_heads=2")
 
 
 def test_a_head_without_two_pairs_cannot_be_decoupled() -> None:
-    with pytest.raises(UserError, match="no half of pairs"):
+    with pytest.raises(UserError, match="is too small"):
         parse_layout("sharing:tie=kv,rope=decoupled").pattern[0].build(Shape(8, 4))
 
 

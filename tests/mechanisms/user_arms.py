@@ -1,4 +1,4 @@
-"""Mechanisms as users write them: copies of standard, and cheats that each see what they must not see."""
+"""Mechanisms as users write them: copies of standard, and cheats that each use forbidden information."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Copy(h2h.Mechanism):
 
 
 class Fused(Copy):
-    """With the library's kernel."""
+    """With PyTorch's kernel."""
 
     def mix(self, q, k, v, frame):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Masked(Copy):
-    """With the whole map formed."""
+    """With the whole map in memory."""
 
     window = 0
 
@@ -53,27 +53,27 @@ class Masked(Copy):
 
 
 class Windowed(Masked):
-    """Forms the whole map, and masks all of it but a window."""
+    """Computes the whole map and masks all of it except a window."""
 
     window = 8
 
 
 class Understated(Copy):
-    """Says that it costs nothing."""
+    """Declares zero FLOPs."""
 
     def flops(self, context, batch=1, mode="train"):
         return h2h.Flops(1.0, 1.0)
 
 
 class LooksAtValues(Fused):
-    """Cannot be counted without values."""
+    """FLOPs cannot be counted without values."""
 
     def forward(self, x, frame):
         return super().forward(x, frame) if bool(x.abs().max() < 1e9) else x
 
 
 class OneContext(Copy):
-    """Made for one context alone."""
+    """Supports one context only."""
 
     def forward(self, x, frame):
         if x.shape[1] != self.shape.context:
@@ -99,7 +99,7 @@ class PeekBeyond64(Copy):
 
 
 class PeekFar(Copy):
-    """A token sees what comes more than 64 tokens later."""
+    """A token attends to tokens more than 64 positions later."""
 
     def mix(self, q, k, v, frame):
         return frame.attend(q, k, v) + 0.1 * F.pad(v, (0, 0, 0, 65))[:, :, 65:]
@@ -127,7 +127,7 @@ class PeekInLargeBatches(Copy):
 
 
 class PeekInPairs(Copy):
-    """Tokens 0 and 1, 2 and 3, ... see each other."""
+    """Tokens 0 and 1, 2 and 3, ... attend to each other."""
 
     def mix(self, q, k, v, frame):
         pairs = v.unflatten(2, (-1, 2)).flip(3).flatten(2, 3) if v.shape[2] % 2 == 0 else v
@@ -149,21 +149,21 @@ class PeekBehindAGate(Copy):
 
 
 class PeekBehindARectifier(PeekBehindAGate):
-    """The gate opens to one side alone."""
+    """The gate opens for one sign only."""
 
     def open(self):
         return self.gate.relu()
 
 
 class PeekBehindARectifierDown(PeekBehindAGate):
-    """The gate opens to the other side alone."""
+    """The gate opens for the other sign only."""
 
     def open(self):
         return (-self.gate).relu()
 
 
 class PeekInTheNoise(Copy):
-    """A leak with noise above it that no seed repeats."""
+    """A leak below larger noise that no seed repeats."""
 
     def forward(self, x, frame):
         generator = torch.Generator()
@@ -173,21 +173,21 @@ class PeekInTheNoise(Copy):
 
 
 class PeekDetached(Copy):
-    """A leak that no gradient shows."""
+    """A leak without a gradient."""
 
     def forward(self, x, frame):
         return super().forward(x, frame) + 0.1 * x.detach().roll(-1, 1)
 
 
 class NormedOverTime(Copy):
-    """Statistics over the whole sequence."""
+    """Normalized with statistics over the whole sequence."""
 
     def forward(self, x, frame):
         return super().forward((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), frame)
 
 
 class BatchNormed(Copy):
-    """Statistics over sequences and time, and running ones for evaluation."""
+    """Normalized with statistics over sequences and time, and running ones in evaluation."""
 
     def __init__(self, shape, options):
         super().__init__(shape, options)
@@ -198,14 +198,14 @@ class BatchNormed(Copy):
 
 
 class AcrossTheBatch(Copy):
-    """The mean of all sequences."""
+    """Adds the mean of all sequences."""
 
     def forward(self, x, frame):
         return super().forward(x, frame) + 0.1 * x.mean(0, keepdim=True)
 
 
 class Keeps(Copy):
-    """The last input in a buffer."""
+    """Stores the last input in a buffer."""
 
     def __init__(self, shape, options):
         super().__init__(shape, options)
@@ -218,7 +218,7 @@ class Keeps(Copy):
 
 
 class KeepsASum(Keeps):
-    """The sum of all inputs so far in a buffer."""
+    """Stores the sum of all inputs so far in a buffer."""
 
     def forward(self, x, frame):
         before = self.last
@@ -231,7 +231,7 @@ _SEEN = {}
 
 
 class KeepsOutside(Copy):
-    """The last input in a variable of the module."""
+    """Stores the last input in a module-level variable."""
 
     def forward(self, x, frame):
         output = super().forward(x, frame) + 0.1 * _SEEN.get("x", torch.zeros_like(x[0, 0]))
@@ -247,7 +247,7 @@ class NotFinite(Copy):
 
 
 class IgnoresPadding(Copy):
-    """Takes padding for tokens; it looks both ways where it may."""
+    """Treats padding as tokens; bidirectional if the frame is."""
 
     supports = h2h.Supports()
 
@@ -280,7 +280,7 @@ class AddsLoss(Copy):
 
 
 class Rolls(Copy):
-    """Noise that no seed repeats."""
+    """Adds noise that no seed repeats."""
 
     def forward(self, x, frame):
         generator = torch.Generator()
@@ -289,7 +289,7 @@ class Rolls(Copy):
 
 
 class Idle(Copy):
-    """A parameter that nothing uses."""
+    """Has an unused parameter."""
 
     def __init__(self, shape, options):
         super().__init__(shape, options)
@@ -297,7 +297,7 @@ class Idle(Copy):
 
 
 class Narrow(Copy):
-    """A parameter whose logarithm exists near its start value alone."""
+    """Takes the logarithm of a parameter, which is defined only near its initial value."""
 
     def __init__(self, shape, options):
         super().__init__(shape, options)
@@ -308,7 +308,7 @@ class Narrow(Copy):
 
 
 class GlobalShift(Copy):
-    """Subtracts the largest score of the whole map: the future enters by rounding alone."""
+    """Subtracts the largest score of the whole map: future tokens have an effect only by rounding."""
 
     def mix(self, q, k, v, frame):
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -318,7 +318,7 @@ class GlobalShift(Copy):
 
 
 class Fourier(Copy):
-    """A causal convolution by Fourier transform: the future enters by rounding alone."""
+    """A causal convolution by Fourier transform: future tokens have an effect only by rounding."""
 
     def forward(self, x, frame):
         time = x.shape[1]
@@ -328,7 +328,7 @@ class Fourier(Copy):
 
 
 class Awakes(Copy):
-    """A leak that opens between two values of a parameter that training passes and noise does not hit."""
+    """A leak that opens between two values of a parameter, which training passes and noise does not hit."""
 
     def __init__(self, shape, options):
         super().__init__(shape, options)
@@ -342,7 +342,7 @@ class Awakes(Copy):
 
 
 class Raises(Copy):
-    """Can be counted and not run."""
+    """Its FLOPs can be counted, but it cannot run."""
 
     def forward(self, x, frame):
         if x.device.type != "meta":
@@ -351,7 +351,7 @@ class Raises(Copy):
 
 
 class Kills(Copy):
-    """Ends its process."""
+    """Terminates its process."""
 
     def forward(self, x, frame):
         if x.device.type != "meta":
@@ -360,7 +360,7 @@ class Kills(Copy):
 
 
 class Prints(Copy):
-    """Prints without an end of line."""
+    """Prints without a newline."""
 
     def forward(self, x, frame):
         print("forward", end=" ")

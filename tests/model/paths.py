@@ -1,4 +1,4 @@
-"""A model by its fast path and by its plain one: the same loss, the same gradients."""
+"""A model's fast path and its plain reference: the same loss, the same gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headtohead.model.decoder import Decoder
 
 
 def agreed_gradients(decoder: Decoder, text: Tensor, atol: float) -> dict[str, Tensor]:
-    """Require that both paths agree on tokens (batch, time); return the gradients by parameter."""
+    """Check that both paths agree on tokens (batch, time); return the gradients by parameter."""
     losses, grads = [], []
     for slow in (False, True):
         decoder.zero_grad()

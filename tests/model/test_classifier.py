@@ -41,13 +41,13 @@ def trained(model: Reader, task: Task, steps: int, lr: float = 3e-3) -> Reader:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_neighbours_and_padding_change_no_score(layout: str, causal: bool) -> None:
+def test_batch_neighbors_and_padding_change_no_score(layout: str, causal: bool) -> None:
     task = prepare_task("grammar:train=60", context=32)
     layers = parse_layout(layout).layers(2)
     try:
         model = Classifier(size(task.vocabulary), layers, 2, seed=1, causal=causal).double().eval()
     except UserError as error:
-        assert "causal only" in str(error)  # refused, not ignored
+        assert "does not support bidirectional" in str(error)  # rejected, not ignored
         return
     rows = task.splits["train"][:12]
     batch = next(iter(scoring_batches(rows, 12)))
@@ -62,10 +62,12 @@ def test_neighbours_and_padding_change_no_score(layout: str, causal: bool) -> No
             )
         _, nats, _ = model(batch.tokens, batch.targets, padding=batch.padding)
         wanted = torch.nn.functional.cross_entropy(together, batch.labels)
-    assert nats == pytest.approx(wanted.item(), rel=1e-6), "one class a sequence, and no padding in the mean"
+    assert nats == pytest.approx(wanted.item(), rel=1e-6), (
+        "one class per sequence, and no padding in the mean"
+    )
 
 
-def test_looking_both_ways_sees_what_comes_after() -> None:
+def test_a_bidirectional_model_uses_later_tokens() -> None:
     layers = parse_layout("standard").layers(2)
     tokens = torch.tensor([[1, 2, 3, 4]])
     other = torch.tensor([[1, 2, 3, 5]])
@@ -73,7 +75,7 @@ def test_looking_both_ways_sees_what_comes_after() -> None:
         model = Reader(size(8), layers, seed=1, causal=causal).eval()
         same = torch.equal(model.logits(tokens)[:, :3], model.logits(other)[:, :3])
         assert same == causal
-    with pytest.raises(UserError, match="looks both ways cannot decode"):
+    with pytest.raises(UserError, match="a bidirectional model cannot decode"):
         model.hidden(tokens, caches=model.new_caches(1, 8))
 
 
@@ -90,7 +92,7 @@ def test_a_classifier_learns_agreement_past_attractors() -> None:
     assert right / len(task.splits["test"]) > 0.95
 
 
-def test_a_reader_learns_to_copy_and_writes_it_out() -> None:
+def test_a_reader_learns_to_copy_and_generates_the_copy() -> None:
     task = prepare_task("copy:train=4000,length=5,symbols=6", context=32)
     assert task.written
     model = trained(Reader(size(task.vocabulary), parse_layout("standard").layers(2), seed=1), task, 400)
@@ -99,7 +101,7 @@ def test_a_reader_learns_to_copy_and_writes_it_out() -> None:
     assert (found == question.tokens[:, :5]).float().mean() > 0.95
 
 
-def test_a_pointer_learns_where_the_subject_stands() -> None:
+def test_a_pointer_learns_the_position_of_the_subject() -> None:
     task = prepare_task("grammar:train=2000", context=32)
     model = Pointer(size(task.vocabulary), parse_layout("standard").layers(2), seed=1, causal=False)
     batches = Batches(task.splits["train"], 32, seed=1)
@@ -117,7 +119,7 @@ def test_a_pointer_learns_where_the_subject_stands() -> None:
     assert (found == test.spans).all(-1).float().mean() > 0.95
 
 
-def test_the_likeliest_span_is_the_best_of_all_that_are_short_enough() -> None:
+def test_the_most_likely_span_is_the_best_within_the_length_limit() -> None:
     model = Pointer(size(9), parse_layout("standard").layers(2), seed=2).eval()
     tokens = torch.arange(8)[None]
     with torch.no_grad():
@@ -155,17 +157,17 @@ def test_it_starts_from_a_trained_decoder(tied: bool) -> None:
     model.start_from(source.state_dict())
     tokens = torch.arange(10)[None]
     assert torch.equal(model.hidden(tokens), source.hidden(tokens))
-    assert torch.equal(model.readout, head), "a head of another kind keeps its start values"
+    assert torch.equal(model.readout, head), "a head of another kind keeps its initial values"
     reader = Reader(size(20, tied=tied), layers, seed=1)
     reader.start_from(source.state_dict())
     assert torch.equal(reader.logits(tokens), source.logits(tokens))
-    with pytest.raises(UserError, match=r"embedding.weight is \(20, 32\), and here \(21, 32\)"):
+    with pytest.raises(UserError, match=r"embedding.weight is \(20, 32\), but \(21, 32\) here"):
         Classifier(size(21), layers, 3).start_from(Decoder(size(20), layers).state_dict())
     with pytest.raises(UserError, match="does not fit this model: blocks"):
         Classifier(size(20), parse_layout("sharing:tie=kv").layers(2), 3).start_from(source.state_dict())
 
 
-def test_it_is_a_decoder_in_names_circuits_and_start_values() -> None:
+def test_it_is_a_decoder_in_names_circuits_and_initial_values() -> None:
     layers = parse_layout("standard").layers(2)
     decoder, model = Decoder(size(20), layers, seed=3), Classifier(size(20), layers, 3, seed=3)
     theirs, mine = decoder.state_dict(), model.state_dict()
@@ -175,7 +177,7 @@ def test_it_is_a_decoder_in_names_circuits_and_start_values() -> None:
     assert {circuit.tag for circuit in model.circuits()} == {
         circuit.tag for circuit in decoder.circuits()
     } | {"head"}
-    with pytest.raises(UserError, match="1 classes leave nothing to decide"):
+    with pytest.raises(UserError, match="at least 2 classes; got 1"):
         Classifier(size(20), layers, 1)
 
 
@@ -215,7 +217,7 @@ def test_a_narrow_frame_mixes_one_row_and_changes_nothing_else(
     try:
         model = Reader(size(20, positions=positions), layers, seed=1, causal=causal).double().eval()
     except UserError as error:
-        assert "causal only" in str(error)
+        assert "does not support bidirectional" in str(error)
         return
     assert model.layers[-1].mechanism.narrows == NARROWING[layout]
     tokens, rows = torch.randint(20, (3, 7)), torch.tensor([4, 0, 3])

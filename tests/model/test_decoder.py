@@ -36,7 +36,7 @@ def tokens(batch: int = 2, time: int = 12, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_no_logit_sees_the_future(style: str) -> None:
+def test_no_logit_depends_on_future_tokens(style: str) -> None:
     decoder, first = model(**STYLES[style]).double(), tokens()
     second = first.clone()
     second[:, 7:] = (second[:, 7:] + 5) % 32
@@ -58,7 +58,7 @@ def test_the_fast_path_is_the_plain_path(style: str) -> None:
     agreed_gradients(decoder, text, atol=1e-14)
 
 
-def test_every_parameter_stands_in_one_circuit_and_is_tagged() -> None:
+def test_every_parameter_is_in_one_circuit_with_a_tag() -> None:
     decoder = model(positions="learned", bias="all", norm="layer", tied=False)
     tags: dict[str, set[str]] = {}
     for circuit in decoder.circuits():
@@ -96,28 +96,28 @@ class Strange(Forgetful):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Forgetful, "stands in no circuit"),
-        (Doubled, "in two circuits"),
+        (Forgetful, "is in no parameter group"),
+        (Doubled, "in two parameter groups"),
         (Strange, "unknown circuit tag 'oq'"),
     ],
 )
-def test_incomplete_circuits_are_refused_by_name(kind: type[Mechanism], words: str) -> None:
+def test_incomplete_circuits_are_rejected_by_name(kind: type[Mechanism], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Decoder(TINY, [Composed((class_term(kind),))] * 2, seed=1).circuits()
 
 
-def test_a_mechanism_that_cannot_take_padding_refuses_it() -> None:
+def test_a_mechanism_without_padding_support_rejects_padding() -> None:
     import headtohead as h2h
 
     wrapped = h2h.wrap(lambda shape: nn.Linear(shape.width, shape.width), name="plain")
     decoder = Decoder(TINY, [Composed((class_term(wrapped),))] * 2, seed=1)
-    with pytest.raises(UserError, match="plain cannot handle padded batches"):
+    with pytest.raises(UserError, match="plain does not support padded batches"):
         decoder.logits(tokens(), padding=torch.ones(2, 12, dtype=torch.bool))
-    with pytest.raises(UserError, match="causal only"):
+    with pytest.raises(UserError, match="does not support bidirectional"):
         decoder.hidden(tokens(), causal=False)
 
 
-def test_dropout_acts_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     decoder = model(dropout=0.5)
     decoder.train()
     assert not torch.equal(decoder.logits(tokens()), decoder.logits(tokens()))
@@ -135,7 +135,7 @@ def test_hybrid_layouts_decode_from_the_cache() -> None:
 
 
 def test_learned_positions_end() -> None:
-    with pytest.raises(UserError, match="learned positions end at 16"):
+    with pytest.raises(UserError, match="has 16 learned positions"):
         model(positions="learned").logits(tokens(time=17))
 
 
@@ -150,7 +150,7 @@ def test_whole_model_flops_are_the_counted_ones() -> None:
 
 
 class Halved(Euclidean):
-    """A space of its own, to show the seam: states are stored at half their size."""
+    """A separate space: states are stored at half their size."""
 
     name = "halved"
 
@@ -169,7 +169,7 @@ class InHalved(Forgetful):
         return Mechanism.circuits(self)
 
 
-def test_where_neighbours_live_in_different_spaces_an_adapter_stands_between(
+def test_an_adapter_connects_layers_in_different_spaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SPACES, "halved", Halved)
@@ -188,7 +188,7 @@ def test_where_neighbours_live_in_different_spaces_an_adapter_stands_between(
 
 def test_the_compiled_forward_is_one_graph() -> None:
     decoder = model()
-    decoder.hidden(tokens())  # the rotary table is made outside the graph
+    decoder.hidden(tokens())  # the rotary table is computed outside the graph
     torch._dynamo.reset()
     compiled = torch.compile(decoder.hidden, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(tokens()), decoder.hidden(tokens()), atol=1e-5)
@@ -201,10 +201,8 @@ def common_block(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("changed", [{"ffn": 150}, {"width": 96}], ids=["ffn", "width"])
 @pytest.mark.parametrize("name", builtin_mechanisms())
-def test_arms_of_other_widths_share_the_start_values_they_have_in_common(
-    name: str, changed: dict[str, int]
-) -> None:
-    """`shape = params` solves the feed-forward width, `shape = cache` the width: seeds stay paired across both."""
+def test_arms_of_different_widths_share_common_initial_values(name: str, changed: dict[str, int]) -> None:
+    """`shape = params` solves for the feed-forward width, `shape = cache` for the width: seeds stay paired across both."""
     layers = parse_layout(name).layers(2)
     rope = "rope" in layers[0].base.kind.supports.positions
     size = SIZES["nano"].with_settings(positions="rope" if rope else "learned")
@@ -217,5 +215,5 @@ def test_arms_of_other_widths_share_the_start_values_they_have_in_common(
         if here.ndim < 2 or not here.any():
             continue  # constants
         a, b = common_block(here.detach(), there.detach())
-        # Some start at a scale that depends on the width; the draw itself does not.
+        # Some have an initial scale that depends on the width; the draw itself does not.
         assert torch.allclose(a / a.std(), b / b.std(), rtol=1e-4, atol=1e-6), parameter

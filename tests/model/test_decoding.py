@@ -28,7 +28,7 @@ TINY = dataclasses.replace(SIZES["nano"], width=32, ffn=24, context=24, vocabula
 
 
 def arms(name: str) -> list[str]:
-    """Every example of a mechanism's options, as an arm."""
+    """Return every example of a mechanism's options, as an arm."""
     found = []
     for options in builtin_mechanisms()[name].Options.examples():
         changed = changed_options(options)
@@ -51,7 +51,7 @@ SERVED = [
 ]
 
 
-def test_what_is_served() -> None:
+def test_which_arms_support_cuda_graphs() -> None:
     assert {"standard", "standard:window=3", "sharing:tie=kv", "sharing:tie=kv,rope=score"} <= set(SERVED)
     assert "standard+coupled" in SERVED
     others = [model(arm).graph_safe for name in ("diagonal", "latent", "gated_linear") for arm in arms(name)]
@@ -63,13 +63,13 @@ def test_what_is_served() -> None:
 @pytest.mark.parametrize("arm", SERVED)
 def test_steps_at_fixed_shapes_are_the_full_forward(arm: str, settings: dict[str, Any]) -> None:
     if "after_rope" in arm and settings:
-        pytest.skip("without rope there is nothing after it")
+        pytest.skip("order=after_rope needs rope")
     decoder = model(arm, **settings)
     whole = decoder.logits(TEXT)
     caches, usual = decoder.new_caches(3, 16), decoder.new_caches(3, 12)
     decoder.logits(TEXT[:, :5], caches=caches)
     decoder.logits(TEXT[:, :5], caches=usual)
-    for layer in caches.layers:  # what stands behind the place is of no consequence, whatever it is
+    for layer in caches.layers:  # later positions have no effect, whatever their content
         for tensor in layer.tensors.values():
             tensor[..., 5:, :] = 1e6
     step = Decoding(decoder, caches)
@@ -81,8 +81,8 @@ def test_steps_at_fixed_shapes_are_the_full_forward(arm: str, settings: dict[str
 
 
 @pytest.mark.parametrize("arm", SERVED)
-def test_a_step_that_was_recorded_holds_at_other_places(arm: str) -> None:
-    """A trace keeps every number that Python read, as a CUDA graph does: replayed elsewhere, one would show."""
+def test_a_captured_step_is_correct_at_other_positions(arm: str) -> None:
+    """A trace fixes every number that Python read, as a CUDA graph does: a replay at another position would show it."""
     decoder = model(arm).requires_grad_(False)
     whole = decoder.logits(TEXT)
     caches = decoder.new_caches(3, 16)
@@ -136,7 +136,7 @@ def test_a_text_may_grow_longer_than_the_context() -> None:
         step = Decoding(decoder, caches)
         scores = torch.stack([step(text[:, place : place + 1]) for place in range(20, 36)], 1)
         assert torch.allclose(scores, decoder.logits(text)[:, 20:], rtol=1e-9)
-        with pytest.raises(UserError, match="holds 36 tokens; 37 were asked for"):
+        with pytest.raises(UserError, match="holds 36 tokens; 37 were requested"):
             step(text[:, :1])
 
 
@@ -149,7 +149,7 @@ def test_weights_are_joined_once_for_all_steps() -> None:
         step(TEXT[:, 4:5])
         kept = dict(step._weights)
         assert torch.allclose(step(TEXT[:, 5:6]), decoder.logits(TEXT[:, :6])[:, -1], rtol=1e-9)
-    # In two layers the weights of q, k, v, and their biases.
+    # The weights of q, k, v and their biases, in two layers.
     assert sorted(tuple(tensor.shape) for tensor in kept.values()) == [(96,), (96,), (96, 32), (96, 32)]
     assert all(step._weights[key] is tensor for key, tensor in kept.items())
     assert len(step._weights) == len(kept)
@@ -174,7 +174,7 @@ def test_a_step_under_autocast_keeps_nothing_that_ends_with_it(monkeypatch: pyte
     assert seen == [(False, False), (True, False)]
 
 
-def test_what_is_made_on_the_way_is_joined_anew() -> None:
+def test_intermediate_results_are_not_cached() -> None:
     weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
     store: dict[tuple[int, ...], Tensor] = {}
     with weights_kept(store):
@@ -184,31 +184,31 @@ def test_what_is_made_on_the_way_is_joined_anew() -> None:
     assert joined(weights) is not joined(weights)
 
 
-def test_what_cannot_be_recorded_says_why() -> None:
+def test_a_model_that_cannot_be_captured_reports_why() -> None:
     mixed = model("(standard diagonal)*1")
-    assert "does not serve diagonal" in graph_blocker(mixed, mixed.new_caches(1, 4))
+    assert "diagonal does not support it" in graph_blocker(mixed, mixed.new_caches(1, 4))
     padded = model("standard")
     real = torch.ones(1, 4, dtype=torch.bool)
     assert "padded" in graph_blocker(padded, padded.new_caches(1, 4, padding=real))
     assert not graph_blocker(padded, padded.new_caches(1, 4))
 
 
-def test_a_subclass_says_for_itself_whether_it_can_be_recorded() -> None:
+def test_graph_safe_is_not_inherited() -> None:
     class Mine(Standard):
-        """One that may read the frame's start."""
+        """A subclass that may read the frame's start."""
 
     decoder = Decoder(TINY, [Composed((class_term(Mine),))] * 2, 0)
     assert not decoder.graph_safe
 
 
-def test_on_cpu_steps_go_one_by_one() -> None:
+def test_on_cpu_steps_run_eagerly() -> None:
     decoder = model("standard")
     caches = decoder.new_caches(1, 40)
     assert not isinstance(decoding(decoder, caches, 32), Decoding)
 
 
 class Pretended:
-    """Stands in for torch.cuda: a graph whose replay does the step again, as the device would."""
+    """Replaces torch.cuda: a graph whose replay runs the step again, as the device would."""
 
     def __init__(self, patch: pytest.MonkeyPatch, step: Decoding, fails: str = "") -> None:
         self.replays = 0
@@ -234,7 +234,7 @@ class Pretended:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("fails", ["", "operation not permitted when stream is capturing"])
-def test_a_step_is_recorded_once_or_goes_on_as_it_is(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_captured_once_or_stays_eager(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, receive = model("sharing:tie=kv"), []
     whole, caches = decoder.logits(TEXT), decoder.new_caches(3, 12)
     decoder.logits(TEXT[:, :4], caches=caches)
@@ -244,4 +244,4 @@ def test_a_step_is_recorded_once_or_goes_on_as_it_is(fails: str, monkeypatch: py
         scores = step(TEXT[:, place : place + 1])
         assert torch.allclose(scores, whole[:, place], rtol=1e-9)
     assert device.replays == (0 if fails else 8)
-    assert receive == ([f"decoding is not recorded as a CUDA graph: {fails}"] if fails else [])
+    assert receive == ([f"decoding runs eagerly, CUDA graph capture failed: {fails}"] if fails else [])

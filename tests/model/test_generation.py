@@ -49,7 +49,7 @@ def test_prompts_of_different_lengths_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("arm", ["sharing:tie=kv", "differential"])
-def test_prompts_of_different_lengths_may_be_written_on_beyond_the_context(arm: str) -> None:
+def test_prompts_of_different_lengths_can_continue_beyond_the_context(arm: str) -> None:
     prompt = [[0, 0, *range(1, 19)], [*range(20)]]
     both = written(model(arm), prompt, 30, padding=torch.tensor([[False] * 2 + [True] * 18, [True] * 20]))
     assert both == [written(model(arm), [row], 30)[0] for row in (prompt[0][2:], prompt[1])]
@@ -69,14 +69,14 @@ def test_a_layer_without_cache_recomputes_to_the_same_text() -> None:
         text.append(token)
 
 
-def test_the_same_seed_writes_the_same_text() -> None:
+def test_the_same_seed_generates_the_same_text() -> None:
     decoder = model()
     first = written(decoder, [[1, 2]], 16, Sampling(1.0, 0.9, seed=5))
     assert first == written(decoder, [[1, 2]], 16, Sampling(1.0, 0.9, seed=5))
     assert first != written(decoder, [[1, 2]], 16, Sampling(1.0, 0.9, seed=6))
 
 
-def test_top_p_keeps_the_likeliest_tokens_alone() -> None:
+def test_top_p_keeps_only_the_most_likely_tokens() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
     generator = torch.Generator().manual_seed(0)
     seen = {int(sample(logits, Sampling(1.0, 0.7), generator)) for _ in range(200)}
@@ -84,28 +84,28 @@ def test_top_p_keeps_the_likeliest_tokens_alone() -> None:
     assert {int(sample(logits, Sampling(1.0, 0.01), generator)) for _ in range(20)} == {0}
 
 
-def test_impossible_wishes_are_refused() -> None:
+def test_impossible_requests_are_rejected() -> None:
     for values, words in (
-        ({"temperature": -1}, "negative"),
+        ({"temperature": -1}, "must be 0 or more"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
     ):
         with pytest.raises(UserError, match=words):
             Sampling(**values)
-    with pytest.raises(UserError, match="empty prompt"):
+    with pytest.raises(UserError, match="prompt is empty"):
         written(model(), [[]], 1)
-    with pytest.raises(UserError, match="learned positions end at 32"):
+    with pytest.raises(UserError, match="has 32 learned positions"):
         written(model(positions="learned"), [[1] * 30], 8)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"temperature": float("nan")}, "temperature=nan is no number"),
-        ({"temperature": float("inf")}, "temperature=inf is no number"),
+        ({"temperature": float("nan")}, "temperature=nan must be a number"),
+        ({"temperature": float("inf")}, "temperature=inf must be a number"),
         ({"seed": 10**20}, "is out of range"),
     ],
 )
-def test_a_draw_that_cannot_be_made_is_refused(given: dict[str, Any], words: str) -> None:
+def test_impossible_sampling_options_are_rejected(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Sampling(**given)

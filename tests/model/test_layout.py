@@ -12,7 +12,7 @@ KV = "sharing:tie=kv"
 
 
 def kept(text: str, layers: int) -> list[int]:
-    """Which layers, counted from 1, are standard."""
+    """Return the layers, counted from 1, that are standard."""
     return [
         place
         for place, composed in enumerate(parse_layout(text).layers(layers), 1)
@@ -53,13 +53,13 @@ def test_patterns_repeat_or_count() -> None:
 @pytest.mark.parametrize(
     ("text", "layers", "words"),
     [
-        ("standard*6", 5, "gives 6 layers; this size has 5"),
+        ("standard*6", 5, "has 6 layers; this size has 5"),
         (f"{KV} standard", 5, "cannot fill 5"),
         (f"middle({KV})", 6, "divisible by 4"),
         (f"top({KV})", 5, "divisible by 2"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_refused(text: str, layers: int, words: str) -> None:
+def test_a_layout_that_does_not_fit_is_rejected(text: str, layers: int, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_layout(text).layers(layers)
 
@@ -76,8 +76,8 @@ def test_a_layout_that_does_not_fit_is_refused(text: str, layers: int, words: st
         ("standard*", "count after"),
         ("standard*0", "between 1 and"),
         ("even(standard)*2", "takes no count"),
-        ("even(standard) standard", "nothing can stand beside it"),
-        ("(even(standard))", "cannot stand in a group"),
+        ("even(standard) standard", "nothing can be added to it"),
+        ("(even(standard))", "cannot be in a group"),
         ("sharing:", "option's name is missing"),
         ("sharing:tie", "'=' is missing"),
         ("sharing:tie=", "value is missing"),
@@ -86,7 +86,7 @@ def test_a_layout_that_does_not_fit_is_refused(text: str, layers: int, words: st
         ("sharing:ty=kv", "did you mean 'tie'"),
         ("standard+", "name is missing"),
         ("./none.py:Mine", "no such file"),
-        ("mine.py", "needs the class in it"),
+        ("mine.py", "needs a class name"),
     ],
 )
 def test_typing_mistakes_are_one_clear_line(text: str, words: str) -> None:
@@ -108,7 +108,7 @@ ATOMS = st.sampled_from(
 
 @st.composite
 def layouts(draw: st.DrawFn, depth: int = 2) -> str:
-    """Valid layouts as text."""
+    """Generate valid layouts as text."""
     parts = []
     for _ in range(draw(st.integers(1, 3))):
         inner = draw(ATOMS) if depth == 0 or draw(st.booleans()) else f"({draw(layouts(depth=depth - 1))})"
@@ -146,7 +146,7 @@ VALID = [
 
 @given(st.sampled_from(VALID), st.data())
 @fuzz(200)
-def test_any_misspelt_arm_is_a_layout_or_a_clear_error(text: str, data: st.DataObject) -> None:
+def test_any_misspelled_arm_is_a_layout_or_a_clear_error(text: str, data: st.DataObject) -> None:
     letters = list(text)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(letters)))
@@ -160,6 +160,6 @@ def test_any_misspelt_arm_is_a_layout_or_a_clear_error(text: str, data: st.DataO
 @pytest.mark.parametrize(
     "text", ["(" * 5000 + "standard" + ")" * 5000, "((standard*9999)*9999)*9999", "standard*99999999999"]
 )
-def test_a_layout_that_would_fill_the_memory_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"nest too deep|does not give between"):
+def test_a_layout_with_too_many_layers_is_rejected(text: str) -> None:
+    with pytest.raises(UserError, match=r"nest too deep|must give between"):
         parse_layout(text)

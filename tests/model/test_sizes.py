@@ -56,12 +56,12 @@ def test_untied_heads_are_counted(name: str, count: int) -> None:
     assert Decoder.on_meta(size, parse_layout(arm).layers(size.layers)).parameter_count() == count
 
 
-def test_a_built_model_has_the_count_of_its_outline() -> None:
+def test_a_built_model_has_the_parameter_count_of_its_meta_model() -> None:
     size = SIZES["nano"]
     assert Decoder(size, parse_layout("standard").layers(2), seed=0).parameter_count() == COUNTS["nano"]
 
 
-def test_unknown_names_and_impossible_shapes_are_refused() -> None:
+def test_unknown_names_and_impossible_shapes_are_rejected() -> None:
     with pytest.raises(UserError, match="unknown size 'nanno'; did you mean 'nano'"):
         find_size("nanno")
     with pytest.raises(UserError, match="not divisible"):

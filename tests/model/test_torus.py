@@ -1,4 +1,4 @@
-"""The torus as a residual space: whole models of Kuramoto layers, alone and among others."""
+"""The torus as a residual space: whole models of Kuramoto layers, alone and in hybrids."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_whole_model_flops_are_the_counted_ones(arm: str) -> None:
 
 
 def states(decoder: Decoder) -> list[torch.dtype]:
-    """The dtypes of the states that leave each block."""
+    """Return the dtypes of the states after each block."""
     seen: list[torch.dtype] = []
     hooks = [
         block.register_forward_hook(lambda *args: seen.append(args[2].dtype)) for block in decoder.layers
@@ -116,7 +116,7 @@ def test_phases_stay_in_float32_at_least(arm: str) -> None:
 @pytest.mark.parametrize("arm", ["kuramoto", "kuramoto_gated"])
 def test_the_compiled_forward_is_one_graph(arm: str) -> None:
     decoder = model(arm)
-    decoder.hidden(tokens())  # the rotary table is made outside the graph
+    decoder.hidden(tokens())  # the rotary table is computed outside the graph
     torch._dynamo.reset()
     compiled = torch.compile(decoder.hidden, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(tokens()), decoder.hidden(tokens()), atol=1e-5)
@@ -146,7 +146,7 @@ def test_the_feed_forward_part_is_that_of_the_equations() -> None:
     assert part.flops() == 10 * 16 * 24
 
 
-def test_start_values_are_the_published_ones() -> None:
+def test_initial_values_are_the_published_ones() -> None:
     size = dataclasses.replace(SIZES["1m"], ffn=288)
     decoder = Decoder(size, parse_layout("kuramoto").layers(5), seed=1)
     table, part = decoder.embedding.weight, decoder.layers[2].ffn
@@ -160,7 +160,7 @@ def test_start_values_are_the_published_ones() -> None:
         0.5 / math.sqrt(2 * 288 * 5), rel=0.02
     )
     assert small.layers[2].mechanism.gate_q.weight.std().item() == pytest.approx(0.5 / 16, rel=0.02)
-    assert torch.equal(small.embedding.weight, table), "arms share what they have in common"
+    assert torch.equal(small.embedding.weight, table), "arms share the values of common parameters"
     half = model("kuramoto:spread=0.5").embedding.weight
     assert 0.9 * math.pi / 2 < half.abs().max() <= math.pi / 2
 
@@ -188,18 +188,18 @@ def test_an_adapter_scatters_phases_however_large_the_states_are() -> None:
 def test_tied_heads_need_one_space_at_both_ends() -> None:
     model("kuramoto:readout=tied standard kuramoto:readout=tied", 3)(tokens(), tokens())[0].backward()
     model("standard kuramoto standard", 3)(tokens(), tokens())[0].backward()
-    model("standard kuramoto")  # its read-out has a matrix of its own
+    model("standard kuramoto")  # its output layer has a separate matrix
     for arm, words in (
         ("kuramoto standard", "tied head needs the same residual space"),
-        ("standard kuramoto:readout=tied", "they live in torus of s1, the embedding in euclidean"),
-        ("kuramoto:group=s3 kuramoto:readout=tied", "the embedding in torus of s3"),
+        ("standard kuramoto:readout=tied", "states are in torus of s1, the embedding is in euclidean"),
+        ("kuramoto:group=s3 kuramoto:readout=tied", "the embedding is in torus of s3"),
     ):
         with pytest.raises(UserError, match=words):
             model(arm)
     model("kuramoto standard", tied=False)
 
 
-def test_neighbours_on_one_torus_need_no_adapter() -> None:
+def test_neighboring_layers_on_one_torus_need_no_adapter() -> None:
     decoder = model("kuramoto kuramoto_gated kuramoto:group=s3 kuramoto:group=s3,ffn=none", 4)
     assert [block.adapter is not None for block in decoder.layers] == [False, False, True, False]
     assert decoder.layers[3].ffn is None
@@ -215,13 +215,13 @@ def test_dropout_leaves_the_embeddings_phases() -> None:
     assert not torch.equal(first, second), "updates are dropped"
 
 
-def test_a_width_that_the_group_does_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match="s3 takes 4 numbers a block; they do not divide the width 10"):
+def test_a_width_that_the_group_does_not_divide_is_rejected() -> None:
+    with pytest.raises(UserError, match="s3 has blocks of 4 coordinates, which do not divide width 10"):
         Torus(Size("odd", 10, 1, 1, 8, 32, 16), TorusOptions(Quaternions()))
 
 
 def test_an_arm_without_a_feed_forward_part_cannot_be_matched() -> None:
-    with pytest.raises(UserError, match="no feed-forward part"):
+    with pytest.raises(UserError, match="no feed-forward layer"):
         match_params(TINY, parse_layout("kuramoto:ffn=none").layers(2), 10**6)
 
 

@@ -1,1 +1,1 @@
-"""Mechanisms written a second time, from their formulas alone: loops, no code shared with the package."""
+"""Independent implementations of the mechanisms, from their formulas: loops, no code shared with the package."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def turn(vector: Tensor, position: int, theta: float = 10_000.0) -> Tensor:
-    """Rotate each neighbouring pair (2i, 2i + 1) by position * theta^(-2i/d), as a matrix product."""
+    """Rotate each neighboring pair (2i, 2i + 1) by position * theta^(-2i/d), as a matrix product."""
     d = len(vector)
     matrix = torch.zeros(d, d, dtype=vector.dtype)
     for i in range(0, d, 2):
@@ -33,7 +33,7 @@ def attention(
 ) -> Tensor:
     """Return one sequence's output (time, width) from q (time, heads * d), k and v (time, kv_heads * d).
 
-    rope: none; score turns q and k in the score; roundtrip also turns v there and the mix back.
+    rope: none; score rotates q and k in the score; roundtrip also rotates v there and the output back.
     """
     time, d = len(q), q.shape[1] // heads
     rows = []
@@ -73,7 +73,7 @@ def standard(
     window: int = 0,
     eps: float = 0.0,
 ) -> Tensor:
-    """Standard attention; with q_gain in p, queries and keys are normed per head before positions."""
+    """Standard attention; with q_gain in p, queries and keys are normalized per head before positions."""
     q, k, v = (_affine(x, p, name) for name in "qkv")
     if "q_gain" in p:
         d = q.shape[1] // heads

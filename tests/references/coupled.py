@@ -57,7 +57,7 @@ def force(z: Tensor, p: dict[str, Tensor], place: str, head: int, kind: str) -> 
     if kind == "linear":
         return own("w2", 2) @ z
     if kind == "potential":
-        # The definition itself: minus the gradient of V, by autograd.
+        # By definition: minus the gradient of V, by autograd.
         def potential(z: Tensor) -> Tensor:
             inner = own("w1", 2) @ z + own("b1", 1)
             return (own("w2", 1) * (inner * torch.sigmoid(inner))).sum()
@@ -73,7 +73,7 @@ def force(z: Tensor, p: dict[str, Tensor], place: str, head: int, kind: str) -> 
 def evolved(
     q: Tensor, k: Tensor, p: dict[str, Tensor], *, heads: int, rope: bool, **facts: str | int
 ) -> Pair:
-    """Return q and k (time, heads * dim) after the dynamics, before positions; with `after_rope`, turned back."""
+    """Return q and k (time, heads * dim) after the dynamics, before positions; with `after_rope`, rotated back."""
     dim = q.shape[1] // heads
     rows: tuple[list[Tensor], list[Tensor]] = ([], [])
     for i in range(len(q)):

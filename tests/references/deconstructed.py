@@ -18,7 +18,7 @@ def _affine(x: Tensor, p: Parameters, name: str) -> Tensor:
 
 
 def _heads(x: Tensor, p: Parameters, name: str, heads: int, gain: bool) -> list[Tensor]:
-    """Return (time, d) of each head, normed where p has gains."""
+    """Return (time, d) of each head, normalized if p has gains."""
     y = _affine(x, p, name)
     d = y.shape[1] // heads
     parts = [y[:, h * d : (h + 1) * d] for h in range(heads)]
@@ -34,14 +34,14 @@ def _turned(x: Tensor, rope: bool, theta: float) -> Tensor:
 def dots(
     source: Tensor, p: Parameters, heads: int, kv_heads: int, rope: bool, theta: float = 10_000.0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return (q, k) of each query head, both (time, d), turned where the model has rope."""
+    """Return (q, k) of each query head, both (time, d), rotated if the model has rope."""
     q = [_turned(part, rope, theta) for part in _heads(source, p, "q", heads, True)]
     k = [_turned(part, rope, theta) for part in _heads(source, p, "k", kv_heads, True)]
     return [(q[h], k[h * kv_heads // heads]) for h in range(heads)]
 
 
 def written(maps: list[Tensor], x: Tensor, p: Parameters, kv_heads: int) -> Tensor:
-    """Return the output (time, width): each head's map over its values, then W_o."""
+    """Return the output (time, width): each head's map applied to its values, then W_o."""
     v = _heads(x, p, "v", kv_heads, False)
     heads = len(maps)
     mixed = torch.cat([maps[h] @ v[h * kv_heads // heads] for h in range(heads)], 1)
@@ -58,7 +58,7 @@ def softmax_map(q: Tensor, k: Tensor) -> Tensor:
 
 
 def taylor_map(q: Tensor, k: Tensor, features: str = "outer", normaliser: str = "joint") -> Tensor:
-    """a_ij = w_ij / sum_{m <= i} w_im; per_order norms 1, s and the second order apart and takes their mean."""
+    """a_ij = w_ij / sum_{m <= i} w_im; per_order normalizes 1, s and the second order separately and takes their mean."""
     d, rows = q.shape[1], []
     for i in range(len(q)):
         s = k[: i + 1] @ q[i] / math.sqrt(d)
@@ -168,10 +168,10 @@ def two_streams(
     theta: float,
     detach: bool = False,
 ) -> Tensor:
-    """Return the logits (time, vocabulary) of a tied RMSNorm, SwiGLU model beside its companion.
+    """Return the logits (time, vocabulary) of a tied RMSNorm, SwiGLU model with its companion.
 
-    `start` is the companion's token text, or its noise; at layers that borrow, the data's queries and keys are the
-    companion's, elsewhere both attend to themselves.
+    `start` is the companion's token text, or its noise; in layers with a shared map, the data's queries and keys are the
+    companion's, in the others both attend to themselves.
     """
     table = p["embedding.weight"]
     x = table[tokens]

@@ -13,7 +13,7 @@ from tests.references.attention import turn
 def first(
     q: Tensor, k: Tensor, v: Tensor, p: dict[str, Tensor], *, heads: int, layer: int, rope: bool
 ) -> Tensor:
-    """Version 1 from q, k, v (time, width): (A_1 - lambda A_2) v_j, normed over 2d, times 1 - lambda_init; then W_o."""
+    """Version 1 from q, k, v (time, width): (A_1 - lambda A_2) v_j, normalized over 2d, times 1 - lambda_init; then W_o."""
     d = q.shape[1] // heads
     start = 0.8 - 0.6 * math.exp(-0.3 * layer)
     lam = torch.exp(p["lambda_q1"] @ p["lambda_k1"]) - torch.exp(p["lambda_q2"] @ p["lambda_k2"]) + start

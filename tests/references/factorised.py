@@ -1,6 +1,6 @@
 """Query-key and output-value circuit token by token, head by head, from the definitions.
 
-factorised: s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k), o_i = sum_h W_O^h sum_j a_ij W_V^h x_j
+factored:   s_ij = (W_Q x_i) . (W_K x_j) / sqrt(k), o_i = sum_h W_O^h sum_j a_ij W_V^h x_j
 collapsed:  s_ij = x_j . (W_QK^h x_i) / sqrt(k),    o_i = sum_h W_OV^h sum_j a_ij x_j
 """
 

@@ -1,7 +1,7 @@
-"""Kuramoto attention from its equations alone: one sequence, one query at a time, float64.
+"""Kuramoto attention from its equations: one sequence, one query at a time, float64.
 
-States, features and parameters go block by block: (cos, sin) of an angle stand side by side. Quaternions are 2 x 2
-unitary matrices here, rotations sandwiches of them.
+States, features and parameters are ordered block by block: (cos, sin) of an angle are adjacent. Quaternions are 2 x 2
+unitary matrices here, and rotations conjugations by them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNITS = torch.tensor(
 
 
 def place(kind: str, order: int, free: Tensor) -> Tensor:
-    """Return points of the group from free numbers (..., width)."""
+    """Return points of the group from unconstrained coordinates (..., width)."""
     if kind == "s1":
         return free
     blocks = free.unflatten(-1, (-1, _numbers(kind, order)))
@@ -66,7 +66,7 @@ def layer(
             dtype=x.dtype,
         )
 
-    # What each side shows of itself in the score.
+    # The phases that each side uses in the score.
     shown = {}
     for side in ("q", "k"):
         turned = points

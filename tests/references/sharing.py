@@ -1,4 +1,4 @@
-"""The forms of projection sharing with every switch, token by token."""
+"""The forms of projection sharing with every option, token by token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def expected(x: Tensor, p: dict[str, Tensor], options: Any, *, heads: int, posit
 def projected(
     x: Tensor, p: dict[str, Tensor], options: Any, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q (time, heads * d), k and v (time, kv_heads * d) from the projections that are left."""
+    """Return q (time, heads * d), k and v (time, kv_heads * d) from the remaining projections."""
     k = affine(x, p, "k")
     q = k if options.tie in ("qk", "qkv") else affine(x, p, "q")
     if "r.weight" in p:
@@ -87,7 +87,7 @@ def projected(
 
 
 def key(k: Tensor, p: dict[str, Tensor], options: Any, rope: str) -> Tensor:
-    """Return a key as the score sees it, before it is turned."""
+    """Return the key used in the score, before rotation."""
     if options.kv_norm == "off":
         return k
     k = k / torch.sqrt((k**2).mean() + 1e-6)
@@ -100,7 +100,7 @@ def key(k: Tensor, p: dict[str, Tensor], options: Any, rope: str) -> Tensor:
 
 
 def term_2d(score: Tensor, i: int, j: int, weights: Tensor, offset: Tensor) -> Tensor:
-    """Return sum_c w_c (S + P_c(i, j)) + b: the 1x1 map over all channels, nothing left out."""
+    """Return sum_c w_c (S + P_c(i, j)) + b: the 1x1 map over all channels, with nothing omitted."""
     channels = planes(i, j, len(weights))
     return sum(w * (score + plane) for w, plane in zip(weights, channels, strict=True)) + offset
 
@@ -117,7 +117,7 @@ def planes(i: int, j: int, m: int) -> list[float]:
 
 
 def bucket(distance: int) -> int:
-    """Return T5's causal bucket: 16 near distances alone, 16 buckets by the logarithm up to 128."""
+    """Return T5's causal bucket: 16 near distances with one bucket each, 16 buckets by the logarithm up to 128."""
     if distance < 16:
         return distance
     return min(31, 16 + int(math.log(distance / 16) / math.log(128 / 16) * 16))

@@ -1,4 +1,4 @@
-"""The toy model from its formula alone: token by token, whole matrices, gradients by autograd, float64."""
+"""The toy model from its formula: token by token, whole matrices, gradients by autograd, float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panels of several corpora: the matrix, and what the corpora are like."""
+"""Panels of several corpora: the cross-corpus matrix and the corpus statistics."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
     """Two arms, three seeds; the second is better by `gain`, and by twice as much on the other corpus."""
     contests = [Contest(name, name, "nano", "as_is", "tokens") for name in corpora_given]
     entries, results, probes = [], {}, {}
-    for place, contest in enumerate(contests):
+    for index, contest in enumerate(contests):
         for arm, (_, label) in enumerate(ARMS):
             for seed in (1, 2, 3):
-                run = f"{place}{arm}{seed:014d}"
+                run = f"{index}{arm}{seed:014d}"
                 entries.append(Entry(run, label, seed, contest))
                 mine = 3.0 + 0.1 * seed - arm * (gain + 0.001 * seed)
                 results[run] = {"status": "done", "test": score(mine)}
-                other = DIALS[1 - place]
+                other = DIALS[1 - index]
                 there = {"label": other, "content": "x", "score": score(mine - arm * gain)}
                 probes[run] = {PROBE: {other: there}}
     numbers = dict.fromkeys(contests[i].corpus for i in range(len(contests))) if statistics else {}
@@ -73,7 +73,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
     return found
 
 
-def test_each_cell_is_the_difference_to_the_baseline_of_the_same_corpus() -> None:
+def test_each_cell_is_the_difference_from_the_baseline_of_the_same_corpus() -> None:
     rows = matrix.matrix_rows(matrix.matrix_cells(views(DIALS, 0.1)))
     assert [row["arm"] for row in rows] == [
         "<b>mine</b> ← coherence:0/64",
@@ -110,7 +110,7 @@ def test_without_other_corpora_there_is_no_panel() -> None:
     assert corpora.figure(plain) is None
 
 
-def test_a_score_that_is_no_number_is_left_out() -> None:
+def test_a_non_numeric_score_is_left_out() -> None:
     broken = views(DIALS, 0.1)
     for found in broken[0].arms[1].probes[PROBE].values():
         found[DIALS[1]]["score"]["bits_per_byte"] = "low"
@@ -122,7 +122,7 @@ def test_a_score_that_is_no_number_is_left_out() -> None:
     ]
 
 
-def test_the_corpora_stand_in_a_table_and_the_dial_in_a_chart() -> None:
+def test_corpora_are_in_a_table_and_the_dial_in_a_chart() -> None:
     figure = corpora.figure(views(DIALS, 0.1))
     assert figure is not None
     assert figure.table is not None
@@ -140,7 +140,7 @@ def test_one_setting_of_the_dial_draws_no_line() -> None:
     assert corpora.dial_rows(views(DIALS[:1], 0.1)) == []
 
 
-def test_cells_of_several_branches_and_contexts_stand_apart() -> None:
+def test_cells_of_several_branches_and_contexts_are_distinct() -> None:
     cells = [
         dataclasses.replace(cell, contest=dataclasses.replace(cell.contest, branch=branch, context=context))
         for cell in matrix.matrix_cells(views(DIALS, 0.1))
@@ -152,7 +152,7 @@ def test_cells_of_several_branches_and_contexts_stand_apart() -> None:
     assert rows[0]["arm"].endswith(", context 64, 1M tokens")
 
 
-def test_the_dial_is_drawn_for_one_branch_and_says_which() -> None:
+def test_the_dial_is_drawn_for_one_branch_and_names_it() -> None:
     several = [
         dataclasses.replace(view, contest=dataclasses.replace(view.contest, branch=branch))
         for branch in ("4M", "1M")
@@ -162,4 +162,4 @@ def test_the_dial_is_drawn_for_one_branch_and_says_which() -> None:
     assert len({(row["arm"], row["dial"]) for row in rows}) == len(rows)
     found = corpora.figure(several)
     assert found is not None
-    assert "trained and tested alike (nano, 4M tokens, shape as_is, length tokens)." in found.words
+    assert "for training and testing (nano, 4M tokens, shape as_is, length tokens)." in found.words

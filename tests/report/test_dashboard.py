@@ -29,17 +29,17 @@ HOSTILE = "<script>alert(1)</script>"
 @pytest.fixture(scope="module")
 def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study with a hostile name."""
-    place = tmp_path_factory.mktemp("watch") / "out"
+    out = tmp_path_factory.mktemp("watch") / "out"
     arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}]
     Study(arms, name=HOSTILE, corpus=f"file:{story}", tokens=2560, batch=256, seeds=2).run(
-        place, workers=1, quiet=True
+        out, workers=1, quiet=True
     )
-    return place
+    return out
 
 
 @pytest.fixture
 def unfinished(folder: Path, tmp_path: Path) -> Path:
-    """The study with one run stopped half-way and one not begun."""
+    """The study with one run stopped halfway and one not started."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     half, fresh = sorted((copy / "runs").iterdir())[:2]
@@ -69,7 +69,7 @@ def ask(
     return answer.status, dict(answer.getheaders()), answer.read()
 
 
-def test_a_finished_study_stands_at_its_end_with_verdicts(folder: Path) -> None:
+def test_a_finished_study_shows_verdicts(folder: Path) -> None:
     facts = StatusReader(folder).look().facts
     assert facts["counts"] == {"done": 4, "running": 0, "waiting": 0, "all": 4}
     assert facts["share"] == 1
@@ -78,18 +78,18 @@ def test_a_finished_study_stands_at_its_end_with_verdicts(folder: Path) -> None:
     assert len(facts["sentences"]) == 1
 
 
-def test_a_study_on_its_way_shows_how_far_it_is_and_no_verdict(unfinished: Path) -> None:
-    standing = StatusReader(unfinished).look()
-    assert standing.facts["counts"] == {"done": 2, "running": 0, "waiting": 2, "all": 4}
-    assert standing.facts["share"] == pytest.approx(2.5 / 4)
-    assert standing.facts["sentences"] == []
-    assert standing.facts["left"] == "no run is at work now"
-    (row,) = standing.facts["active"]
+def test_an_unfinished_study_shows_progress_and_no_verdict(unfinished: Path) -> None:
+    status = StatusReader(unfinished).look()
+    assert status.facts["counts"] == {"done": 2, "running": 0, "waiting": 2, "all": 4}
+    assert status.facts["share"] == pytest.approx(2.5 / 4)
+    assert status.facts["sentences"] == []
+    assert status.facts["left"] == "no run is active"
+    (row,) = status.facts["active"]
     assert (row["state"], row["words"]) == ("stopped", "step 5 of 10")
-    assert list(standing.curves[0]) == ["tokens", "flops", "seconds"]
+    assert list(status.curves[0]) == ["tokens", "flops", "seconds"]
 
 
-def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
+def test_the_time_left_follows_from_the_speed_of_active_runs(
     unfinished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunDirectory, "state", lambda run, result=None: "done" if result else "running")
@@ -98,19 +98,19 @@ def test_the_time_left_follows_from_the_speed_of_the_runs_at_work(
     lines[-1]["seconds"] = 100.0
     (half / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     facts = StatusReader(unfinished).look().facts
-    # 1,280 tokens in 100 s; 1,280 of this run and 2,560 of the one not begun are left.
+    # 1,280 tokens in 100 s; 1,280 of this run and 2,560 of the run not started are left.
     assert facts["left"] == "about 5 m 00 s of training left"
     assert any(row["words"].endswith("about 1 m 40 s left") for row in facts["active"])
 
 
-def test_a_run_that_was_stopped_while_it_was_scored_is_still_to_be(unfinished: Path, folder: Path) -> None:
+def test_a_run_stopped_during_evaluation_is_not_evaluated(unfinished: Path, folder: Path) -> None:
     half = next(path for path in (unfinished / "runs").iterdir() if not (path / "result.json").exists())
     shutil.copy(folder / "runs" / half.name / "metrics.jsonl", half)
     (row,) = StatusReader(unfinished).look().facts["active"]
-    assert (row["state"], row["words"]) == ("stopped", "trained, to be scored")
+    assert (row["state"], row["words"]) == ("stopped", "trained, not evaluated")
 
 
-def test_a_result_taken_away_is_noticed(folder: Path, tmp_path: Path) -> None:
+def test_a_removed_result_is_noticed(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     follower = StatusReader(copy)
@@ -153,7 +153,7 @@ def test_page_state_and_curves_are_served_under_a_strict_policy(served: Threadin
         "http://127.0.0.1/etc/passwd",
     ],
 )
-def test_only_the_listed_routes_are_there(served: ThreadingHTTPServer, route: str) -> None:
+def test_only_listed_routes_exist(served: ThreadingHTTPServer, route: str) -> None:
     assert ask(served, route)[0] == 404
 
 
@@ -162,19 +162,19 @@ def test_only_get_is_answered(served: ThreadingHTTPServer, method: str) -> None:
     assert ask(served, "/", method)[0] == 501
 
 
-def test_another_sites_name_is_refused(served: ThreadingHTTPServer) -> None:
+def test_other_host_names_are_rejected(served: ThreadingHTTPServer) -> None:
     status, _, content = ask(served, "/state.json", host="attacker.example")
     assert status == 403
     assert b"alert" not in content
     assert ask(served, "/", host=f"localhost:{served.server_port}")[0] == 200
 
 
-def test_it_listens_on_this_machine_alone(served: ThreadingHTTPServer) -> None:
+def test_it_listens_on_localhost_only(served: ThreadingHTTPServer) -> None:
     assert served.server_address[0] == "127.0.0.1"
 
 
 def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"port {served.server_port} is taken"):
+    with pytest.raises(UserError, match=f"port {served.server_port} is already in use"):
         watch_study(folder, port=served.server_port, quiet=True)
     with pytest.raises(UserError, match="no study in"):
         watch_study(tmp_path)
@@ -184,10 +184,10 @@ def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, 
 
 def test_ctrl_c_stops_it_cleanly(folder: Path) -> None:
     command = [sys.executable, "-m", "headtohead", "watch", str(folder), "--port", "0"]
-    # What runs these tests may ignore the signal, and a child would inherit that.
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    # The test runner may ignore the signal, and a child would inherit that.
+    default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default
     )
     assert process.stdout is not None
     assert "http://127.0.0.1:" in process.stdout.readline()

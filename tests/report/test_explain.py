@@ -1,4 +1,4 @@
-"""Where runs trained on tasks look, on the page."""
+"""Panels about the attention of runs trained on tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def view(*arms: ArmFacts) -> View:
     return View(Path(), Manifest("s", names, names[0][0], None, 0.01, (1, 2), ()), CONTEST, list(arms), [])
 
 
-def test_every_measure_is_in_per_cent_beside_what_tells_nothing() -> None:
+def test_every_measure_is_in_percent_with_its_reference() -> None:
     rows = explain.explained_rows(
         [arm("a", found(0.5), found(0.7)), arm("bare", found(0.5, names=("gradient",)))]
     )
@@ -85,7 +85,7 @@ def test_the_figure_names_arms_without_maps_and_tasks_without_marks() -> None:
     assert "no rollout: bare in 1 of 2 layers." in figure.words
     assert figure.table is not None
     assert [row[:4] for row in figure.table.rows] == [
-        ("a", "attention, rolled out", "2", "0.600"),
+        ("a", "attention rollout", "2", "0.600"),
         ("a", "gradient x input", "2", "0.600"),
         ("bare", "gradient x input", "1", "0.500"),
     ]
@@ -95,7 +95,7 @@ def test_the_figure_names_arms_without_maps_and_tasks_without_marks() -> None:
     assert explain.figure(view(arm("a"))) is None
 
 
-def test_heat_maps_add_seeds_up_and_leave_out_what_does_not_fit() -> None:
+def test_heat_maps_sum_over_seeds_and_leave_out_mismatched_grids() -> None:
     rows, name = heat.heat_rows(
         [arm("a", found(0.5), found(0.7)), arm("bare", found(0.5, names=("gradient",)))]
     )
@@ -116,12 +116,12 @@ def test_heat_maps_add_seeds_up_and_leave_out_what_does_not_fit() -> None:
     assert figure is not None
     assert figure.chart is not None
     assert figure.chart.to_dict(validate=True)
-    assert "Without such a map" not in figure.words
+    assert "Without attention map" not in figure.words
     figure = heat.figure(
         view(arm("a", found(0.5)), arm("bare", found(0.5, names=("gradient",))), arm("none"))
     )
     assert figure is not None
-    assert figure.words.endswith("Without such a map: bare.")
+    assert figure.words.endswith("Without attention map: bare.")
 
 
 def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_in_a_real_browser_it_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     frame = tmp_path / "phone.html"
     frame.write_text(
         f"""<body style="margin:0"><iframe src="{inner.name}" style="width:390px;height:3000px;border:0"></iframe>
-        <pre id="told"></pre><script>addEventListener("message", (event) => {{
-        document.getElementById("told").textContent = event.data.join(" "); }});</script></body>"""
+        <pre id="message"></pre><script>addEventListener("message", (event) => {{
+        document.getElementById("message").textContent = event.data.join(" "); }});</script></body>"""
     )
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
     command = [browser, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"file://{frame}"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-    receive = re.search(r'<pre id="told">(.*?)</pre>', shown)
-    assert receive is not None
-    fits, before, after, maps, owned = receive[1].split()
+    message = re.search(r'<pre id="message">(.*?)</pre>', shown)
+    assert message is not None
+    fits, before, after, maps, owned = message[1].split()
     assert (fits, owned) == ("true", "false")
     # Three arms in the legend; two arms with maps x two seeds x five measures, four diamonds; by gradient the third arm too.
     assert (before, after) == ("27", "39")

@@ -18,16 +18,16 @@ HOSTILE = "<script>alert(1)</script>/../../x"
 @pytest.fixture(scope="module")
 def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study of two contests with a hostile arm."""
-    place = tmp_path_factory.mktemp("pictures") / "out"
+    out = tmp_path_factory.mktemp("pictures") / "out"
     arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}]
     Study(arms, corpus=f"file:{story}", tokens=2560, batch=256, seeds=2, shape=["as_is", "params"]).run(
-        place, workers=1, quiet=True
+        out, workers=1, quiet=True
     )
-    return place
+    return out
 
 
 @pytest.mark.slow
-def test_every_chart_is_an_svg_and_a_png_of_its_own(folder: Path) -> None:
+def test_every_chart_is_written_as_svg_and_png(folder: Path) -> None:
     files = open_study(folder).write_charts(quiet=True)
     assert sorted((folder / "charts").iterdir()) == sorted(files)
     names = [path.name for path in files]
@@ -46,7 +46,7 @@ def test_every_chart_is_an_svg_and_a_png_of_its_own(folder: Path) -> None:
             assert not [node for node in root.iter() if "script" in node.tag]
 
 
-def test_each_axis_is_a_picture_with_its_own_title(folder: Path) -> None:
+def test_each_axis_is_a_chart_with_its_own_title(folder: Path) -> None:
     open_study(folder).write_charts(quiet=True)
     titles = {"tokens": "tokens trained on", "flops": "training FLOPs", "seconds": "seconds of training"}
     for axis, words in titles.items():
@@ -54,7 +54,7 @@ def test_each_axis_is_a_picture_with_its_own_title(folder: Path) -> None:
         assert [name for name in titles.values() if name in path.read_text()] == [words]
 
 
-def test_a_folder_that_cannot_be_made_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(folder: Path, tmp_path: Path) -> None:
     result = open_study(folder)
     result.path = tmp_path
     (tmp_path / "charts").write_text("a file is in the way")

@@ -61,7 +61,7 @@ def test_curves_are_thinned_and_span_the_seeds() -> None:
     assert rows[0]["mean"] == (1.0 + 3.0) / 2 / 0.6931471805599453 * 0.5
 
 
-def test_each_point_of_a_curve_carries_every_axis() -> None:
+def test_each_point_of_a_curve_has_every_axis() -> None:
     last = curve_rows([facts("a", {1: 1.0, 2: 3.0})])[-1]
     assert last["flops"] == 3 * 2000.0 * 2000
     assert last["seconds"] == 200 * (1.0 + 3.0) / 2
@@ -71,20 +71,20 @@ def test_each_point_of_a_curve_carries_every_axis() -> None:
     assert curve_rows([without])[-1]["seconds"] is None
 
 
-def test_the_front_holds_the_arms_that_none_beats_in_both() -> None:
+def test_the_pareto_front() -> None:
     arms = [facts("cheap", {1: 3.0}), facts("good", {1: 1.0}), facts("beaten", {1: 3.5, 2: 3.5})]
     for arm, parameters, rate in zip(arms, (50, 100, 60), (10.0, 20.0, 30.0), strict=True):
         arm.record["parameters"], arm.costs[0]["tokens_per_second"] = parameters, rate
     means, seeds = cost_rows(arms)
     assert [row["arm"] for row in means if row["front parameters"]] == ["cheap", "good"]
-    # Of speed more is better: the slow arm is beaten by a faster and better one, the fastest by none.
+    # Higher speed is better: the slow arm is dominated by a faster and better one, the fastest by none.
     assert [row["arm"] for row in means if row["front rate"]] == ["good", "beaten"]
     assert not any(row["front cache"] for row in means)
     assert len(seeds) == 4
     assert cost_rows([ArmFacts("a", "a", {}, 0, {}, [], {})]) == ([], [])
 
 
-def test_what_is_equal_and_what_differs() -> None:
+def test_equal_and_differing_settings() -> None:
     equal, different = configuration([facts("a", {1: 1.0}), facts("b", {1: 1.0}, ffn=9)])
     assert ("model: positions", "rope") in equal
     assert {row["name"] for row in different} == {"mechanism", "feed-forward width"}
@@ -100,7 +100,7 @@ def test_rules_are_shown_with_the_decay_and_drawn_over_the_run() -> None:
     assert {row["arm"] for row in rows} == {"b", "old"}
     assert {row["ratio"] for row in rows if row["arm"] == "old"} == {0.5}
     mine = [(row["tokens"], row["ratio"]) for row in rows if row["arm"] == "b"]
-    assert len(mine) == 100, "one point a step"
+    assert len(mine) == 100, "one point per step"
     assert mine[50] == (500, 2.0)
     _, different = configuration(arms)
     values = next(row["values"] for row in different if row["name"] == "training: circuit_lr")

@@ -31,7 +31,7 @@ def rows() -> list[dict[str, Any]]:
     return [*found, found[0] | {"layers": 4, "seconds": 9.0}]
 
 
-def test_lines_are_told_apart_by_what_they_declare() -> None:
+def test_lines_are_colored_by_declared_growth() -> None:
     definition = growth_chart(rows())
     points = definition["layer"][0]["data"]["values"]
     kinds = {row["arm"]: row["kind"] for row in points}
@@ -40,7 +40,7 @@ def test_lines_are_told_apart_by_what_they_declare() -> None:
     assert {row["time"] for row in points if row["arm"] == "token_mlp"} == {1e9 / 2048 / 1e6}
 
 
-def test_labels_keep_their_order_and_their_distance() -> None:
+def test_labels_keep_their_order_and_a_minimum_distance() -> None:
     places = spread([1.0, 1.1, 1.1, 5.0], 0.5, 0.0, 5.0)
     assert places == [1.0, 1.5, 2.0, 5.0]
     assert spread([4.8, 4.9, 5.0], 0.5, 0.0, 5.0) == [4.0, 4.5, 5.0]

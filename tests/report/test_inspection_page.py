@@ -54,7 +54,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(hostile: Path) -> None:
+def test_the_page_is_one_file_without_network_requests(hostile: Path) -> None:
     page = hostile.read_text()
     assert "default-src 'none'" in page
     assert not re.search(r"<(link|img|iframe|base)\b", page)
@@ -73,7 +73,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(hostile: Path) -> None:
     ]
 
 
-def test_weights_on_the_page_are_the_mechanism_s_own(hostile: Path, tmp_path: Path) -> None:
+def test_weights_on_the_page_equal_the_mechanism_s(hostile: Path, tmp_path: Path) -> None:
     import base64
 
     import numpy as np
@@ -94,9 +94,9 @@ def test_weights_on_the_page_are_the_mechanism_s_own(hostile: Path, tmp_path: Pa
         Bytes().decode([best]),
         pytest.approx(float(chances[best]), abs=1e-5),
     ]
-    words = InspectionView("a", "b", list("the cat sat"), looked)
+    view = InspectionView("a", "b", list("the cat sat"), looked)
     assert re.fullmatch(
-        r"Expects “.*” \(.*%\)\. Half of its attention is on \d+ of 11 tokens\.", sentence(words)
+        r"Prediction: “.*” \(.*%\)\. Half of its attention is on \d+ of 11 tokens\.", sentence(view)
     )
 
 
@@ -110,7 +110,7 @@ def test_a_task_s_example_is_shown_with_its_relevant_tokens(layout: str, tmp_pat
     assert {words for words, _ in found["guesses"][0]} == {"singular", "plural"}
     assert all(layer["heads"] for layer in found["layers"])
     assert [layer["signed"] for layer in found["layers"]] == [layout in ("differential", "gated_linear")] * 2
-    assert "on the underlined ones (even attention:" in page.read_text()
+    assert "on the underlined ones (uniform attention:" in page.read_text()
 
 
 @pytest.mark.parametrize("kind", [Reader, Pointer])
@@ -126,19 +126,19 @@ def test_readers_and_pointers_are_shown_where_they_are_read(kind: type[Reader], 
     assert kind is Pointer or targets[found["place"]] >= 0
 
 
-def test_a_pointer_is_right_where_it_points_at_the_whole_answer(tmp_path: Path) -> None:
+def test_a_pointer_is_correct_only_if_its_span_is_the_whole_answer(tmp_path: Path) -> None:
     name = "subtraction:train=30,length=4"
     task: Task = prepare_task(name, context=32)
     first, stop = task.splits["test"][0].span or (0, 0)
     size = Size("t", 16, 2, 2, 24, task.vocabulary, 32)
     model = Pointer(size, parse_layout("standard").layers(2), seed=1, causal=False).eval()
-    for last, words in ((stop - 1, ", which is right"), (stop, "; right is")):
+    for last, words in ((stop - 1, ", correct"), (stop, "; correct is")):
         model.spans = lambda tokens, last=last: torch.tensor([[first, last]])  # type: ignore[assignment]
         page = h2h.look(model, task=name, out=tmp_path / "a.html", quiet=True).read_text()
-        assert re.search(rf"Points at “[^”]*” \([^)]*\){words}", page)
+        assert re.search(rf"Span: “[^”]*” \([^)]*\){words}", page)
 
 
-def test_a_mechanism_without_a_map_shows_its_prediction_alone(tmp_path: Path) -> None:
+def test_a_mechanism_without_a_map_shows_only_its_prediction(tmp_path: Path) -> None:
     page = h2h.look(decoder("no_attention"), "a cat", tokenizer=Bytes(), out=tmp_path / "a.html", quiet=True)
     assert "no_attention has no attention map; only the prediction is shown." in page.read_text()
     (found,) = data(page)
@@ -146,7 +146,7 @@ def test_a_mechanism_without_a_map_shows_its_prediction_alone(tmp_path: Path) ->
     assert len(found["guesses"]) == 5
 
 
-def test_a_text_longer_than_the_context_is_cut_from_the_left_and_said(tmp_path: Path) -> None:
+def test_a_text_longer_than_the_context_is_truncated_on_the_left_with_a_note(tmp_path: Path) -> None:
     page = h2h.look(
         decoder("standard", context=8),
         "0123456789abc",
@@ -158,7 +158,7 @@ def test_a_text_longer_than_the_context_is_cut_from_the_left_and_said(tmp_path: 
     assert "".join(data(page)[0]["tokens"]) == "56789abc"
 
 
-def test_a_run_is_looked_at_and_what_cannot_be_is_refused_in_one_line(
+def test_a_run_is_inspected_and_invalid_input_is_rejected_in_one_line(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"tokens": 512, "batch": 256, "seeds": 1, "corpus": f"file:{story}"}
@@ -200,7 +200,7 @@ def test_a_run_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.startswith("h2h: no run at 'nowhere/0f'")
 
 
-# Runs inside the page: does what a reader does and notes what happened.
+# Runs inside the page: simulates a reader's actions and records the effects.
 PRESS = """
 <script type="module">
 const found = {errors: []};
@@ -242,8 +242,8 @@ document.body.append(out);
 """
 
 
-def browse(place: Path, page: Path, *words: str) -> tuple[str, list[str]]:
-    """Return what Chromium prints and the lines of its console."""
+def browse(folder: Path, page: Path, *flags_given: str) -> tuple[str, list[str]]:
+    """Return Chromium's output and its console lines."""
     names = ("chromium", "chromium-browser", "google-chrome")
     if not (path := next((found for name in names if (found := shutil.which(name))), None)):
         pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
@@ -251,9 +251,9 @@ def browse(place: Path, page: Path, *words: str) -> tuple[str, list[str]]:
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
-        f"--user-data-dir={place / 'profile'}",
+        f"--user-data-dir={folder / 'profile'}",
     ]
-    command = [path, *flags, *words, f"file://{page}"]
+    command = [path, *flags, *flags_given, f"file://{page}"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
 
@@ -269,7 +269,7 @@ def test_in_a_real_browser_a_reader_can_choose_token_head_and_theme(hostile: Pat
     last = len(HOSTILE) - 1
     assert found["start"] == [[last], [last], last]
     assert found["hover"][:3] == [[5], [5], True]
-    assert found["hover"][3] == f"What token 6 of {last + 1}, “i”, looks at: mean over all heads and layers."
+    assert found["hover"][3] == f"Attention of token 6 of {last + 1}, “i”: mean over all heads and layers."
     assert found["unseen"] == last - 5
     assert found["left"] == [last]
     assert (found["kept"], found["key"]) == ([7], [8])

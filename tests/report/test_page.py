@@ -30,14 +30,14 @@ CHARTS = 10
 @pytest.fixture(scope="module")
 def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study whose arm, study and corpus names are hostile."""
-    place = tmp_path_factory.mktemp("report")
-    text = place / "<b onclick=alert(1)>corpus.txt"
+    root = tmp_path_factory.mktemp("report")
+    text = root / "<b onclick=alert(1)>corpus.txt"
     text.write_text(story.read_text())
     arms = ["standard", {"arm": "sharing:tie=kv", "name": HOSTILE}, "even(prefix_mean)"]
-    tasks(place / "data")
+    tasks(root / "data")
     settings = {"tokens": 5120, "batch": 256, "seeds": 3, "lr": 5e-3, "probes": PROBES}
     Study(arms, name=HOSTILE, corpus=f"file:{text}", **settings).run(
-        place / "out", workers=1, quiet=True, data_dir=place / "data"
+        root / "out", workers=1, quiet=True, data_dir=root / "data"
     )
     claim = {
         "id": "p.1",
@@ -46,15 +46,15 @@ def folder(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "measured": [{"what": "x", "n": 3, "p": None}],
     }
     claim |= {"direction": "contradicted", "size": "open", "scale": "reduced scale", "reason": HOSTILE}
-    (place / "out" / "claims.json").write_text(json.dumps([claim]))
-    open_study(place / "out").write()
-    return place / "out"
+    (root / "out" / "claims.json").write_text(json.dumps([claim]))
+    open_study(root / "out").write()
+    return root / "out"
 
 
 def tasks(folder: Path) -> None:
-    """Write a small task whose name is known."""
+    """Write a small data file for the task copa."""
     (folder / "zeroshot").mkdir(parents=True)
-    rows = [{"query": f"the cat {place}", "choices": ["sat", "ran"], "gold": place % 2} for place in range(6)]
+    rows = [{"query": f"the cat {index}", "choices": ["sat", "ran"], "gold": index % 2} for index in range(6)]
     with lzma.open(folder / "zeroshot" / "copa.jsonl.xz", "wt") as stream:
         stream.write("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -68,10 +68,10 @@ class Tags(html.parser.HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(folder: Path) -> None:
+def test_the_page_is_one_file_without_network_requests(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     parser = Tags()
-    parser.batches(page)
+    parser.feed(page)
     assert not [
         attrs for _, attrs in parser.tags if "src" in attrs or (attrs.get("href") or "").startswith("http")
     ]
@@ -93,27 +93,27 @@ def test_hostile_names_are_text(folder: Path) -> None:
         json.loads(definition)
 
 
-def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path) -> None:
+def test_the_page_holds_every_panel_and_section(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     definitions = [
         json.loads(text)
         for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL)
     ]
-    assert len(definitions) in (CHARTS - 1, CHARTS)  # stability has a chart where an arm reached the target
+    assert len(definitions) in (CHARTS - 1, CHARTS)  # stability has a chart only if an arm reached the target
     everything = json.dumps(definitions)
     for name in ("uniform", "unigram", "bigram", "xz"):
         assert f'"{name} ' in everything
     for words in (
-        "What differs between the arms",
-        "Before you believe it",
-        "Where it was run",
+        "Settings that differ between arms",
+        "Warnings",
+        "Environment",
         "feed-forward width",
         "When to use it",
-        "What the quality costs",
-        "What became of the paper",
-        "What the attention looks at",
-        "Maps of chosen heads",
-        "Tasks.",
+        "Quality against cost",
+        "Claims of the paper",
+        "Attention indicators by layer",
+        "Attention maps of selected heads",
+        "Zero-shot tasks.",
         "Skipped layers",
         "Stability and sample efficiency",
         '<span class="chip contradicted">contradicted</span>',
@@ -122,14 +122,14 @@ def test_the_page_holds_verdicts_curves_references_and_what_differs(folder: Path
     assert "parameters are not matched (shape as_is)" in page
 
 
-def test_a_length_that_whole_steps_do_not_meet_is_warned_of() -> None:
+def test_a_length_not_reachable_with_whole_steps_gives_a_warning() -> None:
     contest = Contest("c", "c", "nano", "as_is", "flops")
     solved = [
         Solved(label, contest, "length flops", "tokens", 9, 9, "training FLOPs", mine, 100.0)
         for label, mine in (("near", 100.4), ("far", 95.0))
     ]
     part = {"contest": contest, "verdicts": [], "arms": [], "solved": solved}
-    words = "far: training FLOPs are 95.0% of the baseline's, as near as whole steps come"
+    words = "far: training FLOPs are 95.0% of the baseline's, the nearest with whole steps"
     assert warnings([], [part]) == [words]
 
 
@@ -162,7 +162,7 @@ def chromium() -> str:
     pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
 
 
-# Runs inside the page, after the charts are drawn: presses what a reader presses and notes what it did.
+# Runs inside the page after the charts are drawn: simulates a reader's clicks and records the effects.
 PRESS = """
 <script type="module">
 const wait = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
@@ -220,15 +220,15 @@ document.body.append(out);
 """
 
 
-def browse(place: Path, url: str, *words: str) -> tuple[str, list[str]]:
-    """Return what Chromium prints and the lines of its console."""
+def browse(folder: Path, url: str, *flags_given: str) -> tuple[str, list[str]]:
+    """Return Chromium's output and its console lines."""
     flags = [
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=15000"),
-        f"--user-data-dir={place / 'profile'}",
+        f"--user-data-dir={folder / 'profile'}",
     ]
-    command = [chromium(), *flags, *words, url]
+    command = [chromium(), *flags, *flags_given, url]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return found.stdout, [line for line in found.stderr.splitlines() if "CONSOLE" in line]
 
@@ -285,7 +285,7 @@ def test_in_a_real_browser_the_page_of_runs_trained_elsewhere_is_drawn(tmp_path:
 
 
 def test_in_a_real_browser_a_phone_shows_one_column(folder: Path, tmp_path: Path) -> None:
-    """A frame of a phone's width: headless windows are never that narrow."""
+    """Use a frame of phone width, since headless windows cannot be that narrow."""
     inner = tmp_path / "inner.html"
     emit = """<script type="module">
     while (document.documentElement.dataset.drawn !== "all") await new Promise((done) => setTimeout(done, 100));
@@ -308,8 +308,8 @@ def test_in_a_real_browser_a_screenshot_can_be_taken(
     folder: Path, tmp_path: Path, width: int, height: int
 ) -> None:
     picture = tmp_path / "page.png"
-    words = (f"--window-size={width},{height}", f"--screenshot={picture}")
-    _, console = browse(tmp_path, f"file://{folder / 'report.html'}", *words)
+    flags = (f"--window-size={width},{height}", f"--screenshot={picture}")
+    _, console = browse(tmp_path, f"file://{folder / 'report.html'}", *flags)
     assert console == []
     header = picture.read_bytes()[:24]
     assert struct.unpack(">II", header[16:24]) == (width, height)

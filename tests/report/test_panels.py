@@ -1,4 +1,4 @@
-"""Rows of the panels that show what probes found."""
+"""Rows of the panels that show probe results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arm(label: str, **probes: Any) -> ArmFacts:
     return ArmFacts(label, label, record, 2, results, [], {}, found)
 
 
-def test_every_seed_and_layer_has_its_indicators_and_layers_without_a_map_are_named() -> None:
+def test_indicators_have_one_row_per_seed_and_layer_and_name_layers_without_a_map() -> None:
     layers = [
         {"layer": 1, "mechanism": "token_mlp", "none": "no map"},
         {"layer": 2, "mechanism": "standard", "signed": True, "values": {"sink": 0.5}},
@@ -84,7 +84,7 @@ def test_scores_of_several_probes_are_joined() -> None:
     ]
 
 
-def test_skipped_layers_that_gave_no_number_are_left_out() -> None:
+def test_skipped_layers_without_a_number_are_left_out() -> None:
     part = {"block": {"rise": 0.5}, "attention": {"rise": None}, "layers": [1]}
     rows = skip_rows(
         [arm("a", skip={1: {"variant": part, "standard": part}}), arm("b", skip={1: {"none": "x"}})]
@@ -95,7 +95,7 @@ def test_skipped_layers_that_gave_no_number_are_left_out() -> None:
     ]
 
 
-def test_decode_speed_is_a_cost_and_fast_is_good() -> None:
+def test_decode_speed_is_a_cost_and_higher_is_better() -> None:
     means, _ = cost_rows(
         [arm("slow", decode={1: {"headline": 5.0}}), arm("fast", decode={1: {"headline": 9.0}}), arm("none")]
     )
@@ -104,13 +104,13 @@ def test_decode_speed_is_a_cost_and_fast_is_good() -> None:
 
 
 @pytest.mark.parametrize("content", ["[", "{}", "[]", '[{"id": 3}]', '["x"]', "null"])
-def test_a_claims_file_that_is_none_shows_nothing(tmp_path: Path, content: str) -> None:
+def test_an_invalid_claims_file_shows_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "claims.json").write_text(content)
     manifest = Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), ())
     assert claims.figure([View(tmp_path, manifest, CONTEST, [], [])]) is None
 
 
-def test_claims_that_were_decided_come_first(tmp_path: Path) -> None:
+def test_decided_claims_come_first(tmp_path: Path) -> None:
     words = dict.fromkeys(("statement", "published", "size", "scale", "reason"), "open")
     rows = [
         {"id": name, "direction": direction, "measured": []} | words

@@ -1,4 +1,4 @@
-"""Arm x task: who wins where."""
+"""Arm x task: verdicts by task."""
 
 from __future__ import annotations
 

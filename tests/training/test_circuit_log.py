@@ -155,7 +155,7 @@ def test_a_study_with_log_circuits_has_the_same_runs(story: Path, tmp_path: Path
     assert all('"circuits"' in text for text in texts["asked"])
     assert [row.difference for row in plain.verdicts] == [row.difference for row in asked.verdicts]
     page = (tmp_path / "asked" / "report.html").read_text()
-    assert "What the circuits did." in page
+    assert "Circuits during training." in page
     assert "norm of W_QK, root of the mean square over layers" in page
 
 

@@ -76,11 +76,11 @@ def _flags(owner: Any, group: str) -> Iterator[Flag]:
         if dataclasses.is_dataclass(plain):
             yield from _flags(plain, (inspect.getdoc(plain) or "").partition(".")[0])
             continue
-        told = next((mark for mark in marks if hasattr(mark, "metavar")), None)
+        given = next((mark for mark in marks if hasattr(mark, "metavar")), None)
         literal = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
-        metavar = (told.metavar if told else None) or "|".join(map(str, literal)) or _kind(plain)
+        metavar = (given.metavar if given else None) or "|".join(map(str, literal)) or _kind(plain)
         yield Flag(
-            name=(told.name if told and told.name else parameter.name.rstrip("_").replace("_", "-")),
+            name=(given.name if given and given.name else parameter.name.rstrip("_").replace("_", "-")),
             metavar=metavar,
             about=about.get(parameter.name, ""),
             default=default,

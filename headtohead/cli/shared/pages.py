@@ -88,7 +88,7 @@ def _index(receive: Sequence[Description]) -> str:
         NOTE,
         "One page each: idea, equation, options, cost, what the paper claims, what to watch. The contract, arms and "
         "`h2h check` are in [mechanisms](../mechanisms.md), with a picture of "
-        "[what each looks at](../mechanisms.md#what-they-look-at).",
+        "[what each attends to](../mechanisms.md#what-they-attend-to).",
         _table(("mechanism", "what it does", *COSTS), rows),
         f"{_conditions(size)} Each with its default options{others}.",
     ]

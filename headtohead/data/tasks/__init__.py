@@ -1,1 +1,1 @@
-"""Tasks: labelled examples with relevant tokens marked, and known sets scored without training."""
+"""Tasks: labeled examples with relevant tokens marked, and evaluation sets scored without training."""

@@ -1,4 +1,4 @@
-"""What a task is: examples in tokens with a label or targets, each with its relevant tokens, in splits that share none."""
+"""The data model of a task: tokenized examples with a label or targets and relevant tokens, in disjoint splits."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from headtohead.data.tokenizers import Tokenizer
 Array = np.ndarray[Any, Any]
 Spans = tuple[tuple[int, int], ...]
 OWN_TOKENS = "own"
-"""The tokenizer's name where a task draws its own tokens."""
+"""The tokenizer's name of a task that generates its own tokens."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """One example as its source has it."""
+    """One example as text."""
 
     text: str
     label: int = -1
-    """Number of the class; -1 where an answer is written out."""
+    """Index of the class; -1 if an answer is generated."""
     answers: tuple[str, ...] = ()
-    """What may be written behind the text; the first is trained on."""
+    """Correct continuations of the text; the first is the training target."""
     relevant: tuple[Spans, ...] = ()
-    """By annotator, the relevant characters as (start, stop); nothing where the source marks none."""
+    """By annotator, the relevant characters as (start, stop); empty if the source marks none."""
     group: str = ""
-    """What scores are told apart by: a number of attractors, a construction."""
+    """The group for which scores are reported separately: a number of attractors, a construction."""
     key: str = ""
-    """What no two splits may share; the text when empty."""
+    """Deduplication key across splits; the text when empty."""
 
     @property
     def identity(self) -> str:
-        """What no two splits may share."""
+        """The deduplication key across splits."""
         return self.key or self.text
 
 
 @dataclass
 class Material:
-    """The texts of a task by split, and what was counted on the way."""
+    """The texts of a task by split, and counts of skipped ones."""
 
     splits: dict[str, list[Text]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     notes: Counter[str] = field(default_factory=Counter)
@@ -52,60 +52,60 @@ class Material:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One example in tokens.
+    """One tokenized example.
 
-    A task of classes is read at the last token and has a row of relevant tokens per annotator. A task of targets is
-    read wherever a target stands, and has one row for all of them or a row for each.
+    With classes, the model predicts at the last token, and there is a row of relevant tokens per annotator. With targets,
+    the model predicts at every target, and there is one row for all targets or a row for each.
     """
 
     tokens: Array
     """(time,)"""
     relevant: Array
-    """(rows, time), true at relevant tokens; one row of nothing where none are marked."""
+    """(rows, time), True at relevant tokens; one row of False if none are marked."""
     label: int = -1
     targets: Array | None = None
-    """(time,), what is to follow each token; -1 where nothing is asked."""
+    """(time,), the target at each token; -1 where there is none."""
     prompt: int = 0
-    """Tokens before what is to be written out; 0 where nothing is."""
+    """Tokens before the answer to generate; 0 if nothing is generated."""
     answers: tuple[str, ...] = ()
     group: str = ""
 
     def __post_init__(self) -> None:
         time = len(self.tokens)
         if self.relevant.ndim != 2 or self.relevant.shape[1] != time or not len(self.relevant):
-            raise ValueError(f"relevant tokens are {self.relevant.shape} for {time} tokens")
+            raise ValueError(f"relevant has shape {self.relevant.shape} for {time} tokens")
         if (self.label >= 0) == (self.targets is not None):
-            raise ValueError("an example has a label or targets, one of the two")
+            raise ValueError("an example needs either a label or targets")
         if self.targets is not None:
-            asked = int((self.targets >= 0).sum())
-            if self.targets.shape != (time,) or not asked or len(self.relevant) not in (1, asked):
-                raise ValueError(f"{len(self.relevant)} rows of relevant tokens for {asked} targets")
+            count = int((self.targets >= 0).sum())
+            if self.targets.shape != (time,) or not count or len(self.relevant) not in (1, count):
+                raise ValueError(f"{len(self.relevant)} rows of relevant tokens for {count} targets")
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """First and last relevant token, the last one excluded: what an extractive head should point at."""
-        places = self.relevant[0].nonzero()[0]
-        return (int(places[0]), int(places[-1]) + 1) if len(places) else None
+        """(start, stop) of the relevant tokens, the target of an extractive head."""
+        indices = self.relevant[0].nonzero()[0]
+        return (int(indices[0]), int(indices[-1]) + 1) if len(indices) else None
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task in tokens, ready for batches."""
+    """A tokenized task, ready for batches."""
 
     name: str
     about: str
     classes: tuple[str, ...]
-    """Their names; none where targets are asked for."""
+    """Names of the classes; empty if the task has targets."""
     vocabulary: int
     splits: dict[str, list[Example]]
     notes: dict[str, int]
-    """What was counted on the way: examples left out and why, masks that did not fit."""
+    """Counts of skipped examples and masks by reason."""
     content: str
-    """The digest of everything that decides the examples."""
+    """The digest of everything that determines the examples."""
     tokenizer: Tokenizer | None = None
-    """None where the task draws its own tokens."""
+    """None if the task generates its own tokens."""
     metric: str = "accuracy"
-    """What it is judged by when nothing else is said."""
+    """The default metric."""
 
     def __post_init__(self) -> None:
         for split in SPLITS:
@@ -113,39 +113,39 @@ class Task:
             if not examples:
                 raise UserError(f"task '{self.name}': the {split} split has no examples{self._why()}")
             found = {example.label for example in examples}
-            for label, words in enumerate(self.classes):
+            for label, class_name in enumerate(self.classes):
                 if label not in found:
                     raise UserError(
-                        f"task '{self.name}': the {split} split has no example of the class '{words}'{self._why()}"
+                        f"task '{self.name}': the {split} split has no example of class '{class_name}'{self._why()}"
                     )
 
     def _why(self) -> str:
-        return "".join(f"; {words}: {count:,}" for words, count in self.notes.items())
+        return "".join(f"; {reason}: {count:,}" for reason, count in self.notes.items())
 
     @property
     def written(self) -> bool:
-        """Whether answers are written out: a model that looks both ways would see them."""
+        """Whether answers are generated; a bidirectional model would see them."""
         return any(example.prompt for example in self.splits["train"])
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """Number of tokens of the longest example."""
         return max(len(example.tokens) for split in SPLITS for example in self.splits[split])
 
 
-def hashed_place(key: str) -> float:
-    """Return where a text stands between 0 and 1, by its hash: equal texts fall into one split."""
+def hashed_fraction(key: str) -> float:
+    """Return the hash of a text as a number in [0, 1), so that equal texts share a split."""
     return int(digest(key)[:8], 16) / 2**32
 
 
 def hashed_split(key: str, valid: float, test: float) -> str:
     """Return the split of a text by its hash."""
-    place = hashed_place(key)
-    return "test" if place < test else "valid" if place < test + valid else "train"
+    share = hashed_fraction(key)
+    return "test" if share < test else "valid" if share < test + valid else "train"
 
 
 def kept_apart(material: Material) -> Material:
-    """Return the texts with those of train and valid left out, and counted, that a later split holds too."""
+    """Return the texts without those of train and valid that are also in a later split; counts them in the notes."""
     seen: set[str] = set()
     splits: dict[str, list[Text]] = {}
     notes = Counter(material.notes)
@@ -153,7 +153,7 @@ def kept_apart(material: Material) -> Material:
         rows = material.splits[split]
         splits[split] = [row for row in rows if row.identity not in seen]
         if left := len(rows) - len(splits[split]):
-            notes[f"{split}: left out, as they stand in a later split too"] += left
+            notes[f"{split}: skipped, also in a later split"] += left
         seen.update(row.identity for row in rows)
     return Material({split: splits[split] for split in SPLITS}, notes)
 
@@ -161,9 +161,9 @@ def kept_apart(material: Material) -> Material:
 def encoded(
     material: Material, tokenizer: Tokenizer, context: int, progress: Progress
 ) -> tuple[dict[str, list[Example]], dict[str, int]]:
-    """Return the splits in tokens, and what was counted; examples that are empty or longer than the context are left out.
+    """Return the tokenized splits and the counts of skipped examples: empty ones and those longer than the context.
 
-    Nothing is ever cut: a cut could go through what is relevant.
+    Examples are never truncated, because that could remove relevant tokens.
     """
     notes, lengths = Counter(material.notes), tokenizer.token_bytes()
     splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
@@ -174,9 +174,9 @@ def encoded(
         answers = tokenizer.encode_all(row.answers[0].encode("utf-8") if row.answers else b"" for row in rows)
         for row, prompt, answer in zip(rows, prompts, answers, strict=True):
             if not len(prompt):
-                notes[f"{split}: empty, left out"] += 1
+                notes[f"{split}: skipped, empty"] += 1
             elif len(prompt) + len(answer) > context:
-                notes[f"{split}: longer than {context} tokens, left out"] += 1
+                notes[f"{split}: skipped, longer than {context} tokens"] += 1
             else:
                 tokens = prompt.astype(np.int64), answer.astype(np.int64)
                 splits[split].append(_example(row, *tokens, tokenizer, lengths))
@@ -196,13 +196,13 @@ def _example(row: Text, prompt: Array, answer: Array, tokenizer: Tokenizer, leng
         targets[len(prompt) - 1 :] = [*answer, tokenizer.separator]
     if row.relevant and (spelled := int(lengths[prompt].sum())) != (size := len(row.text.encode("utf-8"))):
         raise UserError(
-            f"tokenizer {tokenizer.name} does not spell the text of a task: {spelled} bytes in tokens for {size} of "
-            f"text ({row.text[:40]!r}), so relevant tokens cannot be marked; use bytes or bpe:N"
+            f"tokenizer {tokenizer.name} is lossy: {spelled} bytes in tokens for {size} of text ({row.text[:40]!r}), "
+            "so relevant tokens cannot be marked; use bytes or bpe:N"
         )
     relevant = np.zeros((max(1, len(row.relevant)), len(tokens)), dtype=bool)
-    for place, spans in enumerate(row.relevant):
+    for index, spans in enumerate(row.relevant):
         for start, stop in _in_bytes(row.text, spans):
-            relevant[place, : len(prompt)] |= (starts < stop) & (ends > start)
+            relevant[index, : len(prompt)] |= (starts < stop) & (ends > start)
     written = len(prompt) if row.answers else 0
     return Example(tokens, relevant, row.label, targets, written, row.answers, row.group)
 
@@ -215,12 +215,10 @@ def _in_bytes(text: str, spans: Spans) -> Spans:
 
 
 def joined(words: Sequence[str], masks: Sequence[Sequence[bool]] = ()) -> tuple[str, tuple[Spans, ...]]:
-    """Return words as one text, and the characters that each mask over the words marks."""
-    places, start = [], 0
+    """Return the words joined by spaces, and the character spans of the words that each mask marks."""
+    bounds, start = [], 0
     for word in words:
-        places.append((start, start + len(word)))
+        bounds.append((start, start + len(word)))
         start += len(word) + 1
-    spans = tuple(
-        tuple(place for place, marked in zip(places, mask, strict=True) if marked) for mask in masks
-    )
+    spans = tuple(tuple(span for span, marked in zip(bounds, mask, strict=True) if marked) for mask in masks)
     return " ".join(words), spans

@@ -1,4 +1,4 @@
-"""Batches of a task: examples of like length together, padded on the right, no padding in any loss or attention."""
+"""Batches of a task: examples of similar length, padded on the right; padding is masked in loss and attention."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from headtohead.data.windows import permuted
 from headtohead.kernels.matmul.loss import IGNORED
 
 _BUCKET = 32
-"""Batches whose examples are sorted by length together: less padding, and still a new mixture every epoch."""
+"""Batches per bucket in which examples are sorted by length: less padding, and still a new mixture every epoch."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples side by side."""
+    """A batch of examples."""
 
     tokens: Tensor
-    """(batch, time); what stands at padding is never looked at."""
+    """(batch, time); tokens at padding are masked."""
     padding: Tensor | None
-    """(batch, time), true at real tokens; None where all are."""
+    """(batch, time), True at real tokens; None if all are real."""
     ends: Tensor
-    """(batch,): the last real token, where a class is read."""
+    """(batch,): index of the last real token, where the class is predicted."""
     labels: Tensor
-    """(batch,), IGNORED where targets are asked for."""
+    """(batch,), IGNORED if the task has targets."""
     targets: Tensor
-    """(batch, time): a label at the last real token, or targets; IGNORED where nothing is asked and at padding."""
+    """(batch, time): a label at the last real token, or targets; IGNORED elsewhere and at padding."""
     relevant: Tensor
-    """(batch, rows, time); rows that an example does not have are nothing."""
+    """(batch, rows, time); False in rows that an example does not have."""
     rows: Tensor
-    """(batch,): how many rows of relevant tokens each example has."""
+    """(batch,): number of rows of relevant tokens of each example."""
     places: Tensor
-    """(batch,): which example of the split stands here."""
+    """(batch,): index of each example in the split."""
 
     @property
     def spans(self) -> Tensor:
-        """(batch, 2): first and last relevant token of the first row, both 0 where there are none."""
+        """(batch, 2): first and last relevant token of the first row; both 0 if there are none."""
         row, last = self.relevant[:, 0].int(), self.relevant.shape[-1] - 1
         ends = torch.where(row.any(-1), last - row.flip(-1).argmax(-1), 0)
         return torch.stack([row.argmax(-1), ends], 1)
 
 
 def collated(examples: Sequence[Example], places: Sequence[int], written: bool = True) -> Batch:
-    """Return those examples of a split as a batch; `written` says whether with what is to be written out.
+    """Return the examples at indices `places` as a batch; `written` includes the answers to generate.
 
-    Without it the last real token is the one to write on from, and no target is asked for.
+    Without them the last real token is the end of the prompt, and there are no targets.
     """
-    chosen = [examples[place] for place in places]
+    chosen = [examples[index] for index in places]
     lengths = [
         len(example.tokens) if written else example.prompt or len(example.tokens) for example in chosen
     ]
@@ -82,9 +82,9 @@ def collated(examples: Sequence[Example], places: Sequence[int], written: bool =
 
 
 class Batches:
-    """An endless order of batches, the same for every arm of a seed: batch = f(seed, number), no state to lose.
+    """An infinite order of batches, the same for every arm with the same seed: a stateless function of (seed, number).
 
-    Every example stands in one batch of every epoch; the last batch of an epoch may be smaller.
+    Every example is in one batch of every epoch; the last batch of an epoch may be smaller.
     """
 
     def __init__(self, examples: Sequence[Example], size: int, seed: int) -> None:
@@ -96,18 +96,18 @@ class Batches:
         self._known: tuple[int, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = (-1, [])
 
     def batch(self, number: int) -> Batch:
-        """Return the batch of that number, counted from 0 through all epochs."""
+        """Return the batch of that number, counted from 0 across epochs."""
         return collated(self.examples, self.places(number))
 
     def places(self, number: int) -> list[int]:
-        """Return which examples stand in the batch of that number."""
-        epoch, place = divmod(number, self.per_epoch)
-        return [int(example) for example in self._order(epoch)[place]]
+        """Return the indices of the examples in the batch of that number."""
+        epoch, index = divmod(number, self.per_epoch)
+        return [int(example) for example in self._order(epoch)[index]]
 
     def before(self, number: int) -> list[int]:
-        """Return which examples of its epoch stand before the batch of that number."""
-        epoch, place = divmod(number, self.per_epoch)
-        return [int(example) for batch in self._order(epoch)[:place] for example in batch]
+        """Return the indices of the examples that precede the batch of that number in its epoch."""
+        epoch, index = divmod(number, self.per_epoch)
+        return [int(example) for batch in self._order(epoch)[:index] for example in batch]
 
     def _order(self, epoch: int) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
         if epoch != self._known[0]:
@@ -121,14 +121,14 @@ class Batches:
         for start in range(0, count, _BUCKET * self.size):
             bucket = order[start : start + _BUCKET * self.size]
             bucket = bucket[np.argsort(self._lengths[bucket], kind="stable")]
-            batches += [bucket[place : place + self.size] for place in range(0, len(bucket), self.size)]
-        # Short batches would otherwise always come before long ones.
-        places = permuted(np.arange(len(batches)), len(batches), f"task/{self.seed}/{epoch}/batches")
-        return [batches[place] for place in places]
+            batches += [bucket[first : first + self.size] for first in range(0, len(bucket), self.size)]
+        # Otherwise short batches would always come before long ones.
+        shuffled = permuted(np.arange(len(batches)), len(batches), f"task/{self.seed}/{epoch}/batches")
+        return [batches[index] for index in shuffled]
 
 
 def scoring_batches(examples: Sequence[Example], size: int) -> Iterator[Batch]:
     """Yield every example once, shortest first."""
-    order = sorted(range(len(examples)), key=lambda place: len(examples[place].tokens))
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index].tokens))
     for start in range(0, len(order), size):
         yield collated(examples, order[start : start + size])

@@ -1,4 +1,4 @@
-"""Rows out of a task's files: JSON lines, tab-separated columns, the SQuAD format; a damaged one is named with its place."""
+"""Read the rows of a task's files: JSON lines, tab-separated columns, SQuAD format; errors name the file and row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def json_rows(path: Path) -> Iterator[Row]:
 
 
 def table_rows(*columns: str) -> Reader:
-    """Return a reader of tab-separated lines without quoting; without names of columns the first line gives them."""
+    """Return a reader of tab-separated lines without quoting; without `columns` the first line is the header."""
 
     def read(path: Path) -> Iterator[Row]:
         lines = read_bytes(path).decode("utf-8-sig").rstrip("\n").split("\n")
@@ -38,7 +38,7 @@ def table_rows(*columns: str) -> Reader:
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Yield a row per question: title, context, question and its answers, each with where it starts."""
+    """Yield a row per question: title, context, question, and answers with their start offsets."""
     for article in json.loads(read_bytes(path))["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -53,18 +53,18 @@ def squad_rows(path: Path) -> Iterator[Row]:
                 }
 
 
-class Places:
-    """Rows by file, each walked once; knows which row is being read, so that a mistake in it can be named."""
+class Rows:
+    """Rows by file, each read once; tracks the current row, so that errors can name it."""
 
     def __init__(self, rows: dict[str, tuple[Path, Iterable[Row]]], progress: Progress = _silent) -> None:
         self._rows, self._progress = rows, progress
-        self.words = ""
+        self.location = ""
 
     def __getitem__(self, key: str) -> Iterator[Row]:
         path, rows = self._rows[key]
-        self.words = str(path)
+        self.location = str(path)
         for number, row in enumerate(rows, 1):
-            self.words = f"{path}, row {number}"
+            self.location = f"{path}, row {number}"
             if number % 1000 == 0:
                 self._progress(f"reading {path.name}, {number:,} rows", 0.0)
             yield row
@@ -75,15 +75,15 @@ class Places:
             yield from self[key]
 
     @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Turn whatever a damaged row raises into one line that names it."""
+    def locate_errors(self) -> Iterator[None]:
+        """Convert the exception of a damaged row into a one-line error that names the row."""
         try:
             yield
         except UserError:
             raise
         except (lzma.LZMAError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DamagedFile(f"damaged file {self.words}: {error}") from None
+            raise DamagedFile(f"damaged file {self.location}: {error}") from None
         except KeyError as error:
-            raise UserError(f"{self.words}: no field {error}") from None
+            raise UserError(f"{self.location}: no field {error}") from None
         except (TypeError, ValueError, IndexError, AttributeError) as error:
-            raise UserError(f"{self.words}: {error}") from None
+            raise UserError(f"{self.location}: {error}") from None

@@ -1,4 +1,4 @@
-"""Tasks by name, prepared: read or drawn, put into tokens, splits kept apart."""
+"""Tasks by name: read or generate examples, tokenize them, keep splits disjoint."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from headtohead.data.corpora import SPLITS, Progress, _silent, data_root
 from headtohead.data.shards import cache_dir
 from headtohead.data.tasks import agreement, glue, hatexplain, squad
 from headtohead.data.tasks.base import Example, Material, Task, encoded, kept_apart
-from headtohead.data.tasks.readers import Places, Reader, json_rows, squad_rows, table_rows
+from headtohead.data.tasks.readers import Reader, Rows, json_rows, squad_rows, table_rows
 from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
 from headtohead.data.tokenizers import make_tokenizer, parse_tokenizer
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 
 RULE = 2
-"""Bumped when the same files or options give other examples."""
+"""Bumped when the same files or options give different examples."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A task read from files: what it is, where they stand, and how they are read."""
+    """A task read from files: its description, its files, and their reader."""
 
     about: str
     files: dict[str, str]
     rows: Reader
-    read: Callable[[Places], Material]
+    read: Callable[[Rows], Material]
     classes: tuple[str, ...] = ()
     metric: str = "accuracy"
 
@@ -51,9 +51,9 @@ def _glue(name: str, rows: Reader, texts: tuple[str, ...], label: str, *classes:
 
 _GLUE = {
     "CoLA": "whether a sentence is acceptable English",
-    "MRPC": "whether two sentences say the same",
+    "MRPC": "whether two sentences have the same meaning",
     "RTE": "whether one sentence follows from another",
-    "SST-2": "whether a phrase about a film is kind",
+    "SST-2": "whether a phrase of a movie review is positive",
 }
 _SQUAD = {"train": "squad/train-subset-v1.1.json.xz", "dev": "squad/dev-v1.1.json.xz"}
 _SENTENCES = {key: f"sva/linzen_sentences.{key}.tsv.xz" for key in ("dev", "test")}
@@ -95,14 +95,14 @@ KINDS: dict[str, Kind] = {
         agreement.PAIRS,
     ),
     "squad": Kind(
-        f"SQuAD v1.1: write the answer, {squad.AROUND} characters of the paragraph around it; train is a part",
+        f"SQuAD v1.1: generate the answer from {squad.AROUND} characters on either side of it; train is a subset",
         _SQUAD,
         squad_rows,
         squad.reader(squad.AROUND),
         metric="f1",
     ),
     "squad-whole": Kind(
-        "SQuAD v1.1: write the answer, the whole paragraph given; train is a part",
+        "SQuAD v1.1: generate the answer from the whole paragraph; train is a subset",
         _SQUAD,
         squad_rows,
         squad.reader(None),
@@ -127,19 +127,19 @@ KINDS: dict[str, Kind] = {
         ("entailment", "follows"),
         ("not_entailment", "does not follow"),
     ),
-    "glue-sst2": _glue("SST-2", table_rows(), ("sentence",), "label", ("0", "unkind"), ("1", "kind")),
+    "glue-sst2": _glue("SST-2", table_rows(), ("sentence",), "label", ("0", "negative"), ("1", "positive")),
 }
 
 
 def task_names() -> dict[str, str]:
-    """Return the tasks that can be trained on, with one line about each; synthetic ones take options."""
+    """Return the trainable tasks with a one-line description of each; synthetic ones take options."""
     return {name: kind.about for name, kind in KINDS.items()} | {
         name: kind.about for name, kind in SYNTHETIC.items()
     }
 
 
 def check_task_known(name: str) -> None:
-    """Refuse a name that is no task, and options that a synthetic one does not have."""
+    """Raise if no task has that name, or if a synthetic task does not have the given options."""
     word, _, given = name.partition(":")
     if word in SYNTHETIC:
         _options(word, given)
@@ -148,7 +148,7 @@ def check_task_known(name: str) -> None:
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> dict[str, Path]:
-    """Return the files of a task, none for a synthetic one; one that is not at hand is one clear line."""
+    """Return the files of a task, none for a synthetic one; raise if a file is missing."""
     word = name.partition(":")[0]
     if word in SYNTHETIC:
         return {}
@@ -159,7 +159,7 @@ def task_files(name: str, data_dir: str | Path | None = None) -> dict[str, Path]
     missing = next((path for path in paths.values() if not path.is_file()), None)
     if missing or not paths:
         where = f"{missing} is missing" if missing else "no data directory is given (H2H_DATA or --data-dir)"
-        raise UserError(f"task '{name}' is not at hand: {where}")
+        raise UserError(f"task '{name}' not found: {where}")
     return paths
 
 
@@ -172,9 +172,9 @@ def prepare_task(
     cache: str | Path | None = None,
     progress: Progress = _silent,
 ) -> Task:
-    """Return a task in tokens; examples longer than the context are left out and counted in its notes.
+    """Return a tokenized task; examples longer than the context are skipped and counted in its notes.
 
-    A synthetic task takes options, `recall:pairs=16`, and has tokens of its own in place of the tokenizer's.
+    A synthetic task takes options, `recall:pairs=16`, and has its own tokens instead of the tokenizer's.
     """
     if context < 1:
         raise UserError(f"context={context} is too small; at least 1 is allowed")
@@ -195,19 +195,19 @@ def _options(word: str, given: str) -> Synthetic:
 
 
 _TRIES = 200
-"""Draws for one new example before the task is called too small for as many as are wanted."""
+"""Draws per new example before the task counts as too small for the requested number."""
 
 
 def _drawn(name: str, options: Synthetic, context: int, progress: Progress) -> Task:
-    """Return a synthetic task: no example twice, so that no two splits share one."""
+    """Return a synthetic task without duplicate examples, so that no two splits share one."""
     word = name.partition(":")[0]
     held_out = max(1, options.train // 10)
     counts = {"test": held_out, "valid": held_out, "train": options.train}
     seen: set[bytes] = set()
     splits: dict[str, list[Example]] = {}
     total, done = sum(counts.values()), 0
-    for place, (split, count) in enumerate(counts.items()):
-        random = np.random.default_rng([options.seed, place, *word.encode()])
+    for index, (split, count) in enumerate(counts.items()):
+        random = np.random.default_rng([options.seed, index, *word.encode()])
         splits[split], tries = [], 0
         while len(splits[split]) < count:
             example = options.draw(random)
@@ -219,7 +219,7 @@ def _drawn(name: str, options: Synthetic, context: int, progress: Progress) -> T
                 tries += 1
                 if tries > _TRIES * (len(splits[split]) + 1):
                     raise UserError(
-                        f"task '{name}' has too few different examples for {total:,}; make it larger or take fewer"
+                        f"task '{name}' has fewer than {total:,} distinct examples; make the task larger or train smaller"
                     )
                 continue
             seen.add(key)
@@ -255,9 +255,9 @@ def _read(
             raise
         paths, rows = hub.fetch_rows(name, cache, str(error)), json_rows
     progress(f"reading {name}", 0.0)
-    places = Places({key: (path, rows(path)) for key, path in paths.items()}, progress)
-    with places.naming():
-        material = kept_apart(kind.read(places))
+    source = Rows({key: (path, rows(path)) for key, path in paths.items()}, progress)
+    with source.locate_errors():
+        material = kept_apart(kind.read(source))
     fingerprint = digest(
         canonical_json([RULE, name, [[key, digest_file(paths[key])] for key in sorted(paths)]])
     )

@@ -1,27 +1,27 @@
-"""SQuAD v1.1: questions about a paragraph, the answer to be written out; its place in the paragraph is relevant."""
+"""SQuAD v1.1: questions about a paragraph; the model generates the answer, whose span in the paragraph is relevant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from headtohead.data.tasks.base import Material, Text, hashed_split
-from headtohead.data.tasks.readers import Places, Row
+from headtohead.data.tasks.readers import Row, Rows
 
 AROUND = 200
-"""Characters of the paragraph kept on either side of the answer, as the paper does; cut between words."""
+"""Characters of the paragraph kept on either side of the answer, as in the paper; cut between words."""
 
 
-def reader(around: int | None) -> Callable[[Places], Material]:
-    """Return the reader of whole paragraphs, or of so many characters on either side of the answer."""
+def reader(around: int | None) -> Callable[[Rows], Material]:
+    """Return the reader of whole paragraphs, or of `around` characters on either side of the answer."""
 
-    def read(rows: Places) -> Material:
+    def read(rows: Rows) -> Material:
         material = Material()
         for key in ("train", "dev"):
             for row in rows[key]:
-                # Articles, not questions, are divided: paragraphs of one article answer each other's questions.
+                # Split by article, because paragraphs of one article answer each other's questions.
                 split = "test" if key == "dev" else hashed_split(row["title"], 0.1, 0.0)
                 if (text := _text(row, around)) is None:
-                    material.notes["answers not where the source says, left out"] += 1
+                    material.notes["skipped: answer not at its stated offset"] += 1
                 else:
                     material.splits[split].append(text)
         return material

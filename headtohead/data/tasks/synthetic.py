@@ -1,4 +1,4 @@
-"""Tasks that need no data: examples drawn from a seed, with the tokens that decide each answer marked."""
+"""Synthetic tasks: examples generated from a seed, with the tokens that determine each answer marked."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from headtohead.mechanisms.contract.options import Options, option
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic(Options):
-    """A task that draws its own tokens."""
+    """A task that generates its own tokens."""
 
     about: ClassVar[str] = ""
     metric: ClassVar[str] = "accuracy"
-    """What it is judged by; a list must be right as a whole."""
+    """The default metric; under exact_match a list must be right as a whole."""
     words: ClassVar[tuple[str, ...]] = ()
-    """What its tokens are called, for people; nothing where they are numbers."""
-    train: int = option(20_000, "examples of the train split; valid and test hold a tenth each", low=30)
-    seed: int = option(0, "which examples are drawn; the same for every run", low=0)
+    """Readable names of its tokens; empty if they are numbers."""
+    train: int = option(20_000, "examples of the train split; valid and test have a tenth each", low=30)
+    seed: int = option(0, "seed of the examples; the same for every run", low=0)
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         raise NotImplementedError
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; none where targets are asked for."""
+        """Names of the classes; empty if the task has targets."""
         return ()
 
     def draw(self, random: np.random.Generator) -> Example:
@@ -41,13 +41,15 @@ class Synthetic(Options):
         raise NotImplementedError
 
 
-def asked(tokens: Array, targets: dict[int, int], relevant: list[list[int]], group: str = "") -> Example:
-    """Return an example with targets at places, and the relevant places of each."""
+def with_targets(
+    tokens: Array, targets: dict[int, int], relevant: list[list[int]], group: str = ""
+) -> Example:
+    """Return an example with targets by position, and the relevant positions of each target."""
     row = np.full(len(tokens), -1, dtype=np.int64)
     row[list(targets)] = list(targets.values())
     marks = np.zeros((len(relevant), len(tokens)), dtype=bool)
-    for place, places in enumerate(relevant):
-        marks[place, places] = True
+    for row_index, positions in enumerate(relevant):
+        marks[row_index, positions] = True
     return Example(tokens.astype(np.int64), marks, targets=row, group=group)
 
 
@@ -56,36 +58,36 @@ def asked(tokens: Array, targets: dict[int, int], relevant: list[list[int]], gro
 
 @dataclasses.dataclass(frozen=True)
 class _Lists(Synthetic):
-    """A list of symbols, and another made of it; written behind it, or read off at its own places."""
+    """A list of symbols and a list computed from it, generated after it or predicted at its positions."""
 
     metric: ClassVar[str] = "exact_match"
 
     length: int = option(16, "symbols in the list", low=2)
-    symbols: int = option(10, "how many different ones there are", low=2)
+    symbols: int = option(10, "number of distinct symbols", low=2)
     form: str = option(
         "write",
-        "write: behind the list and a mark; place: at the list's own places",
+        "write: generate the answer after the list and a mark; place: predict it at the list's positions",
         choices=("write", "place"),
     )
 
     @property
     def vocabulary(self) -> int:
-        """The symbols, and the mark."""
+        """The symbols and the mark."""
         return self.symbols + 1
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """Return the other list, and for each of its symbols the places it is made of."""
+        """Return the computed list, and for each of its symbols the positions it depends on."""
         raise NotImplementedError
 
     def draw(self, random: np.random.Generator) -> Example:
-        """A list, and its answer."""
+        """Return a list and its answer."""
         values = random.integers(self.symbols, size=self.length)
-        found, places = self.answer(values)
+        found, relevant = self.answer(values)
         if self.form == "place":
-            return asked(values, dict(enumerate(found.tolist())), places)
+            return with_targets(values, dict(enumerate(found.tolist())), relevant)
         tokens = np.concatenate([values, [self.symbols], found[:-1]])
-        targets = {self.length + place: value for place, value in enumerate(found.tolist())}
-        return dataclasses.replace(asked(tokens, targets, places), prompt=self.length + 1)
+        targets = {self.length + index: value for index, value in enumerate(found.tolist())}
+        return dataclasses.replace(with_targets(tokens, targets, relevant), prompt=self.length + 1)
 
 
 class Copy(_Lists):
@@ -94,27 +96,27 @@ class Copy(_Lists):
     about = "copy a list of symbols"
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """Every symbol comes from its own place."""
-        return values, [[place] for place in range(len(values))]
+        """Each symbol depends on its own position."""
+        return values, [[index] for index in range(len(values))]
 
 
 class Reverse(_Lists):
-    """The list from its end."""
+    """The list in reverse."""
 
     about = "reverse a list of symbols"
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """The last comes first."""
-        return values[::-1], [[place] for place in reversed(range(len(values)))]
+        """Each symbol depends on the mirrored position."""
+        return values[::-1], [[index] for index in reversed(range(len(values)))]
 
 
 class Sort(_Lists):
-    """The list in rising order."""
+    """The list in ascending order."""
 
     about = "sort a list of symbols"
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """Of equal symbols any will do: all of them are relevant."""
+        """All positions of an equal symbol are relevant."""
         found = np.sort(values)
         return found, [np.flatnonzero(values == value).tolist() for value in found]
 
@@ -125,7 +127,7 @@ class _Halves(_Lists):
         """Two halves need an even length."""
         super().validate()
         if self.length % 2:
-            raise UserError(f"length={self.length} is odd; two halves need an even one")
+            raise UserError(f"length={self.length} is odd; two halves need an even length")
 
 
 class Swap(_Halves):
@@ -134,10 +136,10 @@ class Swap(_Halves):
     about = "swap the halves of a list of symbols"
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """Each symbol comes from half a list away."""
+        """Each symbol depends on the position half a list away."""
         half = len(values) // 2
-        places = [*range(half, len(values)), *range(half)]
-        return values[places], [[place] for place in places]
+        indices = [*range(half, len(values)), *range(half)]
+        return values[indices], [[index] for index in indices]
 
 
 class Subtraction(_Halves):
@@ -146,30 +148,30 @@ class Subtraction(_Halves):
     about = "subtract one list of digits from another, digit by digit, modulo the number of symbols"
 
     def answer(self, values: Array) -> tuple[Array, list[list[int]]]:
-        """Each digit is made of two, half a list apart."""
+        """Each digit depends on two positions, half a list apart."""
         half = len(values) // 2
         found = (values[:half] - values[half:]) % self.symbols
-        return found, [[place, half + place] for place in range(half)]
+        return found, [[index, half + index] for index in range(half)]
 
 
-# --- looking things up -----------------------------------------------------------------------------------------------
+# --- retrieval -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Recall(Synthetic):
-    """Keys with their values, then several keys whose values are asked for."""
+    """Key-value pairs, then several keys whose values are the targets."""
 
     about = "multi-query associative recall: the values of several keys"
-    pairs: int = option(8, "keys with a value each", low=1)
-    queries: int = option(4, "keys asked for, each once", low=1)
-    keys: int = option(32, "different keys", low=1)
-    values: int = option(32, "different values", low=2)
+    pairs: int = option(8, "key-value pairs", low=1)
+    queries: int = option(4, "queried keys, each once", low=1)
+    keys: int = option(32, "distinct keys", low=1)
+    values: int = option(32, "distinct values", low=2)
 
     def validate(self) -> None:
-        """There are no more keys in play than there are keys."""
+        """Check queries <= pairs <= keys."""
         if not self.queries <= self.pairs <= self.keys:
             raise UserError(
-                f"queries={self.queries}, pairs={self.pairs}, keys={self.keys}: each at most the next"
+                f"queries={self.queries}, pairs={self.pairs}, keys={self.keys}: queries <= pairs <= keys is required"
             )
 
     @property
@@ -178,22 +180,22 @@ class Recall(Synthetic):
         return self.keys + self.values
 
     def draw(self, random: np.random.Generator) -> Example:
-        """Pairs, then queries; a key and its value are relevant to its query."""
+        """Return pairs, then queries; a key and its value are relevant to its query."""
         keys = random.permutation(self.keys)[: self.pairs]
         values = self.keys + random.integers(self.values, size=self.pairs)
         chosen = random.permutation(self.pairs)[: self.queries]
         tokens = np.concatenate([np.stack([keys, values], 1).ravel(), keys[chosen]])
-        targets = {2 * self.pairs + place: int(values[pair]) for place, pair in enumerate(chosen)}
-        return asked(tokens, targets, [[2 * pair, 2 * pair + 1] for pair in chosen.tolist()])
+        targets = {2 * self.pairs + index: int(values[pair]) for index, pair in enumerate(chosen)}
+        return with_targets(tokens, targets, [[2 * pair, 2 * pair + 1] for pair in chosen.tolist()])
 
 
 @dataclasses.dataclass(frozen=True)
 class Induction(Synthetic):
-    """Random symbols; the last one stood there once before, and what followed it then is asked for."""
+    """Random symbols; the last one occurred once before, and the target is the symbol that followed it."""
 
-    about = "induction: what followed the last symbol when it came before"
+    about = "induction: the symbol that followed the last symbol at its earlier occurrence"
     length: int = option(32, "symbols before the last one", low=3)
-    symbols: int = option(32, "how many different ones there are", low=3)
+    symbols: int = option(32, "number of distinct symbols", low=3)
 
     @property
     def vocabulary(self) -> int:
@@ -201,25 +203,25 @@ class Induction(Synthetic):
         return self.symbols
 
     def draw(self, random: np.random.Generator) -> Example:
-        """The symbol asked about stands at one earlier place alone; it and its successor are relevant."""
+        """The last symbol occurs at exactly one earlier position; it and its successor are relevant."""
         trigger = int(random.integers(self.symbols))
         others = random.integers(self.symbols - 1, size=self.length)
         tokens = np.append(others + (others >= trigger), trigger)
-        place = int(random.integers(self.length - 1))
-        tokens[place] = trigger
-        return asked(tokens, {self.length: int(tokens[place + 1])}, [[place, place + 1]])
+        position = int(random.integers(self.length - 1))
+        tokens[position] = trigger
+        return with_targets(tokens, {self.length: int(tokens[position + 1])}, [[position, position + 1]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Pointers(Synthetic):
-    """Pairs (node, where it points to) in any order, then a node: where several steps from it lead."""
+    """Pairs (node, successor) in any order, then a node; the target is the node several hops away."""
 
     about = "pointer chasing: follow several pointers from a node"
-    nodes: int = option(8, "nodes, each pointing to one", low=2)
-    hops: int = option(2, "steps to take", low=1)
+    nodes: int = option(8, "nodes, each with one successor", low=2)
+    hops: int = option(2, "pointers to follow", low=1)
 
     def validate(self) -> None:
-        """No way comes back to a pair it has used."""
+        """Check hops < nodes, so that no pair is used twice."""
         if self.hops >= self.nodes:
             raise UserError(
                 f"hops={self.hops} is too large; at most {self.nodes - 1} with {self.nodes} nodes"
@@ -227,45 +229,45 @@ class Pointers(Synthetic):
 
     @property
     def vocabulary(self) -> int:
-        """The nodes, and the mark before the question."""
+        """The nodes, and the mark before the query."""
         return self.nodes + 1
 
     def draw(self, random: np.random.Generator) -> Example:
-        """The nodes form one ring; the pairs on the way are relevant."""
+        """The nodes form one ring; the pairs on the path are relevant."""
         ring, order = random.permutation(self.nodes), random.permutation(self.nodes)
         pairs = np.stack([ring, np.roll(ring, -1)], 1)
-        place_of = np.argsort(order)
+        index_of = np.argsort(order)
         start = int(random.integers(self.nodes))
         steps = [(start + step) % self.nodes for step in range(self.hops)]
         tokens = np.concatenate([pairs[order].ravel(), [self.nodes, ring[start]]])
-        relevant = [place for step in steps for place in (2 * place_of[step], 2 * place_of[step] + 1)]
+        relevant = [index for step in steps for index in (2 * index_of[step], 2 * index_of[step] + 1)]
         answer = int(ring[(start + self.hops) % self.nodes])
-        return asked(tokens, {len(tokens) - 1: answer}, [relevant])
+        return with_targets(tokens, {len(tokens) - 1: answer}, [relevant])
 
 
-# --- the toy of faster query-key learning ----------------------------------------------------------------------------
+# --- the toy task of faster query-key learning -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Toy(Synthetic):
-    """Common tokens and those of one class of four; then the query of that class. Its label is asked for."""
+    """Common tokens and tokens of one class of four, then the query of that class; the target is its label."""
 
-    about = "the toy of faster query-key learning: tokens of a class among common ones"
-    length: int = option(64, "tokens with the label; one fewer are the input", low=3)
+    about = "the toy task of faster query-key learning: tokens of a class among common ones"
+    length: int = option(64, "tokens including the label; the input has one fewer", low=3)
 
     @property
     def vocabulary(self) -> int:
-        """Ten common tokens, ten of each class."""
+        """Ten common tokens and ten of each class."""
         return toy.VOCABULARY
 
     def draw(self, random: np.random.Generator) -> Example:
-        """Context tokens above 9 are of the class, and relevant."""
+        """Context tokens above 9 belong to the class and are relevant."""
         source = toy.Source(seed=0, length=self.length)
         generator = torch.Generator().manual_seed(int(random.integers(2**62)))
         drawn, classes = toy.draw_tokens(source, 1, generator)
         tokens, kind = drawn[0].numpy(), int(classes[0])
         relevant = [np.flatnonzero(tokens >= toy.COMMON).tolist()]
-        return asked(tokens, {len(tokens) - 1: source.target + kind}, relevant, f"class {kind}")
+        return with_targets(tokens, {len(tokens) - 1: source.target + kind}, relevant, f"class {kind}")
 
 
 # --- an agreement grammar --------------------------------------------------------------------------------------------
@@ -287,25 +289,23 @@ _NOUNS = (
 _PLURALS = tuple("children" if noun == "child" else f"{noun}s" for noun in _NOUNS)
 _VERBS = ("see", "like", "know", "help", "follow", "praise")
 _THIRD = tuple(f"{verb}s" for verb in _VERBS)
-_PLACES = ("near", "behind", "beside", "with", "above", "under")
+_PREPOSITIONS = ("near", "behind", "beside", "with", "above", "under")
 _ADJECTIVES = ("old", "small", "green", "tall", "kind", "quiet")
 
 
 @dataclasses.dataclass(frozen=True)
 class Grammar(Synthetic):
-    """Noun phrases with other nouns inside, up to the verb whose number is asked for."""
+    """Noun phrases with nested nouns, up to the verb whose number is the label."""
 
     about = "an agreement grammar: the verb's number, with nouns of the other number in between"
-    phrases: int = option(
-        3, "phrases with a noun of their own between subject and verb, at most", low=0, high=8
-    )
+    phrases: int = option(3, "maximum number of noun phrases between subject and verb", low=0, high=8)
     words: ClassVar[tuple[str, ...]] = (
         *("the", "that"),
         *_NOUNS,
         *_PLURALS,
         *_VERBS,
         *_THIRD,
-        *_PLACES,
+        *_PREPOSITIONS,
         *_ADJECTIVES,
     )
 
@@ -316,7 +316,7 @@ class Grammar(Synthetic):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The verb's numbers."""
+        """The two grammatical numbers."""
         return ("singular", "plural")
 
     def draw(self, random: np.random.Generator) -> Example:
@@ -336,11 +336,11 @@ class Grammar(Synthetic):
             plural = int(random.integers(2))
             attractors += plural != label
             if random.random() < 0.5:
-                words += [any_of(_PLACES), *phrase(plural)]
+                words += [any_of(_PREPOSITIONS), *phrase(plural)]
             else:
                 words += ["that", *phrase(plural), any_of(_VERBS if plural else _THIRD)]
-        places = {word: place for place, word in enumerate(self.words)}
-        tokens = np.array([places[word] for word in words], dtype=np.int64)
+        ids = {word: index for index, word in enumerate(self.words)}
+        tokens = np.array([ids[word] for word in words], dtype=np.int64)
         relevant = np.zeros((1, len(tokens)), dtype=bool)
         relevant[0, subject] = True
         return Example(tokens, relevant, label, group=f"{attractors} attractor{'s' * (attractors != 1)}")

@@ -1,7 +1,8 @@
-"""Sequences of common and distinct tokens whose class the last token names: the task of the toy of faster query-key learning.
+"""The toy task of faster query-key learning: common tokens and tokens of a class that the last token names.
 
-Common tokens are 0..9; class c of four owns the tokens 10(c+1)..10(c+1)+9. A context token of class c is common with
-weight 1 each, or one of its own ten with weights .1, .2 .. 1. Then comes the query 5+c, and the label is 1+c.
+Common tokens are 0..9; class c of four has the tokens 10(c+1)..10(c+1)+9. A context token in a sequence of class c is one
+of the common ten with weight 1 each, or one of the class's ten with weights .1, .2 .. 1. The query 5+c follows, and the
+label is 1+c.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _SLOTS += [COMMON + own for own in range(10) for _ in range(own + 1)]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a run's sequences come from; runs with the same source see the same sequences in the same order."""
+    """The settings that determine a run's sequences; runs with equal sources see the same sequences in the same order."""
 
     seed: int
     length: int = 64
     batch: int = 32
     balanced: bool = False
-    """As many sequences of every class in each batch."""
+    """Equally many sequences of every class in each batch."""
     label_in_input: bool = False
     """The last input is 1+c and the target 5+c: the variant of the fixed-attention study."""
 
     @property
     def last(self) -> int:
-        """The token id of class 0 at the last input."""
+        """The token id of class 0 at the last input position."""
         return FIRST_LABEL if self.label_in_input else FIRST_QUERY
 
     @property
@@ -52,11 +53,11 @@ def draw_tokens(source: Source, count: int, generator: torch.Generator) -> tuple
     else:
         classes = torch.randint(CLASSES, (count,), generator=generator, device=device)
     size = (count, source.length - 2)
-    # A byte holds 155 slots, and bytes are drawn twice as fast.
+    # 155 slots fit in a byte, and drawing bytes is twice as fast.
     slots = torch.randint(len(_SLOTS), size, generator=generator, device=device, dtype=torch.uint8)
     per_class = torch.tensor(_SLOTS, device=device).repeat(CLASSES, 1)
     own = per_class >= COMMON
     per_class += own * COMMON * torch.arange(CLASSES, device=device)[:, None]
-    places = slots.long().add_((classes * len(_SLOTS))[:, None])
-    context = per_class.view(-1).gather(0, places.view(-1)).view(size)
+    indices = slots.long().add_((classes * len(_SLOTS))[:, None])
+    context = per_class.view(-1).gather(0, indices.view(-1)).view(size)
     return torch.cat((context, (classes + source.last)[:, None]), 1), classes

@@ -1,4 +1,4 @@
-"""Tasks by name: labelled examples read from the files of known evaluation sets, for scoring without training."""
+"""Zero-shot tasks by name: labeled examples read from the files of known evaluation sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to go on: what is given, and what would follow. What follows begins with its space."""
+    """A context and a candidate continuation, which starts with a space."""
 
     context: str
     text: str
@@ -28,14 +28,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Example:
-    """Choices, and which of them is right; a single choice is to be written out exactly."""
+    """Choices and the index of the right one; a single choice must be generated exactly."""
 
     choices: tuple[Choice, ...]
     answer: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.answer < len(self.choices):
-            raise ValueError(f"answer {self.answer} is none of {len(self.choices)} choices")
+            raise ValueError(f"answer {self.answer} is not one of {len(self.choices)} choices")
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class Task:
 
     name: str
     exact: bool
-    """Whether the answer is to be written out, rather than chosen."""
+    """Whether the answer is generated rather than chosen."""
     examples: tuple[Example, ...]
 
     def part(self, limit: int) -> Task:
         """Return the task with at most `limit` examples, spread evenly over the file; 0 keeps all."""
         if limit < 0:
-            raise UserError(f"limit={limit} is too small; 0 takes every example")
+            raise UserError(f"limit={limit} is negative; use 0 for every example")
         count = len(self.examples)
         if not 0 < limit < count:
             return self
-        chosen = tuple(self.examples[place * count // limit] for place in range(limit))
+        chosen = tuple(self.examples[index * count // limit] for index in range(limit))
         return Task(self.name, self.exact, chosen)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A named task: one line about it, where its file stands, and how it is read."""
+    """A named task: a one-line description, its file, and the reader."""
 
     about: str
     file: str
@@ -69,12 +69,12 @@ class Kind:
 
 
 def task_names() -> dict[str, str]:
-    """Return the tasks with one line about each."""
+    """Return the tasks with a one-line description of each."""
     return {name: kind.about for name, kind in _KINDS.items()}
 
 
 def chosen_tasks(given: str | Sequence[str]) -> list[str]:
-    """Return the names of the tasks that are meant, each once; `all` means every one."""
+    """Return the names of the given tasks, each once; `all` selects every task."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in _KINDS and name != ALL:
@@ -83,14 +83,14 @@ def chosen_tasks(given: str | Sequence[str]) -> list[str]:
 
 
 def task_file(name: str, data_dir: str | Path | None = None) -> Path:
-    """Return the file of a task; one that is not at hand is one clear line."""
+    """Return the file of a task; raise if it is missing."""
     if name not in _KINDS:
         raise unknown("task", name, _KINDS)
     root = data_root(data_dir)
     path = root / _KINDS[name].file if root else None
     if path is None or not path.is_file():
         where = f"{path} is missing" if path else "no data directory is given (H2H_DATA or --data-dir)"
-        raise UserError(f"task '{name}' is not at hand: {where}")
+        raise UserError(f"task '{name}' not found: {where}")
     return path
 
 
@@ -102,12 +102,12 @@ def find_task(name: str, data_dir: str | Path | None = None) -> Task:
     try:
         examples.extend(kind.read(path))
     except (KeyError, TypeError, ValueError) as error:
-        words = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path}, example {len(examples) + 1}: {words}") from None
+        message = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path}, example {len(examples) + 1}: {message}") from None
     except (lzma.LZMAError, EOFError) as error:
         raise DamagedFile(f"damaged file {path}: {error}") from None
     if not examples:
-        raise UserError(f"{path} holds no examples")
+        raise UserError(f"{path} contains no examples")
     return Task(name, kind.exact, tuple(examples))
 
 
@@ -115,7 +115,7 @@ def find_task(name: str, data_dir: str | Path | None = None) -> Task:
 
 
 def _choice(context: object, joint: str, text: object) -> Choice:
-    """Return a choice whose space stands with what follows: no tokenizer then sees a context that ends in one."""
+    """Return a choice with the space in the continuation, so that no tokenizer sees a context that ends in a space."""
     if not isinstance(context, str) or not isinstance(text, str):
         raise TypeError("context and answer must be text")
     return Choice(context.rstrip() + joint, f" {text.strip()}")
@@ -123,7 +123,7 @@ def _choice(context: object, joint: str, text: object) -> Choice:
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"the answer is {value!r}, not the number of a choice")
+        raise TypeError(f"the answer is {value!r}, not the index of a choice")
     return value
 
 
@@ -148,7 +148,7 @@ def _chosen(joint: str) -> Callable[[Path], Iterator[Example]]:
 
 
 def _fitted(path: Path) -> Iterator[Example]:
-    """The contexts differ and what follows is one and the same: which context makes it likelier."""
+    """The contexts differ and the continuation is the same: which context makes it likelier."""
     for row in read_json_lines(path):
         contexts = _list(row["context_options"])
         choices = tuple(_choice(context, "", row["continuation"]) for context in contexts)
@@ -163,7 +163,7 @@ def _table(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _paired(path: Path) -> Iterator[Example]:
-    """Two sentences of which one is right: what they share before they part is given, and both go on to their end."""
+    """Two sentences of which one is right: the context is their common prefix, the choices are the remainders."""
     for row in _table(path):
         pair = [row[name].split(" ") for name in ("grammatical", "ungrammatical")]
         same = 0
@@ -176,7 +176,7 @@ def _paired(path: Path) -> Iterator[Example]:
 
 
 def _inflected(path: Path) -> Iterator[Example]:
-    """The words before a verb, and its two forms."""
+    """The context is the words before a verb, the choices are its two forms."""
     for row in _table(path):
         before = row["sentence"].split(" ")[: int(row["verb_idx"])]
         yield Example(tuple(_choice(" ".join(before), "", row[form]) for form in ("correct", "wrong")))
@@ -192,7 +192,7 @@ def _entailed(path: Path) -> Iterator[Example]:
 _ANSWER = "\nAnswer:"
 _KINDS: dict[str, Kind] = {
     "lambada": Kind(
-        "the last word of a passage, written out (OpenAI's version, test)",
+        "generate the last word of a passage (OpenAI's version, test)",
         "zeroshot/lambada_openai.jsonl.xz",
         _written,
         exact=True,
@@ -202,9 +202,9 @@ _KINDS: dict[str, Kind] = {
         "harder science questions, test", "zeroshot/arc_challenge.jsonl.xz", _chosen(_ANSWER)
     ),
     "boolq": Kind("yes or no after a passage, validation", "zeroshot/boolq.jsonl.xz", _chosen(_ANSWER)),
-    "copa": Kind("cause or effect of an event, validation", "zeroshot/copa.jsonl.xz", _chosen("")),
+    "copa": Kind("the cause or effect of an event, validation", "zeroshot/copa.jsonl.xz", _chosen("")),
     "piqa": Kind("how to do everyday things, validation", "zeroshot/piqa.jsonl.xz", _chosen(_ANSWER)),
-    "winogrande": Kind("whom a sentence speaks of, validation", "zeroshot/winogrande.jsonl.xz", _fitted),
+    "winogrande": Kind("pronoun resolution, validation", "zeroshot/winogrande.jsonl.xz", _fitted),
     "rte": Kind("whether one sentence follows from another (GLUE, dev)", "glue/RTE.dev.tsv.xz", _entailed),
     "marvin_linzen": Kind(
         "which of two sentences that differ in agreement or a reflexive is likelier (Marvin and Linzen's templates)",
@@ -212,12 +212,12 @@ _KINDS: dict[str, Kind] = {
         _paired,
     ),
     "gulordava": Kind(
-        "a verb's number in natural sentences, with and without attractors (Gulordava's part of Linzen's)",
+        "a verb's number in natural sentences, with and without attractors (Gulordava's subset of Linzen's)",
         "sva/linzen_gulordava_filtered.tsv.xz",
         _inflected,
     ),
     "arithmetic": Kind(
-        "sums of small numbers, written out",
+        "generate the sum of small numbers",
         "zeroshot/simple_arithmetic_withspaces.jsonl.xz",
         _written,
         exact=True,

@@ -19,7 +19,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import digest, finite
 from headtohead.report.dashboard.status import StatusReader, StudyStatus
 from headtohead.report.figures import NIGHT, PAPER, as_svg
-from headtohead.report.templates import beside, templates
+from headtohead.report.templates import asset, templates
 
 HOST = "127.0.0.1"
 _POLICY = (
@@ -47,10 +47,10 @@ class Watch:
             "/": ("text/html; charset=utf-8", page.encode()),
             "/watch.js": (
                 "text/javascript; charset=utf-8",
-                (beside("theme.js") + beside("watch.js")).encode(),
+                (asset("theme.js") + asset("watch.js")).encode(),
             ),
             "/icon.svg": ("image/svg+xml", _ICON.encode()),
-            "/page.css": ("text/css; charset=utf-8", beside("page.css").encode()),
+            "/page.css": ("text/css; charset=utf-8", asset("page.css").encode()),
         }
 
     def answer(self, route: str) -> Answer | None:

@@ -1,7 +1,6 @@
-"""The panels of a report, one file each: a new one is a file and a line here.
+"""Panels of a report, one file each; register a new panel here.
 
-A panel's `figure` takes one contest, or all contests of the study, and returns a `Figure`, or None where there is
-nothing to show.
+A panel's `figure` takes one contest, or all contests of the study, and returns a `Figure`, or None without data.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CONTEST: dict[str, Callable[[View], Figure | None]] = {
     "skip": skip.figure,
     "stability": stability.figure,
 }
-"""Drawn for each contest, in this order; the first stands above the table of verdicts."""
+"""Drawn for each contest, in this order; the first is above the verdict table."""
 STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
     "claims": claims.figure,
     **{f"gap-{over.replace('_', '-')}": partial(trends.figure, over) for over in OVER},
@@ -41,7 +40,7 @@ STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
     "matrix": matrix.figure,
     "corpora": corpora.figure,
 }
-"""Drawn once, from all contests together."""
+"""Drawn once per study, from all contests."""
 
 __all__ = [
     "CONTEST",

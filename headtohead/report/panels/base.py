@@ -1,4 +1,4 @@
-"""What a panel is: a chart or a table with the words above it, drawn from one contest or from the whole study."""
+"""Types of panels: the data of one contest, and figures with chart, table and caption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_l
 
 @dataclass(frozen=True)
 class View:
-    """One contest, with everything its runs left behind."""
+    """One contest with all stored data of its runs."""
 
     path: Path
     """The study's directory."""
@@ -32,33 +32,33 @@ class View:
 
     @property
     def scale(self) -> alt.Scale:
-        """One colour per arm, the same in every chart."""
+        """One color per arm, the same in every chart."""
         return colors(self.labels, self.manifest.baseline)
 
     @property
     def measure(self) -> Measure:
-        """What the contest is judged by."""
+        """The metric the contest is judged by."""
         return self.manifest.measure(self.contest)
 
     @property
     def unit(self) -> str:
-        """The same in words."""
+        """The label of that metric."""
         return metric_label(self.measure.name)
 
     @property
     def side(self) -> str:
-        """Where the better scores stand on an axis."""
+        """The side of an axis with better scores."""
         return "left" if self.measure.better == "lower" else "right"
 
     @property
     def references(self) -> dict[str, float]:
-        """What one gets without a model, by name: bits per byte, or a task's metric."""
+        """Scores of trivial predictors by name, in bits per byte or a task's metric."""
         return self.manifest.references.get(self.contest.corpus_label, {})
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A word in a table that stands out by its colour."""
+    """A colored label in a table."""
 
     words: str
     kind: str
@@ -67,24 +67,24 @@ class Chip:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of words and numbers, formatted; `left` columns hold words, the others numbers."""
+    """Formatted rows; the first `left` columns are text, the others numbers."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str | Chip]]
     left: int = 1
     folded: str = ""
-    """What to press to see it; empty: it is shown at once."""
+    """Label that unfolds the table; empty: always shown."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, a table or both, under a title and a line of words."""
+    """A chart, a table or both, with title and caption."""
 
     title: str
     words: str
     chart: Chart | None = None
     hint: str = ""
-    """What a reader can do with it on a screen."""
+    """How to interact with it on a screen."""
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()
-    """Pages beside this one: a name, and where it is from here."""
+    """Linked pages: name and relative path."""

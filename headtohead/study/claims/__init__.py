@@ -82,14 +82,14 @@ def judge_claims(
     Criteria about a study that is not given stay open; `absent` gives the reason by study.
     """
     settings = paper.studies(scale)
-    asked = _Evidence(
+    basis = _Evidence(
         scale,
         build_study(settings[MAIN]).baseline_arm.text,
         {name: Evidence(paper, name, build_study(settings[name]), study) for name, study in studies.items()},
         dict.fromkeys(settings, "has not been run") | dict(absent or {}),
         toy,
     )
-    return [_judge_all(claim, asked) for claim in paper.claims]
+    return [_judge_all(claim, basis) for claim in paper.claims]
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class _Evidence:
     toy: Toy | None
 
 
-def _judge_all(claim: Claim, asked: _Evidence) -> ClaimResult:
-    parts = [_part(asked, criterion, claim) for criterion in claim.criteria]
+def _judge_all(claim: Claim, basis: _Evidence) -> ClaimResult:
+    parts = [_part(basis, criterion, claim) for criterion in claim.criteria]
     scales = {part.scale for part in parts}
     scale = REDUCED if REDUCED in scales else PUBLISHED if PUBLISHED in scales else NOT_RUN
     sizes = [part.size for part in parts if part.size is not None]
@@ -125,22 +125,22 @@ def _judge_all(claim: Claim, asked: _Evidence) -> ClaimResult:
     )
 
 
-def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
+def _part(basis: _Evidence, criterion: Criterion, claim: Claim) -> Part:
     """Return the result of one criterion."""
-    scale = asked.scale
+    scale = basis.scale
     if criterion.kind == "open":
         return Part(OPEN, None, NOT_RUN, criterion.reason)
     if criterion.kind == "cost":
-        return arms.cost(asked.baseline, criterion)
+        return arms.cost(basis.baseline, criterion)
     if criterion.kind in ("toy", "toy_check"):
-        if asked.toy is None:
+        if basis.toy is None:
             return Part(OPEN, None, NOT_RUN, f"the toy is not part of scale {scale}")
         judge = toy_order if criterion.kind == "toy" else toy_checks
-        return judge(criterion, asked.toy, scale == "smoke")
-    if criterion.study not in asked.studies:
-        why = asked.absent.get(criterion.study, f"is not part of scale {scale}")
+        return judge(criterion, basis.toy, scale == "smoke")
+    if criterion.study not in basis.studies:
+        why = basis.absent.get(criterion.study, f"is not part of scale {scale}")
         return Part(OPEN, None, NOT_RUN, f"study {criterion.study} {why}")
-    evidence = asked.studies[criterion.study]
+    evidence = basis.studies[criterion.study]
     missing = [arm for arm in criterion.arms if evidence.label(arm) is None]
     if missing:
         return Part(OPEN, None, NOT_RUN, f"arm {missing[0]} is not part of scale {scale}")
@@ -162,10 +162,10 @@ def _part(asked: _Evidence, criterion: Criterion, claim: Claim) -> Part:
     differs = evidence.other_scale(claim, known, criterion)
     part.scale = REDUCED if differs else PUBLISHED
     if {part.direction, part.size} & {SUPPORTED, CONTRADICTED} and (
-        nothing := _untrained_in(evidence, criterion, known)
+        untrained := _untrained_in(evidence, criterion, known)
     ):
         part.direction, part.size = OPEN, None if part.size is None else OPEN
-        part.reason += f"; {nothing}"
+        part.reason += f"; {untrained}"
     if scale == "smoke":
         part.direction, part.size, part.reason = OPEN, OPEN, SMOKE
     elif differs:

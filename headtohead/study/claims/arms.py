@@ -70,7 +70,7 @@ def change(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part
     """Judge the difference in the second contest minus the difference in the first, over paired seeds."""
     names = (criterion.arm, criterion.against)
     form = f"({{0}}) at {criterion.values[1]} minus at {criterion.values[0]}"
-    return _second_less_first(evidence, criterion, [(contest, *names) for contest in contests[:2]], form)
+    return _second_minus_first(evidence, criterion, [(contest, *names) for contest in contests[:2]], form)
 
 
 def interaction(evidence: Evidence, criterion: Criterion, contests: Contests) -> Part:
@@ -78,10 +78,10 @@ def interaction(evidence: Evidence, criterion: Criterion, contests: Contests) ->
     control = (contests[0], criterion.control, criterion.control_against)
     share = "" if criterion.share == 1 else f"{criterion.share:g} of "
     places = (control, (contests[0], criterion.arm, criterion.against))
-    return _second_less_first(evidence, criterion, places, f"({{1}}) minus {share}({{0}})")
+    return _second_minus_first(evidence, criterion, places, f"({{1}}) minus {share}({{0}})")
 
 
-def _second_less_first(
+def _second_minus_first(
     evidence: Evidence, criterion: Criterion, places: Sequence[tuple[Contest, str, str]], form: str
 ) -> Part:
     gaps = [evidence.gaps(*place) for place in places]

@@ -105,11 +105,11 @@ def _numbers(criterion: Criterion, compared: Compared) -> str:
 def difference(criterion: Criterion, compared: Compared) -> Part:
     """Judge arm - other: its direction, and its size against the published effect."""
     measured = [_row(criterion, compared)]
-    asked = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
+    sized = criterion.effect is not None or criterion.at_least is not None or criterion.at_most is not None
     if compared.trouble:
-        return Part(OPEN, OPEN if asked else None, REDUCED, f"{compared.label}: {compared.trouble}", measured)
+        return Part(OPEN, OPEN if sized else None, REDUCED, f"{compared.label}: {compared.trouble}", measured)
     direction = {criterion.expect: SUPPORTED, "undecided": OPEN}.get(compared.decision, CONTRADICTED)
-    size = _size(criterion, compared.paired) if asked else None
+    size = _size(criterion, compared.paired) if sized else None
     return Part(direction, size, REDUCED, f"{_numbers(criterion, compared)}: {compared.decision}", measured)
 
 
@@ -124,7 +124,8 @@ def signed_difference(criterion: Criterion, compared: Compared) -> Part:
 def equivalence(criterion: Criterion, compared: Compared) -> Part:
     """Judge whether arm - other is within the margin.
 
-    Supported if the 90 % interval is inside the margin, contradicted if the 95 % interval is outside. With expect `no better` or `no worse`, only one side of the margin counts.
+    Supported if the 90 % interval is inside the margin, contradicted if the 95 % interval is outside.
+    With expect `no better` or `no worse`, only one side of the margin counts.
     """
     measured = [_row(criterion, compared)]
     if compared.trouble:

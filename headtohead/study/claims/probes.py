@@ -84,12 +84,12 @@ def _name(evidence: Evidence, criterion: Criterion) -> str:
 
 def _adjusted(evidence: Evidence, criterion: Criterion, contest: Contest) -> float | None:
     """Return the p value of a probe's number, Holm-adjusted over all probe criteria of the claims in a contest."""
-    asked = [
+    criteria = [
         part
         for part in evidence.criteria
         if part.kind == "probe"
         and evidence.contest(part.place) == contest
         and all(evidence.label(arm) is not None for arm in part.arms)
     ]
-    found = holm([_pairs(evidence, part, contest).p for part in asked])
-    return next((p for part, p in zip(asked, found, strict=True) if part is criterion), None)
+    found = holm([_pairs(evidence, part, contest).p for part in criteria])
+    return next((p for part, p in zip(criteria, found, strict=True) if part is criterion), None)

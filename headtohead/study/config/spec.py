@@ -147,11 +147,17 @@ class StudySpec:
         return dataclasses.replace(settings, tokens=round(self.bytes / bytes_per_token))
 
 
+def with_stored_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names that stores keep: `init_from` is stored as `from`, its name until version 0.1."""
+    values = {"from" if key in ("init_from", "from_") else key: value for key, value in given.items()}
+    if isinstance(arms := values.get("arms"), list | tuple):
+        values["arms"] = [with_stored_names(arm) if isinstance(arm, Mapping) else arm for arm in arms]
+    return values
+
+
 def build_study(given: Mapping[str, Any]) -> StudySpec:
     """Return the study defined by plain values: a TOML file's content, or keyword arguments of `Study`."""
-    values = dict(given)
-    if "from_" in values:  # `from` is a Python keyword
-        values["from"] = values.pop("from_")
+    values = with_stored_names(given)
     known = {
         "arms",
         "name",
@@ -232,6 +238,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
 
 _MARGIN = 0.005
 _OF_TASKS = ("causal", "answer", "metric", "from")
+_SHOWN = {"from": "init_from"}
 _OF_CORPORA = ("corpus", "bytes", "branches")
 
 
@@ -243,11 +250,11 @@ def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
             raise UserError(f"{key} applies to corpora only; remove it or tasks = {list(tasks)}")
         if not tasks and key in _OF_TASKS:
             raise UserError(
-                f"{key} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
+                f"{_SHOWN.get(key, key)} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
             )
     for arm in arms:
         if arm.start and not tasks:
-            raise UserError(f"arm '{arm.label}': from applies to tasks only; add tasks")
+            raise UserError(f"arm '{arm.label}': init_from applies to tasks only; add tasks")
     for name in tasks:
         check_task_known(name)
     return tasks

@@ -41,8 +41,8 @@ def grow(
         fall = round(settings.decay_share * count)
         if fall < 1 or rise > count - fall or count == fall:
             raise UserError(
-                f"branches: {count} steps ({settings.tokens:,} tokens) are too few for {rise} warm-up steps, a stable phase and "
-                f"{fall} decay steps; give more tokens, a smaller batch, or another warmup and decay_share"
+                f"branches: {count} steps ({settings.tokens:,} tokens) are too few for {rise} warm-up steps, "
+                f"a stable phase and {fall} decay steps; give more tokens, a smaller batch, warmup or decay_share"
             )
         branches.append(dataclasses.replace(settings, warmup=rise / count))
         starts.append(count - fall)

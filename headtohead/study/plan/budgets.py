@@ -6,7 +6,7 @@ shape = as_is    every arm has the size's own dimensions
                  all layers) equal the baseline's
 length = tokens      every arm sees the same tokens
          flops       the arm's tokens are solved so that its training FLOPs equal the baseline's
-         time        the arm's tokens are solved so that its training seconds equal the baseline's (study/plan/step_timing.py)
+         time        the arm's tokens are solved so that its training seconds equal the baseline's (plan/step_timing.py)
          time_plain  the same, with every fused operation timed by its plain reference
 """
 
@@ -86,7 +86,7 @@ def match_cache(
     wider = _cache_bytes(dataclasses.replace(size, width=2 * size.width), layers) or 0
     if wider <= here:
         raise UserError(
-            f"shape=cache cannot be met: the arm's cache takes {here:,} bytes per token at any width, the baseline's {target:,}"
+            f"shape=cache cannot be met: the arm caches {here:,} bytes per token at any width, the baseline {target:,}"
         )
     guess = head + (target - here) * head / (wider - here)
     heads = sorted(

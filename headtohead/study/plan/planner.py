@@ -367,7 +367,7 @@ def _naming(arm: Arm | None) -> Iterator[None]:
 def _solved_bytes(
     spec: StudySpec, arm: Arm, contest: Contest, training: TrainSettings, dataset: Dataset
 ) -> Solved:
-    """Return how a length in bytes was converted to tokens; reported for the baseline only, since it is equal for all arms."""
+    """Return how a length in bytes was converted to tokens; reported only for the baseline, equal for all arms."""
     each = dataset.bytes_per_token
     note = f"{each:.4g} bytes per token on the train split; the same tokens for all arms, compared with the requested bytes"
     numbers = (spec.bytes, training.tokens, "bytes of text", _trained(training) * each, spec.bytes)

@@ -97,14 +97,14 @@ def _one_pass(
         def ended(index: int, outcome: Outcome) -> None:
             run, record, member = runs[index], recorded[index], members[index]
 
-            def whole() -> str:
+            def execute() -> str:
                 status = finish_run(member, outcome, execution, held, emit)
                 if status == "done":
                     missing = missing_probes(run, probes)
                     take_probes(run, record, member.model, execution, missing, held, emit)
                 return status
 
-            states[run.id] = with_failures_recorded(run, emit, whole)
+            states[run.id] = with_failures_recorded(run, emit, execute)
 
         trainer = PopulationTrainer(
             [member.trainer for member in members],

@@ -76,7 +76,7 @@ def run_one(
     held = stop_when_lost(run, lost, stop)
     chosen = layers if layers is not None else layers_of(record)
 
-    def whole() -> str:
+    def execute() -> str:
         if run.finished():  # only its probes are missing
             model, status = _restored(run, record, chosen).to(device), "done"
         else:
@@ -93,7 +93,7 @@ def run_one(
             take_probes(run, record, model, execution, missing_probes(run, probes), held, emit)
         return status
 
-    return with_failures_recorded(run, emit, whole)
+    return with_failures_recorded(run, emit, execute)
 
 
 def stop_when_lost(run: RunDirectory, lost: Callable[[], bool], stop: Stop) -> Stop:

@@ -61,7 +61,7 @@ def examine(folder: Path, progress: Progress = lambda message, share: None) -> l
     runs = store.runs()
     findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
     for index, run in enumerate(runs):
-        progress("examining runs", index / len(runs))
+        progress("checking runs", index / len(runs))
         findings += [*_run(run), *_kept(run)]
     return findings
 

@@ -22,24 +22,24 @@ def examples(count: int = 100) -> list[Example]:
     return found
 
 
-def test_an_epoch_holds_every_example_once_in_an_order_of_its_own() -> None:
+def test_an_epoch_has_every_example_once_in_its_own_order() -> None:
     rows = examples()
     batches = Batches(rows, 8, seed=3)
     assert batches.per_epoch == 13
     orders = []
     for epoch in range(2):
-        places = [batches.batch(13 * epoch + number).places.tolist() for number in range(13)]
-        assert sorted(place for batch in places for place in batch) == list(range(100))
-        orders.append(places)
+        indices = [batches.batch(13 * epoch + number).places.tolist() for number in range(13)]
+        assert sorted(index for batch in indices for index in batch) == list(range(100))
+        orders.append(indices)
     assert orders[0] != orders[1]
     again = Batches(rows, 8, seed=3)
-    assert again.batch(20).places.tolist() == orders[1][7], "no state: any batch at any time"
+    assert again.batch(20).places.tolist() == orders[1][7], "stateless: any batch at any time"
     assert Batches(rows, 8, seed=4).batch(0).places.tolist() != orders[0][0]
     with pytest.raises(UserError, match="batch=0"):
         Batches(rows, 0, 1)
 
 
-def test_like_lengths_stand_together() -> None:
+def test_examples_of_similar_length_share_a_batch() -> None:
     rows = examples(1000)
     batches = Batches(rows, 8, seed=1)
     padded = sum(int((batch.ends.max() - batch.ends).sum()) for batch in map(batches.batch, range(125)))
@@ -48,14 +48,14 @@ def test_like_lengths_stand_together() -> None:
     assert lengths != sorted(lengths)
 
 
-def test_padding_is_marked_and_asks_for_nothing() -> None:
+def test_padding_is_marked_and_has_no_targets() -> None:
     rows = examples(20)
     batch = collated(rows, range(20))
     assert batch.padding is not None
     for row, example in enumerate(rows):
         length = len(example.tokens)
         assert batch.tokens[row, :length].tolist() == example.tokens.tolist()
-        assert batch.padding[row].tolist() == [place < length for place in range(batch.tokens.shape[1])]
+        assert batch.padding[row].tolist() == [index < length for index in range(batch.tokens.shape[1])]
         assert batch.ends[row] == length - 1
         assert batch.rows[row] == len(example.relevant)
         assert torch.equal(
@@ -63,14 +63,14 @@ def test_padding_is_marked_and_asks_for_nothing() -> None:
         )
         assert batch.relevant[row].sum() == example.relevant.sum()
         assert batch.targets[row, length - 1] == example.label
-    assert (batch.targets >= 0).sum() == 20, "a class is asked for once, at the last real token"
-    longest = max(range(20), key=lambda place: len(rows[place].tokens))
+    assert (batch.targets >= 0).sum() == 20, "one label per example, at the last real token"
+    longest = max(range(20), key=lambda index: len(rows[index].tokens))
     alone = collated(rows, [longest])
-    assert alone.padding is None, "nothing is padded, and the last token is read"
+    assert alone.padding is None, "a single example has no padding"
     assert alone.ends.tolist() == [len(rows[longest].tokens) - 1]
 
 
-def test_what_stands_at_padding_changes_nothing() -> None:
+def test_the_tokens_at_padding_have_no_effect() -> None:
     task = prepare_task("grammar:train=60", context=32)
     batch = next(iter(scoring_batches(task.splits["train"][:16], 16)))
     assert batch.padding is not None
@@ -86,7 +86,7 @@ def test_what_stands_at_padding_changes_nothing() -> None:
         assert torch.equal(one[batch.padding], two[batch.padding])
 
 
-def test_without_what_is_written_the_question_is_left() -> None:
+def test_without_the_answers_only_the_prompt_is_left() -> None:
     rows = prepare_task("reverse:train=30,length=4", context=32).splits["train"]
     whole, question = collated(rows, range(8)), collated(rows, range(8), written=False)
     assert whole.tokens.shape == (8, 8)
@@ -105,5 +105,5 @@ def test_spans_are_the_first_and_the_last_relevant_token() -> None:
 
 def test_scoring_sees_every_example_once() -> None:
     rows = examples(50)
-    places = [place for batch in scoring_batches(rows, 7) for place in batch.places.tolist()]
-    assert sorted(places) == list(range(50))
+    indices = [index for batch in scoring_batches(rows, 7) for index in batch.places.tolist()]
+    assert sorted(indices) == list(range(50))

@@ -23,8 +23,8 @@ def packed(path: Path, text: str) -> Path:
 
 
 def phrase(number: int) -> str:
-    """A text of its own for every number below 4096."""
-    return " ".join(WORDS[number >> 3 * place & 7] for place in range(4))
+    """Return a distinct text for every number below 4096."""
+    return " ".join(WORDS[number >> 3 * digit & 7] for digit in range(4))
 
 
 def post(number: int, split: str, label: str, **changes: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def questions(count: int, title: str, **changes: Any) -> dict[str, Any]:
 
 
 def made(folder: Path) -> Path:
-    """A data directory with small files of every task."""
+    """Return a data directory with small files of every task."""
     hatexplain(folder, posts())
     for key in ("val", *"12345"):
         rows = (
@@ -70,9 +70,9 @@ def made(folder: Path) -> Path:
         packed(
             folder / f"sva/linzen_numpred.{'val' if key == 'val' else f'test.{key}'}.tsv.xz", "".join(rows)
         )
-    for place, key in enumerate(("dev", "test")):
+    for index, key in enumerate(("dev", "test")):
         rows = (
-            f"the {phrase(100 * place + i)} dog runs off\t5\t6\t{('VBZ', 'VBP')[i % 2]}\truns\trun\n"
+            f"the {phrase(100 * index + i)} dog runs off\t5\t6\t{('VBZ', 'VBP')[i % 2]}\truns\trun\n"
             for i in range(90)
         )
         head = "sentence\tsubj_idx\tverb_idx\tverb_pos\tverb\tinflected_verb\n"
@@ -120,7 +120,7 @@ def marked(task: Task, example: Example) -> list[str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_task_is_read_with_every_class_in_splits_that_share_nothing(data: Path, name: str) -> None:
+def test_every_task_is_read_with_every_class_in_disjoint_splits(data: Path, name: str) -> None:
     task = prepare_task(name, "bytes", 1200, data_dir=data)
     texts = {split: {text_of(task, example) for example in rows} for split, rows in task.splits.items()}
     assert all(texts.values())
@@ -130,7 +130,7 @@ def test_every_task_is_read_with_every_class_in_splits_that_share_nothing(data: 
     assert task.notes == {}
 
 
-def test_rationales_become_tokens_of_their_words(data: Path) -> None:
+def test_rationales_mark_the_tokens_of_their_words(data: Path) -> None:
     for tokenizer in ("bytes", "bpe:300"):
         task = prepare_task("hatexplain", tokenizer, 64, data_dir=data)
         assert task.classes == ("normal", "offensive", "hatespeech")
@@ -141,21 +141,21 @@ def test_rationales_become_tokens_of_their_words(data: Path) -> None:
             assert found == wanted
 
 
-def test_annotators_who_disagree_and_masks_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+def test_disagreeing_annotators_and_mismatched_masks_are_counted(tmp_path: Path) -> None:
     rows = posts()
     rows[7]["rationales"][1].append(0)
     rows += [post(100, "none", "normal", labels=["normal", "offensive", "hatespeech"])]
-    rows += [post(1, "test", "offensive")]  # stands in train too
+    rows += [post(1, "test", "offensive")]  # also in train
     task = prepare_task("hatexplain", "bytes", 64, data_dir=hatexplain(tmp_path, rows))
     assert task.notes == {
-        "annotators disagree, left out": 1,
-        "rationale masks of another length than the text, left out": 1,
-        "train: left out, as they stand in a later split too": 1,
+        "skipped: annotators disagree": 1,
+        "skipped: rationale masks whose length differs from the text": 1,
+        "train: skipped, also in a later split": 1,
     }
     assert [len(example.relevant) for example in task.splits["valid"] if example.label].count(1) == 1
 
 
-def test_agreement_keeps_the_most_attractors_for_testing(data: Path) -> None:
+def test_agreement_has_the_most_attractors_only_in_test(data: Path) -> None:
     task = prepare_task("agreement", "bytes", 64, data_dir=data)
     groups = {split: {example.group for example in rows} for split, rows in task.splits.items()}
     assert {"4 attractors", "5 attractors"} <= groups["test"]
@@ -176,7 +176,7 @@ def test_subject_and_verb_are_relevant(data: Path) -> None:
     assert {example.label for example in pairs.splits["train"] if marked(pairs, example) == ["run"]} == {0}
 
 
-def test_an_answer_is_written_behind_the_question_and_its_place_is_relevant(data: Path) -> None:
+def test_an_answer_follows_the_question_and_its_span_is_relevant(data: Path) -> None:
     short, whole = (prepare_task(name, "bytes", 1200, data_dir=data) for name in ("squad", "squad-whole"))
     for task, longest in ((short, 520), (whole, 900)):
         example = task.splits["test"][0]
@@ -189,22 +189,22 @@ def test_an_answer_is_written_behind_the_question_and_its_place_is_relevant(data
         assert prompt.endswith(" A:")
         assert len(prompt) < longest
         assert example.targets is not None
-        asked = example.targets[example.targets >= 0].tolist()
-        assert asked == [*" Zoë Miller".encode(), task.tokenizer.separator]
-        assert example.tokens[example.prompt :].tolist() == asked[:-1]
+        targets = example.targets[example.targets >= 0].tolist()
+        assert targets == [*" Zoë Miller".encode(), task.tokenizer.separator]
+        assert example.tokens[example.prompt :].tolist() == targets[:-1]
         assert (example.targets[: example.prompt - 1] < 0).all()
         assert example.answers == (" Zoë Miller", " Miller")
     assert len(whole.splits["test"][0].tokens) > len(short.splits["test"][0].tokens)
 
 
-def test_a_question_whose_answer_is_elsewhere_is_counted(tmp_path: Path) -> None:
+def test_a_question_with_a_wrong_answer_offset_is_counted(tmp_path: Path) -> None:
     folder = made(tmp_path)
     wrong = questions(2, "Other") | {"title": "wrong"}
     for paragraph in wrong["paragraphs"]:
         paragraph["qas"][0]["answers"][0]["answer_start"] = 3
     packed(folder / "squad/dev-v1.1.json.xz", json.dumps({"data": [wrong, questions(3, "Third")]}))
     task = prepare_task("squad", "bytes", 1200, data_dir=folder)
-    assert task.notes == {"answers not where the source says, left out": 2}
+    assert task.notes == {"skipped: answer not at its stated offset": 2}
     assert len(task.splits["test"]) == 3
 
 
@@ -218,27 +218,27 @@ def test_glue_is_tested_on_the_published_dev_set(data: Path) -> None:
     assert (text_of(task, first), first.label) == (phrase(200), 0)
 
 
-def test_long_examples_are_counted_and_never_cut(tmp_path: Path) -> None:
+def test_long_examples_are_skipped_and_counted(tmp_path: Path) -> None:
     rows = posts()
     rows[0]["tokens"] = [*rows[0]["tokens"], "x" * 60]
     rows[1]["tokens"][0] = "y" * 60
     task = prepare_task("hatexplain", "bytes", 64, data_dir=hatexplain(tmp_path, rows))
-    assert task.notes == {"train: longer than 64 tokens, left out": 2}
+    assert task.notes == {"train: skipped, longer than 64 tokens": 2}
     assert task.longest <= 64
 
 
 def test_a_class_without_examples_is_an_error(tmp_path: Path) -> None:
     rows = [row for row in posts() if (row["split"], row["labels"][0]) != ("val", "offensive")]
-    with pytest.raises(UserError, match="the valid split has no example of the class 'offensive'"):
+    with pytest.raises(UserError, match="the valid split has no example of class 'offensive'"):
         prepare_task("hatexplain", "bytes", 64, data_dir=hatexplain(tmp_path, rows))
     with pytest.raises(
-        UserError, match="the train split has no examples; train: longer than 4 tokens, left out: 12"
+        UserError, match="the train split has no examples; train: skipped, longer than 4 tokens: 12"
     ):
         prepare_task("hatexplain", "bytes", 4, data_dir=hatexplain(tmp_path, posts()))
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "text", "words"),
+    ("name", "file", "text", "message"),
     [
         ("hatexplain", "hatexplain/hatexplain.jsonl.xz", "{", "line 1: not JSON"),
         (
@@ -251,27 +251,27 @@ def test_a_class_without_examples_is_an_error(tmp_path: Path) -> None:
         ("agreement", "sva/linzen_numpred.val.tsv.xz", "VBZ\ta b\nVBZ\n", "line 2: 1 columns, expected 2"),
         ("agreement", "sva/linzen_numpred.val.tsv.xz", "NN\ta b\n", "row 1: no field 'NN'"),
         ("agreement-pairs", "sva/marvin_linzen.tsv.xz", "one\ttwo\na\tb\n", "row 1: no field 'grammatical'"),
-        ("glue-cola", "glue/CoLA.train.tsv.xz", "gj04\t7\t\ta b\n", "row 1: label '7' is none of 0, 1"),
+        ("glue-cola", "glue/CoLA.train.tsv.xz", "gj04\t7\t\ta b\n", "row 1: label '7' is not one of 0, 1"),
         ("squad", "squad/dev-v1.1.json.xz", "[", "damaged file .*dev-v1.1"),
         ("squad", "squad/dev-v1.1.json.xz", "{}", "dev-v1.1.json.xz: no field 'data'"),
     ],
 )
-def test_a_damaged_file_is_named_with_the_place(
-    tmp_path: Path, name: str, file: str, text: str, words: str
+def test_errors_name_the_damaged_file_and_row(
+    tmp_path: Path, name: str, file: str, text: str, message: str
 ) -> None:
     packed(made(tmp_path) / file, text)
-    with pytest.raises(UserError, match=words) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         prepare_task(name, data_dir=tmp_path)
     assert file.split("/")[1] in str(raised.value)
 
 
-def test_a_file_cut_short_or_missing_is_named(tmp_path: Path) -> None:
+def test_errors_name_a_truncated_or_missing_file(tmp_path: Path) -> None:
     path = made(tmp_path) / "hatexplain/hatexplain.jsonl.xz"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UserError, match=r"damaged file .*hatexplain.jsonl.xz"):
         prepare_task("hatexplain", data_dir=tmp_path)
     (tmp_path / "sva/linzen_numpred.test.4.tsv.xz").unlink()
-    with pytest.raises(UserError, match=r"task 'agreement' is not at hand: .*test.4.tsv.xz is missing"):
+    with pytest.raises(UserError, match=r"task 'agreement' not found: .*test.4.tsv.xz is missing"):
         task_files("agreement", tmp_path)
     with pytest.raises(UserError, match="no data directory is given"):
         prepare_task("agreement")
@@ -279,9 +279,9 @@ def test_a_file_cut_short_or_missing_is_named(tmp_path: Path) -> None:
         prepare_task("hatexplane", data_dir=tmp_path)
 
 
-def test_without_a_local_copy_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_local_copy_the_hub_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"task 'hatexplain' is not at hand: .*headtohead\[hub\]"):
+    with pytest.raises(UserError, match=r"task 'hatexplain' not found: .*headtohead\[hub\]"):
         prepare_task("hatexplain", data_dir=tmp_path, cache=tmp_path / "cache")
     local = posts()
 
@@ -320,14 +320,14 @@ def test_without_a_local_copy_the_hub_is_asked(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
+def test_the_shared_tasks_have_the_published_sizes(shared_data: Path) -> None:
     counts = {}
     for name in ("hatexplain", "agreement", "agreement-sentences", "squad", "glue-rte"):
         task = prepare_task(name, "bytes", 20_000, data_dir=shared_data)
         counts[name] = [len(task.splits[split]) for split in ("train", "valid", "test")]
         if name == "hatexplain":
-            assert task.notes["rationale masks of another length than the text, left out"] == 1
-            assert task.notes["annotators disagree, left out"] == 919
+            assert task.notes["skipped: rationale masks whose length differs from the text"] == 1
+            assert task.notes["skipped: annotators disagree"] == 919
     assert counts["hatexplain"] == [15375, 1921, 1924]
     assert sum(counts["agreement"]) == 80522
     assert sum(counts["squad"]) == 10570 + 14348
@@ -335,5 +335,5 @@ def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
     assert counts["glue-rte"][2] == 277
 
 
-def test_every_name_has_a_line_about_it() -> None:
+def test_every_task_has_a_description() -> None:
     assert all(about for about in task_names().values())

@@ -20,12 +20,12 @@ def answers(example: Example) -> list[int]:
     return example.targets[example.targets >= 0].tolist()
 
 
-def places(example: Example) -> list[list[int]]:
+def relevant(example: Example) -> list[list[int]]:
     return [row.nonzero()[0].tolist() for row in example.relevant]
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
-def test_every_task_is_drawn_the_same_each_time_in_splits_that_share_nothing(name: str) -> None:
+def test_every_task_is_deterministic_with_disjoint_splits(name: str) -> None:
     one, again = task(name), task(name)
     assert {split: len(rows) for split, rows in one.splits.items()} == {"train": 300, "valid": 30, "test": 30}
     keys = [example.tokens.tobytes() for rows in one.splits.values() for example in rows]
@@ -33,7 +33,7 @@ def test_every_task_is_drawn_the_same_each_time_in_splits_that_share_nothing(nam
     assert len(keys) == len(set(keys))
     assert one.content == again.content
     for example in one.splits["train"]:
-        assert example.relevant.any(axis=1).all(), "every answer has what it is made of"
+        assert example.relevant.any(axis=1).all(), "every answer has relevant tokens"
         assert 0 <= example.tokens.min() <= example.tokens.max() < one.vocabulary
         assert all(0 <= answer < one.vocabulary for answer in (answers(example) if example.label < 0 else []))
     other = task(f"{name}:seed=1")
@@ -43,7 +43,7 @@ def test_every_task_is_drawn_the_same_each_time_in_splits_that_share_nothing(nam
 
 @pytest.mark.parametrize("form", ["write", "place"])
 @pytest.mark.parametrize("name", ["copy", "reverse", "sort", "swap", "subtraction"])
-def test_lists_are_what_they_should_be(name: str, form: str) -> None:
+def test_lists_have_the_right_answers(name: str, form: str) -> None:
     for example in task(f"{name}:length=8,form={form}").splits["test"]:
         values = example.tokens[:8].tolist()
         wanted = {
@@ -58,35 +58,35 @@ def test_lists_are_what_they_should_be(name: str, form: str) -> None:
             assert example.tokens[8] == 10
             assert example.prompt == 9
             assert example.tokens[9:].tolist() == wanted[:-1], (
-                "what was written is seen when the next is asked for"
+                "earlier symbols of the answer are part of the input"
             )
             assert example.targets is not None
             assert example.targets[8] == wanted[0]
         else:
             assert len(example.tokens) == 8
-        for answer, marked in zip(wanted, places(example), strict=True):
+        for answer, marked in zip(wanted, relevant(example), strict=True):
             assert max(marked) < 8
             if name == "subtraction":
                 assert (values[marked[0]] - values[marked[1]]) % 10 == answer
             else:
-                assert {values[place] for place in marked} == {answer}
+                assert {values[index] for index in marked} == {answer}
 
 
-def test_recall_asks_for_the_values_of_keys() -> None:
+def test_recall_targets_are_the_values_of_the_queried_keys() -> None:
     for example in task("recall:pairs=6,queries=3").splits["test"]:
         known = dict(zip(example.tokens[0:12:2].tolist(), example.tokens[1:12:2].tolist(), strict=True))
-        asked = example.tokens[12:].tolist()
-        assert answers(example) == [known[key] for key in asked]
-        for key, marked in zip(asked, places(example), strict=True):
+        queries = example.tokens[12:].tolist()
+        assert answers(example) == [known[key] for key in queries]
+        for key, marked in zip(queries, relevant(example), strict=True):
             assert example.tokens[marked].tolist() == [key, known[key]]
 
 
-def test_induction_has_one_earlier_place() -> None:
+def test_induction_has_one_earlier_occurrence() -> None:
     for example in task("induction").splits["test"]:
         tokens = example.tokens.tolist()
-        (place,) = [at for at, token in enumerate(tokens[:-1]) if token == tokens[-1]]
-        assert answers(example) == [tokens[place + 1]]
-        assert places(example) == [[place, place + 1]]
+        (index,) = [at for at, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+        assert answers(example) == [tokens[index + 1]]
+        assert relevant(example) == [[index, index + 1]]
 
 
 @pytest.mark.parametrize("hops", [1, 3])
@@ -96,10 +96,10 @@ def test_pointers_are_followed(hops: int) -> None:
         points = dict(zip(tokens[0:18:2], tokens[1:18:2], strict=True))
         node, used = tokens[-1], []
         for _ in range(hops):
-            used += [place for place in range(0, 18, 2) if tokens[place] == node]
+            used += [index for index in range(0, 18, 2) if tokens[index] == node]
             node = points[node]
         assert answers(example) == [node]
-        assert places(example) == [sorted(place + more for place in used for more in (0, 1))]
+        assert relevant(example) == [sorted(index + more for index in used for more in (0, 1))]
 
 
 def test_the_toy_has_the_published_shares() -> None:
@@ -123,7 +123,7 @@ def test_the_grammar_counts_attractors() -> None:
     found: Counter[str] = Counter()
     for example in task("grammar:phrases=3").splits["train"]:
         words = [Grammar.words[token] for token in example.tokens]
-        subject = words[places(example)[0][0]]
+        subject = words[relevant(example)[0][0]]
         plural = {word for word in words if word.endswith("s") or word == "children"}
         assert (subject in plural) == bool(example.label)
         nouns = [word for word in words if word in Grammar.words[2:26]]
@@ -135,19 +135,19 @@ def test_the_grammar_counts_attractors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("recal", "unknown task 'recal'; did you mean 'recall'"),
         ("recall:pairs", "takes options such as recall:seed=1, got 'pairs'"),
         ("recall:pear=3", "unknown option of recall 'pear'; did you mean 'pairs'"),
         ("recall:pairs=some", "option pairs takes a int, got 'some'"),
-        ("recall:pairs=99", "queries=4, pairs=99, keys=32: each at most the next"),
+        ("recall:pairs=99", "queries=4, pairs=99, keys=32: queries <= pairs <= keys is required"),
         ("swap:length=5", "length=5 is odd"),
         ("pointers:hops=8", "hops=8 is too large"),
         ("copy:length=100", "has examples of 200 tokens; the context is 128"),
-        ("copy:length=3,symbols=2", "too few different examples for 24,000"),
+        ("copy:length=3,symbols=2", "has fewer than 24,000 distinct examples"),
     ],
 )
-def test_mistakes_are_one_clear_line(name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_bad_names_and_options_are_rejected(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         prepare_task(name, context=128)

@@ -34,7 +34,7 @@ def packed(path: Path, text: str) -> None:
 
 
 def made(folder: Path) -> Path:
-    """A data directory with one example of every task."""
+    """Return a data directory with one example of every task."""
     for file, rows in FILES.values():
         packed(folder / f"{file}.jsonl.xz", "".join(json.dumps(row) + "\n" for row in rows))
     header = "index\tsentence1\tsentence2\tlabel\n"
@@ -54,7 +54,7 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def test_every_task_is_read_and_the_space_stands_with_the_answer(tmp_path: Path) -> None:
+def test_every_task_is_read_and_the_answer_starts_with_a_space(tmp_path: Path) -> None:
     data = made(tmp_path)
     tasks = {name: find_task(name, data) for name in task_names()}
     assert tasks["lambada"].examples == (Example((Choice("She said his", " name"),)),)
@@ -80,63 +80,63 @@ def test_every_task_is_read_and_the_space_stands_with_the_answer(tmp_path: Path)
     assert (first.answer, second.answer) == (0, 1)
 
 
-def test_the_data_directory_may_stand_in_the_environment(
+def test_the_data_directory_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"task 'copa' is not at hand: no data directory is given \(H2H_DATA"):
+    with pytest.raises(UserError, match=r"task 'copa' not found: no data directory is given \(H2H_DATA"):
         find_task("copa")
     monkeypatch.setenv("H2H_DATA", str(made(tmp_path)))
     assert len(find_task("copa").examples) == 1
     (tmp_path / "zeroshot/copa.jsonl.xz").unlink()
-    with pytest.raises(UserError, match=r"task 'copa' is not at hand: .*copa\.jsonl\.xz is missing"):
+    with pytest.raises(UserError, match=r"task 'copa' not found: .*copa\.jsonl\.xz is missing"):
         find_task("copa")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"query": "a", "choices": ["b"]}', "example 1: no field 'gold'"),
         (
             '{"query": "a", "choices": ["b"], "gold": 0}\n{"query": 1, "choices": ["b"], "gold": 0}',
             "example 2",
         ),
-        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "answer 2 is none of 2 choices"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": "b"}', "not the number of a choice"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "answer 2 is not one of 2 choices"),
+        ('{"query": "a", "choices": ["b", "c"], "gold": "b"}', "not the index of a choice"),
         ('{"query": "a", "choices": "bc", "gold": 0}', "expected a list of choices, got str"),
         ('{"query": "a", "choices": ["b", " "], "gold": 0}', "an answer is empty"),
         ("{", "line 1: not JSON"),
-        ("", "holds no examples"),
+        ("", "contains no examples"),
     ],
 )
-def test_a_damaged_file_is_named_with_the_example(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_name_the_damaged_file_and_example(tmp_path: Path, text: str, message: str) -> None:
     packed(tmp_path / "zeroshot/copa.jsonl.xz", text)
-    with pytest.raises(UserError, match=words) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         find_task("copa", tmp_path)
     assert "copa.jsonl.xz" in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "message"),
     [
         ("a\tb\tthe cat is\tthe cat is", "example 1: an answer is empty"),
         ("a\tb\tthe cat is", "example 1: zip"),
     ],
 )
-def test_a_pair_that_is_none_is_named(tmp_path: Path, row: str, words: str) -> None:
+def test_a_bad_pair_is_rejected(tmp_path: Path, row: str, message: str) -> None:
     header = "construction\tcondition\tgrammatical\tungrammatical\n"
     packed(tmp_path / "sva/marvin_linzen.tsv.xz", f"{header}{row}\n")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         find_task("marvin_linzen", tmp_path)
 
 
-def test_an_archive_cut_short_is_named(tmp_path: Path) -> None:
+def test_a_truncated_archive_is_rejected(tmp_path: Path) -> None:
     path = made(tmp_path) / "zeroshot/copa.jsonl.xz"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="damaged file"):
         find_task("copa", tmp_path)
 
 
-def test_names_are_checked_and_all_means_every_one() -> None:
+def test_names_are_checked_and_all_selects_every_task() -> None:
     assert chosen_tasks("all") == chosen_tasks(["copa", "all"]) == list(task_names())
     assert chosen_tasks(["rte", "copa", "rte"]) == ["rte", "copa"]
     with pytest.raises(UserError, match="unknown task 'lambda'; did you mean 'lambada'"):
@@ -144,15 +144,15 @@ def test_names_are_checked_and_all_means_every_one() -> None:
 
 
 def test_a_part_is_spread_over_the_file() -> None:
-    task = Task("x", True, tuple(Example((Choice("", f" {place}"),)) for place in range(10)))
+    task = Task("x", True, tuple(Example((Choice("", f" {index}"),)) for index in range(10)))
     assert [example.choices[0].text for example in task.part(4).examples] == [" 0", " 2", " 5", " 7"]
     assert task.part(0) == task.part(10) == task.part(99) == task
-    with pytest.raises(UserError, match="limit=-1 is too small"):
+    with pytest.raises(UserError, match="limit=-1 is negative"):
         task.part(-1)
 
 
 @pytest.mark.slow
-def test_the_shared_sets_hold_what_they_should(shared_data: Path) -> None:
+def test_the_shared_tasks_have_the_published_sizes(shared_data: Path) -> None:
     counts = {name: len(find_task(name, shared_data).examples) for name in task_names()}
     assert counts == {
         "lambada": 5153,

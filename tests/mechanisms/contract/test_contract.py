@@ -1,4 +1,4 @@
-"""The defaults of the contract, files, wrapping and composition."""
+"""Defaults of the contract, user files, wrapping and composition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 class Mine(nn.Module):
-    """Mean of the past: the smallest thing that races."""
+    """Mean of the past: the smallest class that can race."""
 
     def __init__(self, shape, options):
         super().__init__()
@@ -103,7 +103,7 @@ def test_a_users_mistakes_are_one_line(tmp_path: Path, source: str, words: str) 
         load_mechanism(str(tmp_path / "mine.py"), "Mine")
 
 
-def test_start_values_are_seeded_by_name_layer_and_seed() -> None:
+def test_initial_values_are_seeded_by_name_layer_and_seed() -> None:
     draw = seeded_draw(1, "layer0", 0.02)
     assert torch.equal(draw("q.weight", (3, 4)), draw("q.weight", (3, 4)))
     assert not torch.equal(draw("q.weight", (3, 4)), draw("k.weight", (3, 4)))
@@ -111,7 +111,7 @@ def test_start_values_are_seeded_by_name_layer_and_seed() -> None:
     assert not torch.equal(draw("q.weight", (3, 4)), seeded_draw(1, "layer1", 0.02)("q.weight", (3, 4)))
 
 
-def test_arms_share_the_start_values_of_what_they_have_in_common() -> None:
+def test_arms_share_the_initial_values_of_common_parameters() -> None:
     one = dict(Decoder(TINY, parse_layout("standard").layers(2), seed=3).named_parameters())
     two = dict(Decoder(TINY, parse_layout("sharing:tie=kv").layers(2), seed=3).named_parameters())
     common = set(one) & set(two)
@@ -132,11 +132,11 @@ def test_wrap_takes_a_module_or_a_factory() -> None:
         model = Decoder(TINY, [Composed((class_term(wrapped),))] * 2, seed=1)
         assert model.parameter_count() > 0
         first, second = (model.blocks[i].mechanism.inner.mix.weight for i in range(2))
-        assert not torch.equal(first, second), "layers start apart"
+        assert not torch.equal(first, second), "layers have different initial values"
     assert parse_layout(h2h.wrap(Past(16), name="past")).label == "past"
 
 
-def test_wrap_refuses_a_module_that_changes_the_shape() -> None:
+def test_wrap_rejects_a_module_that_changes_the_shape() -> None:
     wrapped = h2h.wrap(nn.Linear(16, 8), name="narrow")
     model = Decoder(TINY, [Composed((class_term(wrapped),))] * 2, seed=1)
     with pytest.raises(UserError, match="must keep"):
@@ -173,16 +173,16 @@ def test_under_a_stage_k_equals_v_means_the_evolved_unrotated_key(tmp_path: Path
     assert torch.allclose(evolved(x, frame), plain(x, frame), atol=1e-12)
 
 
-def test_a_stage_alone_stands_on_standard(shift: str) -> None:
+def test_a_stage_alone_is_added_to_standard(shift: str) -> None:
     composed = parse_layout(shift).pattern[0]
     assert composed.base.kind.name == "standard"
     assert "stages" in dict(composed.build(Shape(16, 4)).named_children())
 
 
-def test_what_cannot_compose_is_refused_with_the_reason(shift: str, mine: str) -> None:
+def test_invalid_compositions_are_rejected_with_the_reason(shift: str, mine: str) -> None:
     for arm, words in (
         (f"standard:kv_heads=2+{shift}", "one query per key"),
-        (f"diagonal+{shift}", "caches one tensor"),
+        (f"diagonal+{shift}", "one cached tensor"),
         (f"{mine}+{shift}", "no separate evolve stage"),
     ):
         with pytest.raises(UserError, match=words):
@@ -191,17 +191,17 @@ def test_what_cannot_compose_is_refused_with_the_reason(shift: str, mine: str) -
         parse_layout("standard+sharing")
 
 
-def test_positions_a_mechanism_cannot_take_are_refused() -> None:
+def test_positions_a_mechanism_cannot_take_are_rejected() -> None:
     class Still(h2h.Mechanism):
         name = "still"
         supports = h2h.Supports(positions=frozenset({"learned", "none"}))
 
     composed = Composed((class_term(Still),))
-    with pytest.raises(UserError, match="still cannot take positions=rope; it takes learned, none"):
+    with pytest.raises(UserError, match="still does not support positions=rope; it supports learned, none"):
         composed.build(Shape(16, 4, positions="rope"))
 
 
-def test_a_shape_that_cannot_be_is_refused() -> None:
+def test_an_impossible_shape_is_rejected() -> None:
     for values, words in (
         ({"width": 10, "heads": 4}, "not divisible"),
         ({"width": 12, "heads": 4}, "odd"),
@@ -211,7 +211,7 @@ def test_a_shape_that_cannot_be_is_refused() -> None:
             Shape(**values)
 
 
-def test_a_cache_counts_each_storage_once_and_refuses_to_overflow() -> None:
+def test_a_cache_counts_each_storage_once_and_raises_on_overflow() -> None:
     cache = Cache(
         (Entry("k", (2, 4)), Entry("state", (3,), "sequence", torch.float64), Entry("table", (5,), "shared")),
         2,
@@ -239,7 +239,9 @@ def test_a_wide_entry_is_never_kept_narrower_than_float32(made_with: str, kept: 
 def test_flops_are_counted_where_no_formula_is_given(mine: str) -> None:
     mechanism = parse_layout(mine).pattern[0].build(Shape(16, 4))
     assert mechanism.flops(8).full == 2 * 16 * 16
-    assert counted_flops(mechanism, 8, 1, "decode") == 8 * 2 * 16 * 16, "without a cache decoding recomputes"
+    assert counted_flops(mechanism, 8, 1, "decode") == 8 * 2 * 16 * 16, (
+        "without a cache, decoding recomputes the context"
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,9 @@ def test_extra_losses_are_added_and_named() -> None:
     ("shape", "wider"),
     [((64, 176), (64, 200)), ((5, 7), (6, 300)), ((3, 5, 7), (4, 5, 70)), ((5,), (300,)), ((), (1,))],
 )
-def test_a_start_value_does_not_depend_on_the_shape(shape: tuple[int, ...], wider: tuple[int, ...]) -> None:
+def test_an_initial_value_does_not_depend_on_the_shape(
+    shape: tuple[int, ...], wider: tuple[int, ...]
+) -> None:
     draw = seeded_draw(1, "here", 0.5)
     small, large = draw("w", shape), draw("w", wider)
     assert small.shape == shape
@@ -283,7 +287,7 @@ def test_a_start_value_does_not_depend_on_the_shape(shape: tuple[int, ...], wide
     assert draw("w", (4, 0)).shape == (4, 0)
 
 
-def test_start_values_are_normal_and_no_two_columns_alike() -> None:
+def test_initial_values_are_normal_with_distinct_columns() -> None:
     values = seeded_draw(1, "here", 0.5)("w", (4000, 200))
     assert values.mean().abs() < 0.002
     assert values.std() == pytest.approx(0.5, rel=0.005)
@@ -296,8 +300,8 @@ def test_a_users_subclass_has_its_own_name_whichever_was_loaded_first() -> None:
         assert [parse_layout(f"{arms}:{name}").layers(1)[0].base.kind.name for name in names] == list(names)
 
 
-def test_a_users_class_is_found_again_by_its_text_whatever_it_is_named(tmp_path: Path) -> None:
-    """Workers build arms from their text: a built-in mechanism's subclass, and a class with a name of its own."""
+def test_a_users_class_is_found_by_its_text_under_any_name(tmp_path: Path) -> None:
+    """Workers build arms from their text: a built-in mechanism's subclass, and a class that sets its own name."""
     (tmp_path / "mine.py").write_text(
         "from headtohead.mechanisms.standard import Standard\n"
         "class Mine(Standard):\n    pass\n"

@@ -1,4 +1,4 @@
-"""Counted FLOPs follow the convention of the declared ones."""
+"""Counted FLOPs use the convention of the declared ones."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def test_code_for_one_context_alone_is_charged_for_the_whole_map() -> None:
     [("standard", "declared"), (f"{ARMS}:Copy", "counted"), (f"(standard {ARMS}:Copy)", "counted")],
     ids=["builtin", "user", "mixed"],
 )
-def test_a_model_says_how_its_flops_were_obtained(arm: str, source: str) -> None:
+def test_a_model_reports_how_its_flops_were_obtained(arm: str, source: str) -> None:
     size = dataclasses.replace(find_size("nano"), layers=2)
     assert Decoder.on_meta(size, parse_layout(arm).layers(2)).flops_source(128) == source

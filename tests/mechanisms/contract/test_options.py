@@ -27,7 +27,7 @@ class Sample(Options):
 
 @dataclass(frozen=True)
 class Bare:
-    """A user's own dataclass, without the base."""
+    """A user's dataclass, without the base class."""
 
     needed: int
     extra: float = 2.0
@@ -56,7 +56,7 @@ def test_mistakes_name_the_option_and_what_is_allowed(given: dict[str, str], wor
         build_options("x", Sample, given)
 
 
-def test_a_plain_dataclass_serves_too() -> None:
+def test_a_plain_dataclass_works_too() -> None:
     assert build_options("x", Bare, {"needed": "4"}) == Bare(4)
     with pytest.raises(UserError, match="needs its option 'needed'"):
         build_options("x", Bare, {})
@@ -75,14 +75,14 @@ def test_examples_of_every_mechanism_use_every_listed_value(name: str) -> None:
     kind = builtin_mechanisms()[name]
     examples = [options_as_dict(example) for example in kind.Options.examples()]
     for row in describe_options(kind.Options):
-        assert row["help"], f"{name}: option {row['name']} has no explanation"
+        assert row["help"], f"{name}: option {row['name']} has no description"
         wanted = row["choices"] or ([True, False] if isinstance(row["default"], bool) else [])
         for value in wanted:
             if value != "auto":
                 assert any(example[row["name"]] == value for example in examples), (row["name"], value)
 
 
-def test_values_are_written_as_they_are_read() -> None:
+def test_values_survive_a_round_trip() -> None:
     assert value_text((1.0, -1.0)) == "(1,-1)"
     assert value_text(True) == "true"
     assert value_text(0.01) == "0.01"

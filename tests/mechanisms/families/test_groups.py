@@ -1,4 +1,4 @@
-"""Compact groups: axioms, scores from features, means and steps that stay, gradients."""
+"""Compact groups: axioms, scores from features, means and steps that stay on the group, gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def matrices(order: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda a, b: (a.unflatten(-1, (order, order)) @ b.unflatten(-1, (order, order))).flatten(-2)
 
 
-# The product of two points, where there is one.
+# The product of two points, if it exists.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "s1": lambda a, b: a + b,
     "s3": multiply,
@@ -62,7 +62,7 @@ def points(group: Group, *shape: int, seed: int = 0) -> Tensor:
 
 
 def off_by(group: Group, point: Tensor) -> float:
-    """How far a point is from the group."""
+    """Return how far a point is from the group."""
     if isinstance(group, Circle):
         return 0.0
     if isinstance(group, Orthogonal):
@@ -79,7 +79,7 @@ def named(group: Group) -> str:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=named)
-def test_places_steps_and_means_stay_on_the_group(group: Group) -> None:
+def test_points_steps_and_means_stay_on_the_group(group: Group) -> None:
     point = points(group, 50)
     assert off_by(group, point) < 1e-13
     update = torch.randn(50, group.numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -215,7 +215,7 @@ def test_a_drift_is_a_multiplication_from_the_left(group: Group) -> None:
     table = torch.stack((angle.cos(), angle.sin()), -1)
     features = [group.features(point) for point in (one, other)]
     drifted = [turn(group, feature, part) for feature, part in zip(features, table, strict=True)]
-    # Both turned by the same more is the same score; the score itself sees the difference.
+    # Rotating both by the same angle keeps the score; the score depends only on the difference.
     further = torch.stack(((angle + 0.9).cos(), (angle + 0.9).sin()), -1)
     more = [turn(group, feature, part) for feature, part in zip(features, further, strict=True)]
     dots = [(pair[0] * pair[1]).sum(-1) for pair in (features, drifted, more)]
@@ -226,7 +226,7 @@ def test_a_drift_is_a_multiplication_from_the_left(group: Group) -> None:
         if group.name == "s1":
             moved = other + angle[1].unsqueeze(-1)
         else:
-            # i turns the plane (y, z) of vectors, k the plane (x, y): so(3) drifts in its first two rows.
+            # i rotates the plane (y, z) of vectors, k the plane (x, y): so(3) drifts in its first two rows.
             axis = (half.cos(), half.sin(), 0 * half, 0 * half)
             if group.name == "so3":
                 axis = (half.cos(), 0 * half, 0 * half, half.sin())
@@ -304,7 +304,7 @@ def test_steps_and_pulls_leave_autocast(group: Group) -> None:
         assert torch.equal(group.pull(point, features, group.features(other)), update)
         assert torch.equal(group.step(point, update), moved)
         assert torch.equal(group.place(other), placed)
-        # The feed-forward part hands over its update in bf16.
+        # The feed-forward block returns its update in bf16.
         rounded = group.step(point, update.bfloat16())
     assert rounded.dtype == torch.float32
     assert torch.allclose(rounded, moved, atol=0.02)

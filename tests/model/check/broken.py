@@ -1,4 +1,4 @@
-"""Mechanisms that are each wrong in one way, and the check that must say so."""
+"""Mechanisms that are each broken in one way, and the check that must catch it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headtohead.mechanisms.standard import Standard, StandardOptions
 
 
 class Sound(Standard):
-    """Nothing wrong with it: the others differ from it in one place."""
+    """A correct mechanism; each of the others differs from it in one way."""
 
     name = "sound"
     Options = StandardOptions
@@ -38,7 +38,7 @@ class SoundOnTorus(Standard):
 
 
 class Base(Sound):
-    """What the broken ones are made from."""
+    """Base class of the broken mechanisms."""
 
     name = "broken"
 
@@ -104,7 +104,7 @@ class IgnoresDirection(Base):
 
 
 class IgnoresPaddingBothWays(Base):
-    """Right when it looks back alone."""
+    """Correct in a causal model only."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         if not frame.causal:
@@ -164,7 +164,7 @@ class NotFiniteUnderAutocast(Base):
 
 
 class LosesDigitsUnderAutocast(Base):
-    """Values far from 0: float32 has digits to spare, bf16 has none."""
+    """Values far from 0: precise enough in float32, but not in bf16."""
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, cache)
@@ -319,7 +319,7 @@ class CannotBeBuilt(Mechanism):
 
 
 class Honest(Base):
-    """Says that it cannot handle padding or both directions: those checks are then not asked of it."""
+    """Declares that it supports neither padding nor both directions: those checks are then skipped."""
 
     supports = Supports(bidirectional=False, padding=False)
 
@@ -328,7 +328,7 @@ class Honest(Base):
         return super().mix(q, k, v, frame, cache)
 
 
-# Class: the check that must catch it, and words its message must hold.
+# Class: the check that must catch it, and a fragment of its message.
 CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     SeesTheFuture: ("causal", "sees the future"),
     KnowsTheLength: ("causal", "depend on how many tokens follow"),
@@ -336,11 +336,11 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     RollsDice: ("deterministic", "another output the second time"),
     StartsAtRandom: ("deterministic", "differ between two builds"),
     StartsAlike: ("deterministic", "do not depend on the seed"),
-    ChangesTheShape: ("shape", "gave shape"),
+    ChangesTheShape: ("shape", "returned shape"),
     ChangesTheDtype: ("shape", "float32"),
     ClaimsToWriteNothing: ("shape", "its output is not zero"),
     IgnoresPadding: ("padding", "padding changes the outputs"),
-    IgnoresDirection: ("bidirectional", "causal = False changes nothing"),
+    IgnoresDirection: ("bidirectional", "causal = False has no effect"),
     IgnoresPaddingBothWays: ("padded_batch", "in a bidirectional model, a batch with right padding"),
     DetachesAPath: ("gradients", "the gradient of x is wrong"),
     WrongGradient: ("gradients", "the gradient of"),
@@ -348,24 +348,24 @@ CAUGHT: dict[type[Mechanism], tuple[str, str]] = {
     OverflowsInBf16: ("finite", "not finite"),
     DividesByZero: ("finite", "all inputs zero"),
     NotFiniteUnderAutocast: ("autocast", "output not finite"),
-    LosesDigitsUnderAutocast: ("autocast", "the output is off by"),
-    DetachesUnderAutocast: ("autocast", "the gradient is off by"),
+    LosesDigitsUnderAutocast: ("autocast", "the output has a relative error"),
+    DetachesUnderAutocast: ("autocast", "the gradient has a relative error"),
     KeepsNoCache: ("cache_declared", "declares no cache"),
-    TakesNoCache: ("cache_declared", "does not take one"),
+    TakesNoCache: ("cache_declared", "does not accept one"),
     CachesTheWrongKey: ("cache_agrees", "differs from the full forward"),
-    RemembersWhereItWasRecorded: ("recorded_agrees", "a step recorded at place"),
+    RemembersWhereItWasRecorded: ("recorded_agrees", "a step captured at position"),
     HidesBytes: ("cache_bytes", "allocates"),
     DeclaresTooLittle: ("cache_bytes", "outside its declared entries"),
     WrongFlops: ("flops", "were counted"),
     WrongDecodeFlops: ("flops", "mode=decode"),
-    MoreCausalThanFull: ("flops", "more with a causal view"),
-    ForgetsACircuit: ("circuits", "stands in no circuit"),
+    MoreCausalThanFull: ("flops", "more with a causal mask"),
+    ForgetsACircuit: ("circuits", "is in no parameter group"),
     UnknownTag: ("circuits", "unknown circuit tag 'attention'"),
-    CountsTwice: ("circuits", "stands in two circuits"),
-    FollowsWrongly: ("circuits", "only an own circuit follows"),
+    CountsTwice: ("circuits", "is in two parameter groups"),
+    FollowsWrongly: ("circuits", "only an own circuit can follow"),
     FastIsNotPlain: ("fast_path", "output differs"),
     FastGradientIsNotPlain: ("fast_path", "gradient of"),
-    MapSeesTheFuture: ("attention_map", "weight on the future"),
+    MapSeesTheFuture: ("attention_map", "weight on future tokens"),
     MapIsSigned: ("attention_map", "negative"),
     Raises: ("shape", "ValueError: not today"),
     CannotBeBuilt: ("build", "no such luck"),

@@ -1,4 +1,4 @@
-"""The causality gate finds every cheat, says which it is, and raises no false alarm."""
+"""The causality gate finds every cheat, names it, and raises no false alarm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHEATS = {
     "AcrossTheBatch": (NEIGHBORS, BOTH),
     "Keeps": (STATE, BOTH),
     "KeepsASum": (STATE, BOTH),
-    "NotFinite": ("outputs are not finite in float32 at the start values", BOTH),
+    "NotFinite": ("outputs are not finite in float32 at the initial values", BOTH),
 }
 HONEST = ["Copy", "Fused", "Masked", "Windowed", "Dropped", "AddsLoss", "Narrow", "GlobalShift"]
 
@@ -69,14 +69,14 @@ def test_a_cheat_is_found_and_named(name: str) -> None:
 
 
 def test_state_outside_the_model_is_found() -> None:
-    # Whether it is taken for state or for randomness depends on whether it settles; neither passes.
+    # It counts as state or as randomness, depending on whether it settles; neither passes.
     words = " ".join(inspected(f"{ARMS}:KeepsOutside").failed)
-    assert STATE in words or "too much for a leak to be seen" in words
+    assert STATE in words or "too much to detect a leak" in words
 
 
 @pytest.mark.parametrize("arm", [*(f"{ARMS}:{name}" for name in HONEST), f"{EXAMPLE}:PrefixMean"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_an_honest_arm_passes_without_a_word(arm: str, precision: str) -> None:
+def test_an_honest_arm_passes_without_findings(arm: str, precision: str) -> None:
     assert inspected(arm, precision=precision) == GateResult()
 
 
@@ -100,7 +100,7 @@ class Recurrent(nn.Module):
 
 
 class Backwards(Recurrent):
-    """The same from the end of the text."""
+    """The same, from the end of the text."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.cell(x.flip(1))[0].flip(1)
@@ -155,12 +155,12 @@ def test_padding_matters_only_where_the_data_are_padded() -> None:
     assert check_causality(reader("standard"), padded, shake=True).failed == ()
 
 
-def test_a_model_that_looks_both_ways_may_see_the_future() -> None:
+def test_a_bidirectional_model_may_see_the_future() -> None:
     both = Reader(SIZE, parse_layout("standard").layers(2), 1, causal=False)
     assert check_causality(both, dataclasses.replace(trial(), causal=False), shake=True) == GateResult()
 
 
-def test_the_check_leaves_generators_and_start_values_as_they_were() -> None:
+def test_the_check_does_not_change_generators_or_initial_values() -> None:
     checked = model(f"{ARMS}:Dropped")
     before = torch.get_rng_state()
     weights = {name: tensor.clone() for name, tensor in checked.state_dict().items()}
@@ -169,6 +169,6 @@ def test_the_check_leaves_generators_and_start_values_as_they_were() -> None:
     assert all(torch.equal(weights[name], tensor) for name, tensor in checked.state_dict().items())
 
 
-def test_an_inspection_is_read_back_as_it_was_written() -> None:
+def test_a_result_survives_a_round_trip() -> None:
     found = GateResult(("leak",), ("mark",), ("warning",))
     assert gate_result_from(found.as_dict()) == found

@@ -1,4 +1,4 @@
-"""Each check catches the mechanism that is broken in its way, names it in plain words, and lets sound ones pass."""
+"""Each check catches the mechanism that is broken in its way, names it, and lets correct ones pass."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_a_bidirectional_mechanism_on_the_torus_reaches_the_last_level() -> None
     assert check(broken.SoundOnTorus).findings == []
 
 
-def test_what_a_mechanism_says_it_cannot_do_is_not_asked_of_it() -> None:
+def test_unsupported_features_are_not_checked() -> None:
     assert check(broken.Honest).complete
 
 
 @pytest.mark.parametrize("name", builtin_mechanisms())
 def test_a_built_in_mechanism_reaches_the_last_level(name: str) -> None:
-    """Its first setting; the test below, in `make test-slow`, takes every setting."""
+    """Its first setting; the test below, in `make test-slow`, runs every setting."""
     found = check_composed(check_settings(parse_layout(name).pattern[0])[:1])
     assert found.findings == []
     assert found.complete

@@ -77,7 +77,7 @@ def test_factors_follow_their_law() -> None:
     assert sum(not finding.holds for finding in factor_findings(broken)) == 2
 
 
-def test_what_cannot_be_solved_is_refused() -> None:
+def test_what_cannot_be_solved_is_rejected() -> None:
     with pytest.raises(UserError, match=r"a loss between 0 and 2\.9957"):
         Reduced().solve(1.0, 5.0)
     with pytest.raises(UserError, match="more than one class"):

@@ -239,7 +239,7 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"form": "FAFA"}, "unknown toy form 'FAFA'; did you mean 'FAFO'?"),
         ({"qk_start": "small"}, "unknown start 'small'"),
@@ -251,8 +251,8 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
         ({"adam": 0.0}, "adam takes a rate above 0, got 0.0"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words.replace("?", r"\?").replace(".", r"\.")):
+def test_what_cannot_be_is_rejected(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("?", r"\?").replace(".", r"\.")):
         ToyRun(**({"name": "x", "form": "FAFO"} | settings))  # type: ignore[arg-type]
 
 

@@ -88,7 +88,7 @@ def test_processes_share_the_forms_and_stop_after_a_run_at_the_latest(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"runs": ("FACE",)}, "unknown toy run 'FACE'; did you mean 'FACO'"),
         ({"runs": ("FACO",), "seeds": 9}, "1 to 5 seeds, got 9"),
@@ -96,7 +96,7 @@ def test_processes_share_the_forms_and_stop_after_a_run_at_the_latest(tmp_path: 
         ({"runs": ("FACO",), "long": {"CACO": 1}}, "unknown toy run 'CACO'"),
     ],
 )
-def test_plans_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_plans_that_cannot_be_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         ToyPlan(**settings)
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Published claims: the five papers' files, what made verdicts say of a claim, and a study from end to end."""
+"""Published claims: the five paper files, claims judged from synthetic verdicts, and a study from end to end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ published = "some"
 at = {{size = "nano"}}
 criteria = [{criteria}]
 """
-# Spread of the seeds' common part and of what is each arm's own: intervals of about +-0.005 at five seeds.
+# Common part of the seeds and own part of each arm: intervals of about +-0.005 at five seeds.
 COMMON, OWN = (0.0, 0.3, -0.2, 0.1, 0.4), (0.004, -0.004, 0.002, -0.003, 0.001)
 
 
@@ -58,12 +58,12 @@ def judged(
     stretch: float = 0.0,
     **means: list[float],
 ) -> ClaimResult:
-    """Return what made runs say: per arm, its mean difference from the baseline at each size."""
+    """Return the claim judged from synthetic runs: per arm, its mean difference from the baseline at each size."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings(scale))
     results: dict[str, dict[str, Any]] = {}
     entries = []
-    for place, size in enumerate(spec.sizes):
+    for index, size in enumerate(spec.sizes):
         contest = Contest("file:x", "x", size, "as_is", "tokens")
         for label in ("standard", "a", "b"):
             for seed in range(5):
@@ -72,7 +72,7 @@ def judged(
                 shift = (
                     0.0
                     if label == "standard"
-                    else means[label][place] + OWN[(seed + place + 2 * (label == "b")) % 5]
+                    else means[label][index] + OWN[(seed + index + 2 * (label == "b")) % 5]
                 )
                 value = 2.0 + COMMON[seed] * (1 + stretch * (label == "a")) + shift
                 done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
@@ -83,10 +83,10 @@ def judged(
     return found
 
 
-def test_the_five_papers_are_whole() -> None:
+def test_the_five_papers_are_complete() -> None:
     for name, count in PAPERS.items():
         paper = read_paper(find_paper(name))
-        assert [claim.id for claim in paper.claims] == [f"{name}.{place}" for place in range(1, count + 1)]
+        assert [claim.id for claim in paper.claims] == [f"{name}.{number}" for number in range(1, count + 1)]
         assert set(paper.scales) == set(SCALES)
         assert all(claim.statement and claim.published for claim in paper.claims)
 
@@ -100,7 +100,7 @@ def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
             size = spec.size(spec.sizes[0], arm)
             model = Decoder.on_meta(size, arm.layout.layers(size.layers))
             assert model.parameter_count() > 0
-            if not spec.tasks:  # a task's model has a head of its own
+            if not spec.tasks:  # a task's model has its own head
                 assign(spec.train_settings(arm).circuit_lr, model.circuits(), size.layers)
 
 
@@ -113,7 +113,9 @@ def test_every_arm_of_a_paper_builds_at_every_scale(name: str) -> None:
         (0.020, "contradicted", "contradicted"),
     ],
 )
-def test_direction_and_size_are_judged_apart(tmp_path: Path, mean: float, direction: str, size: str) -> None:
+def test_direction_and_size_are_judged_separately(
+    tmp_path: Path, mean: float, direction: str, size: str
+) -> None:
     part = '{kind = "difference", arm = "a", expect = "better", effect = -0.02}'
     found = judged(tmp_path, part, a=[mean, 0.0], b=[0.0, 0.0])
     assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
@@ -121,7 +123,9 @@ def test_direction_and_size_are_judged_apart(tmp_path: Path, mean: float, direct
     assert found.measured[0]["share_of_published"] == pytest.approx(mean / -0.02)
 
 
-def test_an_interval_that_holds_the_effect_and_twice_of_it_leaves_the_size_open(tmp_path: Path) -> None:
+def test_an_interval_that_contains_the_effect_and_twice_the_effect_leaves_the_size_open(
+    tmp_path: Path,
+) -> None:
     part = '{kind = "difference", arm = "a", expect = "worse", effect = 0.004}'
     found = judged(tmp_path, part, a=[0.0065, 0.0], b=[0.0, 0.0])
     assert (found.direction, found.size) == ("supported", "open")
@@ -133,7 +137,7 @@ def test_bounds_on_the_size(tmp_path: Path, bound: float, size: str) -> None:
     assert judged(tmp_path, part, a=[0.02, 0.0], b=[0.0, 0.0]).size == size
 
 
-def test_effects_are_turned_into_bits_per_byte(tmp_path: Path) -> None:
+def test_effects_are_converted_to_bits_per_byte(tmp_path: Path) -> None:
     path = written(
         tmp_path, '{kind = "difference", arm = "a", expect = "worse", effect = 0.6931471805599453}'
     )
@@ -158,7 +162,7 @@ def test_order_and_all_criteria_of_a_claim_must_hold(tmp_path: Path) -> None:
     assert judged(tmp_path, f"{order}, {worse}", a=[-0.1, 0.0], b=[-0.1, 0.0]).direction == "contradicted"
     found = judged(tmp_path, order, a=[-0.1, 0.0], b=[0.0, 0.0])
     assert found.size == "open"
-    assert "no size of effect was published" in found.reason
+    assert "no effect size was published" in found.reason
 
 
 def test_a_change_over_sizes(tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_a_diverged_run_decides_no_difference_of_differences(tmp_path: Path, par
     assert "1 runs of a diverged" in found.reason
 
 
-def test_a_diverged_run_supports_nothing_good(tmp_path: Path) -> None:
+def test_a_diverged_run_does_not_support_better(tmp_path: Path) -> None:
     part = '{kind = "difference", arm = "a", expect = "better"}'
     found = judged(tmp_path, part, a=[-0.1, 0.0], b=[0.0, 0.0], diverged="nano/a/2")
     assert found.direction == "open"
@@ -224,7 +228,7 @@ def test_a_cost_is_decided_without_training(tmp_path: Path, ratio: float, direct
     assert (found.direction, found.size, found.scale) == (direction, size, "published scale")
 
 
-def test_what_does_not_exist_yet_is_open_with_its_reason(tmp_path: Path) -> None:
+def test_an_open_criterion_gives_its_reason(tmp_path: Path) -> None:
     found = judged(tmp_path, '{kind = "open", reason = "needs GLUE"}', a=[0.0, 0.0], b=[0.0, 0.0])
     assert (found.direction, found.size, found.scale, found.reason) == (
         "open",
@@ -253,7 +257,7 @@ def test_what_does_not_exist_yet_is_open_with_its_reason(tmp_path: Path) -> None
         ("", "criteria takes a list"),
     ],
 )
-def test_a_mistake_in_a_file_is_named(tmp_path: Path, part: str, message: str) -> None:
+def test_an_error_in_a_file_is_named(tmp_path: Path, part: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         read_paper(written(tmp_path, part))
 
@@ -271,7 +275,7 @@ def test_a_missing_scale_a_study_without_claims_and_an_unknown_paper_are_named(t
 
 
 @pytest.mark.page
-def test_reproduce_runs_judges_and_goes_on(
+def test_reproduce_runs_judges_and_resumes(
     tmp_path: Path, story: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = [
@@ -300,7 +304,7 @@ def test_reproduce_runs_judges_and_goes_on(
     assert "p.1" in shown
     assert "claims.json" in shown
     rows = json.loads((tmp_path / "o" / "claims.json").read_text())
-    assert "What became of the paper" in (tmp_path / "o" / "report.html").read_text()
+    assert "Claims of the paper" in (tmp_path / "o" / "report.html").read_text()
     assert [list(row) for row in rows] == [FIELDS]
     assert (rows[0]["direction"], rows[0]["size"]) == ("open", "open")
     assert rows[0]["measured"][0]["n"] == 2
@@ -315,20 +319,20 @@ def test_reproduce_runs_judges_and_goes_on(
 def judged_over_contexts(
     folder: Path, criteria: str, slope: float, contexts: tuple[int, ...] = (32, 64, 128)
 ) -> ClaimResult:
-    """Return what made runs say whose arm a moves by `slope` per doubling of the context."""
+    """Return the claim judged from synthetic runs whose arm a changes by `slope` per doubling of the context."""
     path = written(folder, criteria)
     path.write_text(path.read_text().replace('size = ["nano", "1m"]', f"context = {list(contexts)}"))
     paper = read_paper(path)
     spec = build_study(paper.settings("small"))
     results: dict[str, dict[str, Any]] = {}
     entries = []
-    for place, context in enumerate(contexts):
+    for index, context in enumerate(contexts):
         contest = Contest("file:x", "x", "nano", "as_is", "tokens", str(context))
         for label in ("standard", "a", "b"):
             for seed in range(5):
                 run = f"{context}/{label}/{seed}"
                 entries.append(Entry(run, label, seed + 1, contest))
-                shift = 0.03 + slope * place + OWN[(seed + place) % 5] if label == "a" else 0.0
+                shift = 0.03 + slope * index + OWN[(seed + index) % 5] if label == "a" else 0.0
                 test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
                 results[run] = {"status": "done", "test": test}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
@@ -366,11 +370,11 @@ def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
     criterion = "{kind = 'trend', arm = 'a', over = 'context', expect = 'lower'}"
     found = judged_over_contexts(tmp_path, criterion, -0.01, (32, 64))
     assert (found.direction, found.scale) == ("open", "not run")
-    assert "a trend takes 3 values of context or more, here are 2" in found.reason
+    assert "a trend needs 3 or more values of context, got 2" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("criterion", "words"),
+    ("criterion", "message"),
     [
         ("over = 'seed', expect = 'lower'", "unknown over 'seed'"),
         ("over = 'size', expect = 'better'", "unknown expect 'better'"),
@@ -378,20 +382,20 @@ def test_a_trend_through_two_values_is_open(tmp_path: Path) -> None:
         ("over = 'size', expect = 'lower', margin = 0.1", "takes a margin"),
     ],
 )
-def test_a_trend_criterion_that_means_nothing_is_refused(tmp_path: Path, criterion: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_an_invalid_trend_criterion_is_rejected(tmp_path: Path, criterion: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_paper(written(tmp_path, f"{{kind = 'trend', arm = 'a', {criterion}}}"))
 
 
 @pytest.mark.parametrize(
     ("mean", "direction"), [(0.05, "supported"), (0.0, "supported"), (-0.05, "contradicted")]
 )
-def test_no_better_leaves_the_other_side_free(tmp_path: Path, mean: float, direction: str) -> None:
+def test_no_better_ignores_the_other_side(tmp_path: Path, mean: float, direction: str) -> None:
     criterion = "{kind = 'equivalence', arm = 'a', expect = 'no better', margin = 0.01}"
     assert judged(tmp_path, criterion, a=[mean, 0.0], b=[0.0, 0.0]).direction == direction
 
 
-def test_the_claims_that_waited_for_a_trend_or_equal_time_can_be_decided() -> None:
+def test_the_claims_about_trends_and_equal_time_can_be_decided() -> None:
     for name, number in (("sharing", 6), ("sharing", 13), ("deconstructed", 13), ("coupled", 6)):
         paper = read_paper(find_paper(name))
         (claim,) = (claim for claim in paper.claims if claim.id == f"{name}.{number}")
@@ -405,7 +409,7 @@ def test_the_claims_that_waited_for_a_trend_or_equal_time_can_be_decided() -> No
 
 
 def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
-    """Return what five made seeds say of a number that a probe found; an arm that is not given has none."""
+    """Return the claim judged from a probe's number for five synthetic seeds; arms that are not given have none."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings("paper"))
     contest = Contest("file:x", "x", "nano", "as_is", "tokens")
@@ -455,7 +459,7 @@ LOW, HIGH = [0.10, 0.11, 0.12, 0.11, 0.10], [0.20, 0.22, 0.23, 0.20, 0.21]
         (', expect = "lower", guard = ["mean.base", 0.3]}', "open", "open"),
     ],
 )
-def test_a_number_of_a_probe_decides(tmp_path: Path, rest: str, direction: str, size: str) -> None:
+def test_a_probes_number_decides_a_claim(tmp_path: Path, rest: str, direction: str, size: str) -> None:
     found = probed(tmp_path, SINK + rest, standard=HIGH, a=LOW)
     assert (found.direction, found.size) == (direction, size), found.reason
     assert found.measured[0]["n"] == 5
@@ -468,7 +472,7 @@ def test_a_probe_that_was_not_taken_leaves_a_claim_open(tmp_path: Path) -> None:
     assert "probe indicators was not taken" in found.reason
 
 
-def test_probes_are_adjusted_for_one_another(tmp_path: Path) -> None:
+def test_probe_criteria_are_adjusted_together(tmp_path: Path) -> None:
     one = SINK + ', expect = "lower"}'
     two = one + ", " + one.replace('"a"', '"b"')
     alone, both = (probed(tmp_path, criteria, standard=HIGH, a=LOW, b=LOW) for criteria in (one, two))
@@ -488,25 +492,26 @@ def test_an_interaction_is_a_difference_of_differences(
     assert found.measured[0]["difference"] == pytest.approx(means[0] - means[1], abs=1e-9)
 
 
-def test_a_median_takes_six_seeds(tmp_path: Path) -> None:
+def test_a_median_needs_six_seeds(tmp_path: Path) -> None:
     found = judged(tmp_path, '{kind = "median", arm = "a", expect = "better"}', a=[-0.05, 0], b=[0, 0])
     assert found.direction == "open"
-    assert "a median takes 6 paired seeds, here are 5" in found.reason
+    assert "a median needs 6 paired seeds, got 5" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("criterion", "words"),
+    ("criterion", "message"),
     [
-        (SINK + "}", "takes expect, or the margin"),
+        (SINK + "}", "takes either expect or the margin"),
         (SINK.replace("indicators", "indicator") + ', expect = "lower"}', "unknown probe 'indicator'"),
         (SINK + ', expect = "better"}', "lower"),
-        (SINK + ', expect = "lower", compare = "ratio", effect = -1.0}', "ratios are above 0"),
+        (
+            SINK + ', expect = "lower", compare = "ratio", effect = -1.0}',
+            "must be above 0 with compare = 'ratio'",
+        ),
         (SINK + ', expect = "lower", guard = "mean.sink"}', "a path and a number"),
         ('{kind = "interaction", arm = "a", expect = "lower"}', "needs control"),
     ],
 )
-def test_a_criterion_of_a_probe_that_cannot_be_read_is_one_line(
-    tmp_path: Path, criterion: str, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
+def test_an_invalid_probe_criterion_is_rejected(tmp_path: Path, criterion: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_paper(written(tmp_path, criterion))

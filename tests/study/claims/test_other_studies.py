@@ -1,4 +1,4 @@
-"""Papers with several studies: each by its name, tasks by their own metric of which higher is better."""
+"""Papers with several studies: each by its name, tasks by their own metric (higher is better)."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def judged(
     lost: str = "",
     guessed: dict[str, float] | None = None,
 ) -> ClaimResult:
-    """Return what made runs say: by task, by how much b is above a, which is as good as standard (0.4).
+    """Return the claim judged from synthetic runs: `gains` is b - a by task, and a equals standard (0.4).
 
-    `guessed` is what one answer for all gets, by task.
+    `guessed` is the score of a constant answer by task.
     """
     paper = read_paper(written(folder, criterion))
     results: dict[str, dict[str, Any]] = {}
@@ -141,9 +141,7 @@ ON_RECALL = ', study = "lists", corpus = "recall", arm = "b"'
         ),
     ],
 )
-def test_more_right_answers_are_better_in_every_kind(
-    tmp_path: Path, criterion: str, up: str, down: str
-) -> None:
+def test_higher_accuracy_is_better_in_every_kind(tmp_path: Path, criterion: str, up: str, down: str) -> None:
     for sign, direction in ((1, up), (-1, down)):
         found = judged(tmp_path, {"recall": 0.06 * sign, "induction": 0.0}, criterion=criterion)
         assert found.direction == direction
@@ -159,31 +157,31 @@ AHEAD = f'{{kind = "difference"{ON_RECALL}, expect = "better", effect = 0.06}}'
     [
         (ALIKE, 0.0, 0.30, True),
         (ALIKE, 0.0, 0.38, True),
-        (ALIKE, 0.0, 0.39, False),  # both within the margin of one answer for all
+        (ALIKE, 0.0, 0.39, False),  # both within the margin of a constant answer
         (ALIKE, 0.0, 0.45, False),
-        (AHEAD, 0.06, 0.40, True),  # one of them learnt
+        (AHEAD, 0.06, 0.40, True),  # one of them learned
         (AHEAD, 0.06, 0.47, False),
         ('{kind = "order", study = "lists", first = "b", then = ["a"]}', 0.06, 0.47, False),
     ],
 )
-def test_arms_that_learnt_nothing_decide_nothing(
+def test_untrained_arms_decide_nothing(
     tmp_path: Path, criterion: str, gain: float, guessed: float, decided: bool
 ) -> None:
     gains = {"recall": gain, "induction": 0.0}
     found = judged(tmp_path, gains, criterion=criterion, guessed={"recall": guessed})
     assert found.direction == ("supported" if decided else "open")
-    assert ("do no better than chance or one answer" in found.reason) is not decided
+    assert ("score no better than chance or a constant answer" in found.reason) is not decided
     assert decided or found.size == "open"
 
 
-def test_a_mean_of_tasks_needs_one_task_that_was_learnt(tmp_path: Path) -> None:
+def test_a_mean_of_tasks_needs_one_learned_task(tmp_path: Path) -> None:
     high = dict.fromkeys(EVEN, 0.6)
     assert judged(tmp_path, EVEN, guessed=high | {"recall": 0.2}).direction == "supported"
     assert judged(tmp_path, EVEN, guessed=high).direction == "open"
 
 
 @pytest.mark.parametrize(("share", "direction"), [(1.0, "open"), (0.5, "supported"), (2.0, "contradicted")])
-def test_an_interaction_may_ask_for_a_share_of_the_other_difference(
+def test_an_interaction_can_use_a_share_of_the_other_difference(
     tmp_path: Path, share: float, direction: str
 ) -> None:
     part = f'{{kind = "interaction"{ON_RECALL}, control = "b", share = {share}, expect = "higher"}}'
@@ -196,7 +194,7 @@ def test_effects_on_tasks_stay_in_their_metric(tmp_path: Path) -> None:
     assert (found.size, found.measured[0]["published"]) == ("supported", [0.06])
 
 
-def test_a_criterion_may_say_where_its_own_numbers_come_from(tmp_path: Path) -> None:
+def test_a_criterion_can_have_its_own_published_setting(tmp_path: Path) -> None:
     part = f'{{kind = "difference"{ON_RECALL}, expect = "better", at = {{corpus = "recall", size = "{{}}"}}}}'
     assert judged(tmp_path, EVEN, criterion=part.replace("{}", "nano")).scale == "published scale"
     assert judged(tmp_path, EVEN, criterion=part.replace("{}", "1m")).scale == "reduced scale"
@@ -207,13 +205,13 @@ def test_smoke_diverged_runs_and_missing_scales_decide_nothing(tmp_path: Path) -
     found = judged(tmp_path, EVEN, lost="recall/b/2")
     assert (found.direction, "1 runs diverged" in found.reason) == ("open", True)
     paper = read_paper(tmp_path / "p.toml")
-    for scale, words in (("paper", "is not part of scale paper"), ("small", "has not been run")):
+    for scale, reason in (("paper", "is not part of scale paper"), ("small", "has not been run")):
         (claim,) = judge_claims(paper, scale, {})
-        assert (claim.scale, claim.reason) == ("not run", f"study lists {words}")
+        assert (claim.scale, claim.reason) == ("not run", f"study lists {reason}")
 
 
 @pytest.mark.parametrize(
-    ("scales", "criterion", "words"),
+    ("scales", "criterion", "message"),
     [
         ("smal = 1\n[also.lists.small]", REPAIRS, "also.lists.small: unknown study setting 'smal'"),
         (SCALES, REPAIRS.replace('"b"', '"c"'), "unknown arm 'c'"),
@@ -222,17 +220,17 @@ def test_smoke_diverged_runs_and_missing_scales_decide_nothing(tmp_path: Path) -
             REPAIRS.replace('"lists"', '"list"'),
             "unknown study of the paper 'list'; did you mean 'lists'",
         ),
-        (SCALES, REPAIRS.replace('"lists"', '"study"'), "study has none"),
+        (SCALES, REPAIRS.replace('"lists"', '"study"'), "study 'study' has no tasks"),
         (SCALES, '{kind = "tasks", arm = "b", expect = "better"}', "a tasks criterion needs study"),
         ("", REPAIRS, r"\[also.lists\] has no scale"),
-        (SCALES + "\n[also.toy.small]", REPAIRS, "a study's name is"),
-        (SCALES + "\n[also.A.small]", REPAIRS, "a study's name is"),
+        (SCALES + "\n[also.toy.small]", REPAIRS, "a study name has"),
+        (SCALES + "\n[also.A.small]", REPAIRS, "a study name has"),
         ("[also.lists.small]\ntasks = ['recal']", REPAIRS, "also.lists.small: unknown task 'recal'"),
-        (SCALES + "\ncorpus = 'stdlib'", REPAIRS, "some of its scales are of tasks, others of corpora"),
+        (SCALES + "\ncorpus = 'stdlib'", REPAIRS, "some scales use tasks, others corpora"),
     ],
 )
-def test_mistakes_in_another_study_are_named(tmp_path: Path, scales: str, criterion: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_errors_in_another_study_are_named(tmp_path: Path, scales: str, criterion: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_paper(written(tmp_path, criterion, scales))
 
 
@@ -245,9 +243,7 @@ def test_the_positional_terms_claim_has_a_study() -> None:
 
 
 @pytest.mark.page
-def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
-    tmp_path: Path, story: Path
-) -> None:
+def test_studies_run_together_or_one_by_one_and_claims_use_all_results(tmp_path: Path, story: Path) -> None:
     path = written(tmp_path, REPAIRS, corpus=str(story))
     out = tmp_path / "o"
 
@@ -273,13 +269,13 @@ def test_studies_run_together_or_one_by_one_and_are_judged_by_all_that_stands(
     assert "was run with other settings" in done("study").claims[0].reason
 
 
-def test_a_study_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_study_is_named(tmp_path: Path) -> None:
     alone = h2h.Reproduction("smoke", [], tmp_path / "claims.json", {"lists": None})  # type: ignore[dict-item]
     with pytest.raises(UserError, match=r"study 'study' has not been run in .*; available: lists"):
         _ = alone.study
 
 
-def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: Path, story: Path) -> None:
+def test_a_study_that_cannot_run_does_not_stop_the_others(tmp_path: Path, story: Path) -> None:
     path = written(tmp_path, REPAIRS, "[also.lists.smoke]\ntasks = ['hatexplain']", str(story))
     found = h2h.reproduce(
         str(path), out=tmp_path / "o", device="cpu", quiet=True, workers=1, data_dir=tmp_path / "none"
@@ -289,21 +285,21 @@ def test_a_study_that_cannot_be_run_does_not_keep_the_others_from_it(tmp_path: P
     assert "could not be run" in found.claims[0].reason
 
 
-def test_a_folder_that_holds_another_study_is_refused(tmp_path: Path, story: Path) -> None:
+def test_a_folder_with_another_study_is_rejected(tmp_path: Path, story: Path) -> None:
     path = written(tmp_path, REPAIRS, corpus=str(story))
     out = tmp_path / "o"
     h2h.reproduce(str(path), out=out, only="study", device="cpu", quiet=True, workers=1, seconds=0.0)
     kept = (out / "study.json").read_bytes()
     other = tmp_path / "q.toml"
     other.write_text(path.read_text())
-    for words in ({"paper": str(other)}, {"paper": str(path), "scale": "small"}):
+    for given in ({"paper": str(other)}, {"paper": str(path), "scale": "small"}):
         with pytest.raises(UserError, match="holds the study 'p, smoke', not"):
-            h2h.reproduce(**words, out=out, device="cpu", quiet=True, workers=1)
+            h2h.reproduce(**given, out=out, device="cpu", quiet=True, workers=1)
     assert (out / "study.json").read_bytes() == kept
 
 
 @pytest.mark.parametrize("content", ["[]", '{"a"', '{"settings": 3}'])
-def test_a_damaged_study_does_not_keep_the_others_from_being_judged(
+def test_a_damaged_study_does_not_stop_the_judging_of_others(
     tmp_path: Path, story: Path, content: str
 ) -> None:
     path = written(tmp_path, REPAIRS, corpus=str(story))
@@ -319,33 +315,33 @@ def test_a_damaged_study_does_not_keep_the_others_from_being_judged(
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("seeds = '1k'", "toy.smoke: the toy takes 1 to"),
         ("seeds = 1.5", "toy.smoke: seeds: expected a whole number"),
         ("long = {FACO = 'x'}", "toy.smoke: FACO: expected a count"),
     ],
 )
-def test_counts_of_the_toy_are_read_as_counts(tmp_path: Path, line: str, words: str) -> None:
+def test_counts_of_the_toy_are_validated(tmp_path: Path, line: str, message: str) -> None:
     path = written(tmp_path, REPAIRS)
     text = path.read_text()
     path.write_text(f"{text}[toy.smoke]\nruns = ['FACO']\n{line}\n")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         read_paper(path)
     path.write_text(f"{text}[toy.smoke]\nruns = ['FACO']\nseeds = '2'\nlong = {{FACO = '1'}}\n")
     assert read_paper(path).toy["smoke"].seeds == 2
 
 
 @pytest.mark.parametrize("share", ["0", "-1"])
-def test_a_share_is_part_of_a_gain(tmp_path: Path, share: str) -> None:
+def test_a_share_must_be_positive(tmp_path: Path, share: str) -> None:
     criterion = f'{{kind = "interaction"{ON_RECALL}, control = "a", expect = "higher", share = {share}}}'
-    with pytest.raises(UserError, match="share is above 0, got"):
+    with pytest.raises(UserError, match="share must be above 0, got"):
         read_paper(written(tmp_path, criterion))
 
 
-def test_a_probe_that_does_not_serve_the_study_is_refused(tmp_path: Path) -> None:
+def test_a_probe_that_does_not_apply_to_the_study_is_rejected(tmp_path: Path) -> None:
     criterion = '{kind = "probe", probe = "maps", study = "lists", path = "x", arm = "b", expect = "higher"}'
-    with pytest.raises(UserError, match=r"claim p\.1: probe 'maps' is of studies of corpora"):
+    with pytest.raises(UserError, match=r"claim p\.1: probe 'maps' applies to studies of corpora"):
         read_paper(written(tmp_path, criterion))
 
 
@@ -382,7 +378,7 @@ def starting(folder: Path, corpus: str = "x", **changes: str) -> Path:
     return path
 
 
-def test_models_start_from_the_run_of_a_study_before_them(tmp_path: Path, story: Path) -> None:
+def test_models_start_from_the_run_of_an_earlier_study(tmp_path: Path, story: Path) -> None:
     path, out = starting(tmp_path, str(story)), tmp_path / "o"
 
     def done(only: str, place: Path = out, **more: Any) -> h2h.Reproduction:
@@ -398,7 +394,7 @@ def test_models_start_from_the_run_of_a_study_before_them(tmp_path: Path, story:
         assert record["start"] == start
     rows = [claim.as_dict() for claim in found.claims]
     assert done("lists").summary.done == 0
-    # Judged again beside another study, from another place.
+    # Judged again after another study, in another directory.
     moved = out.rename(tmp_path / "moved")
     assert set(done("study", moved).studies) == {"study", "first", "lists"}
     assert json.loads((moved / "claims.json").read_text()) == rows
@@ -411,23 +407,31 @@ def test_models_do_not_start_from_a_run_that_diverged(tmp_path: Path, story: Pat
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
-        ('also.first"', 'also.frist"', "from = 'also.frist': no study of that name stands before it"),
-        ("seeds = 1\n", "seeds = 2\n", "from = 'also.first': it has several runs"),
-        ("[also.first.smoke]", "[also.first.small]", "from = 'also.first': it has no scale smoke"),
-        ('recall:train=40"]\ntokens', 'recall:train=40", "copy"]\ntokens', "it has several runs"),
-        ("lr = 1e-3", 'from = "also.first"', "arm 'b': from = 'also.first' is of whole studies"),
+        (
+            'also.first"',
+            'also.frist"',
+            "from = 'also.frist': no earlier study has this name; earlier studies: study, first",
+        ),
+        ("seeds = 1\n", "seeds = 2\n", "from = 'also.first': that study has several runs"),
+        ("[also.first.smoke]", "[also.first.small]", "from = 'also.first': that study has no scale smoke"),
+        ('recall:train=40"]\ntokens', 'recall:train=40", "copy"]\ntokens', "that study has several runs"),
+        (
+            "lr = 1e-3",
+            'from = "also.first"',
+            "arm 'b': from = 'also.first' is allowed for whole studies only",
+        ),
     ],
 )
-def test_a_start_that_no_study_gives_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_an_invalid_start_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_paper(starting(tmp_path, **{old: new}))
 
 
 @pytest.mark.parametrize(("ahead", "direction"), [(0.06, "supported"), (-0.06, "contradicted")])
-def test_a_criterion_may_ask_for_each_runs_best_step(tmp_path: Path, ahead: float, direction: str) -> None:
-    """At the last step b is as good as standard; at its best step it is not."""
+def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, direction: str) -> None:
+    """At the last step b equals standard; at its best step it differs."""
     part = f'{{kind = "difference"{ON_RECALL}, expect = "better", step = "best"}}'
     paper = read_paper(written(tmp_path, part))
     contest = Contest("recall", "recall", "nano", "as_is", "tokens")
@@ -457,10 +461,10 @@ def test_a_criterion_may_ask_for_each_runs_best_step(tmp_path: Path, ahead: floa
     assert found.measured[0]["difference"] == pytest.approx(ahead, abs=0.005)
     assert "b - standard at the best step" in found.reason
     del results["b/2"]["best"]
-    assert (judge().direction, "knows no best step" in judge().reason) == ("open", True)
+    assert (judge().direction, "has no best step" in judge().reason) == ("open", True)
 
 
-def test_only_runs_on_tasks_know_a_best_step(tmp_path: Path) -> None:
+def test_only_runs_on_tasks_have_a_best_step(tmp_path: Path) -> None:
     part = '{kind = "difference", arm = "diagonal", expect = "better", step = "best"}'
-    with pytest.raises(UserError, match="step is of studies of tasks; study has none"):
+    with pytest.raises(UserError, match="step applies to studies of tasks; study 'study' has no tasks"):
         read_paper(written(tmp_path, part))

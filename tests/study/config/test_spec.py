@@ -79,7 +79,7 @@ def test_equal_labels_are_made_distinct() -> None:
         ({"arms": ARMS, "model": 3}, "takes a table"),
         ({"arms": ARMS, "model": {"positionz": "rope"}}, "did you mean 'positions'"),
         ({"arms": ARMS, "model": {"dropout": "much"}}, "takes a float"),
-        ({"arms": ["standard*3"]}, "gives 3 layers; this size has 2"),
+        ({"arms": ["standard*3"]}, "3 layers; this size has 2"),
         ({"arms": ["sharing:tie=qk,kv_heads=2"]}, "leave kv_heads out"),
         ({"arms": ["sharing:tie=kv,kv_heads=3"]}, None),
     ],

@@ -1,4 +1,4 @@
-"""The probe of where runs trained on tasks look: taken with the run or later, checked, equal to `h2h explain`."""
+"""The probe `explain`: taken with the run or later, validated, equal to `h2h explain`."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def race(folder: Path, *tasks: str, **changes: Any) -> h2h.StudyResult:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of two tasks, first without the probe and then with it."""
+    """A study of two tasks, run first without the probe and then with it."""
     folder = tmp_path_factory.mktemp("explain")
     race(folder, RECALL, GRAMMAR)
-    before = left_behind(folder)
+    before = run_files(folder)
     race(folder, RECALL, GRAMMAR, probes=[NAME])
-    # No run is done again: its clock would differ.
-    assert left_behind(folder) == before
+    # No run is repeated: its times would differ.
+    assert run_files(folder) == before
     return folder
 
 
-def left_behind(folder: Path) -> dict[str, list[bytes]]:
+def run_files(folder: Path) -> dict[str, list[bytes]]:
     files = ("result.json", "cost.json", "metrics.jsonl")
     return {run.id: [(run.path / name).read_bytes() for name in files] for run in Store(folder).runs()}
 
@@ -83,7 +83,7 @@ def run_of(folder: Path, task: str, label: str, seed: int = 1) -> RunDirectory:
 
 
 @pytest.mark.parametrize("task", [RECALL, GRAMMAR])
-def test_it_finds_what_explain_finds(task: str, finished: Path) -> None:
+def test_the_probe_equals_explain(task: str, finished: Path) -> None:
     run = run_of(finished, task, "standard")
     found = read_probe(run, NAME)
     assert found is not None
@@ -105,7 +105,7 @@ def test_a_run_without_maps_keeps_the_control(finished: Path) -> None:
     assert found["mean"] == {"entropy": None, "sink": None}
 
 
-def test_a_form_that_lacks_a_number_is_damage(finished: Path) -> None:
+def test_a_result_that_lacks_a_number_is_invalid(finished: Path) -> None:
     found = read_probe(run_of(finished, GRAMMAR, "standard"), NAME)
     assert found is not None
     for change in (
@@ -130,13 +130,13 @@ def test_a_damaged_file_is_named_and_the_probe_taken_again(tmp_path: Path) -> No
     assert (run.path / "result.json").read_bytes() == result
 
 
-def test_verdicts_do_not_see_it(finished: Path) -> None:
+def test_verdicts_do_not_depend_on_the_probe(finished: Path) -> None:
     result = race(finished, RECALL, GRAMMAR, probes=[NAME])
     bare = race(finished, RECALL, GRAMMAR)
     assert [row.as_dict() for row in result.verdicts] == [row.as_dict() for row in bare.verdicts]
 
 
-def test_what_a_run_was_trained_on_need_not_be_named(
+def test_the_task_of_a_run_is_the_default(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(finished, GRAMMAR, "standard")
@@ -157,7 +157,7 @@ def test_what_a_run_was_trained_on_need_not_be_named(
         h2h.explain(h2h.load_model(run.path), quiet=True)
 
 
-def test_seeds_are_joined_and_shown(
+def test_seeds_are_averaged_and_shown(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race(finished, RECALL, GRAMMAR, probes=[NAME])
@@ -174,8 +174,8 @@ def test_seeds_are_joined_and_shown(
     assert row.mean("explanations.nothing.mass") is None
     show_verdicts(result)
     shown = capsys.readouterr().out
-    assert "where they look" in shown
-    # An arm without rollout shows what it has, by its own name.
+    assert "attention of the read-out row on relevant tokens" in shown
+    # An arm without rollout shows the explanation it has, with its name.
     some = dataclasses.replace(
         row, found=row.found | {"explanations": {"layer_mean": row.found["explanations"]["rollout"]}}
     )
@@ -186,7 +186,7 @@ def test_seeds_are_joined_and_shown(
     assert f"{row.mean(path):.3f}" in shown
 
 
-def test_only_the_seeds_of_one_arm_are_joined(finished: Path) -> None:
+def test_only_the_seeds_of_one_arm_are_averaged(finished: Path) -> None:
     one, other = run_of(finished, RECALL, "standard"), run_of(finished, RECALL, "no_attention")
     with pytest.raises(UserError, match="are of standard, no_attention; explain the seeds of one arm"):
         h2h.explain([one.path, other.path], limit=2, device="cpu", quiet=True)

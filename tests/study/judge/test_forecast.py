@@ -29,9 +29,9 @@ def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_forecast_counts_what_the_study_will_take_and_runs_nothing(story: Path, tmp_path: Path) -> None:
+def test_a_forecast_counts_the_cost_of_a_study_and_runs_nothing(story: Path, tmp_path: Path) -> None:
     found = forecast(study(story, shape=["as_is", "params"]), tmp_path / "none", spread=0.01)
-    # The baseline is the same under both rules and is done once.
+    # The baseline is the same under both rules and runs once.
     assert (found.runs, found.done) == (9, 0)
     assert found.tokens == 9 * 2560
     assert found.flops == pytest.approx(sum(arm.flops for arm in found.arms))
@@ -43,7 +43,7 @@ def test_a_forecast_counts_what_the_study_will_take_and_runs_nothing(story: Path
     assert not (tmp_path / "none").exists()
 
 
-def test_what_could_be_found_follows_from_spread_seeds_and_arms(story: Path) -> None:
+def test_the_detectable_difference_follows_from_spread_seeds_and_arms(story: Path) -> None:
     three = ["standard", "sharing:tie=kv", "sharing:tie=qk"]
     found = forecast(study(story, arms=three, seeds=4), spread=0.02)
     rows = {row.seeds: row for row in found.detectable}
@@ -55,7 +55,7 @@ def test_what_could_be_found_follows_from_spread_seeds_and_arms(story: Path) -> 
     unknown = forecast(study(story, arms=three, seeds=4))
     assert unknown.spread is None
     assert unknown.seeds_for_margin is None
-    assert unknown.detectable[0].alone == detectable_difference(1.0, 3), "in spreads"
+    assert unknown.detectable[0].alone == detectable_difference(1.0, 3), "in units of the spread"
 
 
 def test_finished_runs_give_speed_and_spread_and_are_not_counted_again(raced: Path, story: Path) -> None:
@@ -69,13 +69,13 @@ def test_finished_runs_give_speed_and_spread_and_are_not_counted_again(raced: Pa
     assert "seen in" in found.spread_source
     longer = forecast(study(story, tokens=25600), raced)
     assert longer.done == 0
-    assert {arm.source for arm in longer.arms} == {"seen"}, "a pilot's speed serves a longer study"
+    assert {arm.source for arm in longer.arms} == {"seen"}, "the speed of a pilot applies to a longer study"
     assert longer.seconds > found.seconds
     done = forecast(study(story), raced)
     assert (done.done, done.seconds, done.arms) == (6, 0.0, [])
 
 
-def test_the_seeds_a_margin_takes_are_the_fewest() -> None:
+def test_the_number_of_seeds_for_a_margin_is_minimal() -> None:
     count = _seeds_for(0.005, 0.01)
     assert count is not None
     assert detectable_difference(0.01, count) <= 0.005 < detectable_difference(0.01, count - 1)  # type: ignore[operator]
@@ -84,7 +84,7 @@ def test_the_seeds_a_margin_takes_are_the_fewest() -> None:
     assert _seeds_for(0.0, 0.01) is None
 
 
-def test_a_spread_that_is_none_is_refused_and_no_pairs_give_none(story: Path) -> None:
+def test_an_invalid_spread_is_rejected_and_no_pairs_give_none(story: Path) -> None:
     for spread in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(UserError, match="above 0"):
             forecast(study(story), spread=spread)
@@ -96,7 +96,7 @@ def test_branches_share_their_trunk_and_contexts_do_not(story: Path) -> None:
     arms = ["standard", "sharing:tie=kv"]
     given = Study(arms=arms, corpus=f"file:{story}", branches=[2560, 5120], context=[64, 128], **one)
     found = forecast(given, spread=0.01)
-    # Of each arm, seed and context: a trunk of 4096 tokens, and decays of 512 and 1024.
+    # For each arm, seed and context: a trunk of 4096 tokens, and decays of 512 and 1024.
     assert found.runs == 8 * 3
     assert found.tokens == 8 * (4096 + 512 + 1024)
     trunks = [arm for arm in found.arms if arm.label.endswith(", trunk")]
@@ -106,10 +106,10 @@ def test_branches_share_their_trunk_and_contexts_do_not(story: Path) -> None:
     }
 
 
-def test_equal_time_is_forecast_from_steps_timed_now_and_kept_nowhere(story: Path, raced: Path) -> None:
+def test_equal_time_is_forecast_from_steps_timed_now_and_not_stored(story: Path, raced: Path) -> None:
     before = (raced / "study.lock.json").read_bytes()
     found = forecast(study(story, length=["tokens", "time"]), raced, spread=0.01)
-    # An arm whose steps take the baseline's time has the baseline's steps, and then its runs are those that are done.
+    # An arm with the baseline's step time has the baseline's number of steps, and its runs are already done.
     assert found.done == 6
     assert found.runs in (6, 9)
     assert (raced / "study.lock.json").read_bytes() == before

@@ -16,11 +16,11 @@ def test_every_number_becomes_its_mean_and_t_interval() -> None:
         "n": 3,
     }
     assert found["b"]["c"][0]["mean"] == 2.0
-    assert found["b"]["c"][1] == 5  # a count that all agree on
+    assert found["b"]["c"][1] == 5  # an integer that is equal for all seeds
     assert over_seeds([0.5, 0.5]) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 2}
 
 
-def test_what_is_missing_or_no_number_is_kept_apart() -> None:
+def test_missing_values_and_non_numbers_are_not_averaged() -> None:
     rows = [{"a": None, "t": "toy", "w": ["x"], "d": "1"}, {"a": 2.0, "t": "toy", "w": ["x"], "d": "2"}]
     assert over_seeds(rows) == {
         "a": {"mean": 2.0, "low": None, "high": None, "n": 1},

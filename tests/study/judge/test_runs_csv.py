@@ -1,4 +1,4 @@
-"""Tables of runs: what comes from elsewhere is judged like a study, and a study's own table gives its own verdicts."""
+"""Tables of runs: foreign tables are judged like a study, and a study's own table gives its own verdicts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_runs_trained_elsewhere_get_a_verdict_like_a_study(tmp_path: Path) -> No
     assert [row.verdict for row in rows] == ["better", "equivalent"]
     assert rows[0].metric == "loss"
     assert rows[0].difference == pytest.approx(-0.022)
-    assert not any(row.primary for row in rows), "a table does not say what was planned"
+    assert not any(row.primary for row in rows), "a table does not state what was planned"
     assert judge(file, primary="new").verdicts[0].primary
     written = json.loads((tmp_path / "out" / "verdicts.json").read_text())
     assert [row["verdict"] for row in written] == ["better", "equivalent"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "new is better than base by 0.02" in page
-    assert "taken from runs.csv as they stand" in page
+    assert "read from runs.csv" in page
     definitions = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, flags=re.DOTALL)
     assert len(definitions) == 2
     assert "in loss (left is better)" in definitions[0]
@@ -64,7 +64,7 @@ def test_a_higher_metric_can_be_the_better_one(tmp_path: Path) -> None:
     assert judge(file, baseline="new", better="higher").verdicts[0].verdict == "worse"
 
 
-def test_without_a_margin_nothing_is_equivalent_and_it_is_said(tmp_path: Path) -> None:
+def test_without_a_margin_nothing_is_equivalent_and_a_note_says_so(tmp_path: Path) -> None:
     row = judge(
         table(tmp_path, arms(base=BASE, new=[x + 1e-6 * (-1) ** i for i, x in enumerate(BASE)]))
     ).verdicts[0]
@@ -72,7 +72,7 @@ def test_without_a_margin_nothing_is_equivalent_and_it_is_said(tmp_path: Path) -
     assert any("no margin" in note for note in row.notes)
 
 
-def test_seeds_without_a_partner_and_empty_cells_are_said(tmp_path: Path) -> None:
+def test_seeds_without_a_partner_and_empty_cells_are_noted(tmp_path: Path) -> None:
     rows = [*arms(base=[2.5, 2.6, "", 2.4], new=[2.4, 2.5, 2.3, ""]), ("new", 9, 2.2), ("base", 7, 2.2)]
     row = judge(table(tmp_path, rows)).verdicts[0]
     assert row.seeds == [1, 2]
@@ -83,21 +83,21 @@ def test_seeds_without_a_partner_and_empty_cells_are_said(tmp_path: Path) -> Non
     assert "1 of its runs are not finished" in notes
 
 
-def test_a_number_that_is_none_is_a_diverged_run(tmp_path: Path) -> None:
+def test_nan_is_a_diverged_run(tmp_path: Path) -> None:
     values = [x - 0.02 - 0.001 * i for i, x in enumerate(BASE)]
     row = judge(table(tmp_path, arms(base=BASE, new=[*values[:4], "NaN"]))).verdicts[0]
     assert (row.n, row.diverged, row.verdict) == (4, 1, "undecided")
 
 
 @pytest.mark.parametrize(
-    ("rows", "given", "words"),
+    ("rows", "given", "message"),
     [
-        ([("a", 1, 2.0), ("b", 1, 2.0), ("a", 1, 2.1)], {}, "row 4: arm 'a', seed 1 stands in row 2 already"),
+        ([("a", 1, 2.0), ("b", 1, 2.0), ("a", 1, 2.1)], {}, "row 4: arm 'a', seed 1 is already in row 2"),
         ([("a", 1, 2.0), ("b", 1, "two")], {}, "row 3, column 'loss': expected a number, got 'two'"),
         ([("a", 1, 2.0), ("b", "x", 2.0)], {}, "row 3, column 'seed': expected a whole number"),
         ([("a", 1, 2.0), ("b", 1.5, 2.0)], {}, "row 3, column 'seed': expected a whole number"),
         ([("a", 1, 2.0), ("", 1, 2.0)], {}, "row 3, column 'model': no arm"),
-        ([("a", 1, 2.0), ("b", 1)], {}, "row 3: 2 cells under 3 columns"),
+        ([("a", 1, 2.0), ("b", 1)], {}, "row 3: 2 cells, but the header has 3 columns"),
         ([("a", 1, 2.0), ("b", 1, 2.0)], {"metric": "los"}, "did you mean 'loss'?"),
         (
             [("a", 1, 2.0), ("b", 1, 2.0)],
@@ -112,16 +112,16 @@ def test_a_number_that_is_none_is_a_diverged_run(tmp_path: Path) -> None:
         ([], {}, "no rows"),
     ],
 )
-def test_mistakes_are_named_by_row_and_column(
-    rows: list[tuple[Any, ...]], given: dict[str, Any], words: str, tmp_path: Path
+def test_errors_name_row_and_column(
+    rows: list[tuple[Any, ...]], given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:
         judge(table(tmp_path, rows), **given)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"a,a,loss\n1,2,3\n", b'"a\n'])
-def test_files_that_are_no_table_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_no_table_are_rejected(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_bytes(content)
     with pytest.raises(UserError):
@@ -140,7 +140,7 @@ def test_other_delimiters_a_byte_order_mark_and_columns_in_any_order(tmp_path: P
         assert (row.n, row.label) == (2, "b")
 
 
-def test_columns_set_contests_apart(tmp_path: Path) -> None:
+def test_columns_separate_contests(tmp_path: Path) -> None:
     rows = [
         (model, seed, 2.0 + 0.01 * seed + (model == "new") * sign * (0.1 + 0.001 * seed), depth)
         for depth, sign in ((4, -1), (8, 1))
@@ -185,7 +185,7 @@ def test_every_study_has_a_tidy_table_of_its_runs(raced: Path) -> None:
         assert float(row["test_bits_per_byte"]) == result["test"]["bits_per_byte"]
         assert int(row["tokens"]) == 2560
         assert all(row[name] for name in COLUMNS), row
-        assert not row["label"].startswith(("=", "-")), "a spreadsheet must not take a name for a formula"
+        assert not row["label"].startswith(("=", "-")), "a spreadsheet must not read a name as a formula"
 
 
 def test_a_table_that_is_missing_is_written_again(raced: Path) -> None:
@@ -242,7 +242,7 @@ def test_the_table_of_a_study_gives_the_studys_own_verdicts(raced: Path) -> None
         }
 
 
-def test_what_is_not_finished_and_what_was_added_later_stand_in_the_table(raced: Path) -> None:
+def test_unfinished_runs_and_added_seeds_are_in_the_table(raced: Path) -> None:
     result = open_study(raced)
     last = result.manifest.entries[-1]
     del result.results[last.run]

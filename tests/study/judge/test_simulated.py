@@ -1,4 +1,4 @@
-"""The judge over thousands of simulated studies does what docs/verdicts.md says it does."""
+"""Over thousands of simulated studies the judge has the error rates stated in docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def stated() -> dict[int, dict[str, float]]:
     table = text[text.index("| share of studies |") :].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     counts = [int(re.fullmatch(r"n = (\d+)", cell)[1]) for cell in rows[0][1:]]  # type: ignore[index]
-    return {n: {row[0]: float(row[place]) for row in rows[2:]} for place, n in enumerate(counts, 1)}
+    return {n: {row[0]: float(row[column]) for row in rows[2:]} for column, n in enumerate(counts, 1)}
 
 
-def by_the_judge(values: Values, margin: float) -> list[Verdict]:
-    """Return the verdicts of one simulated study (1 + arms, n), by the code that judges real ones."""
-    labels = [f"arm{place}" for place in range(len(values))]
+def judged(values: Values, margin: float) -> list[Verdict]:
+    """Return the verdicts of one simulated study (1 + arms, n) from the code that judges real ones."""
+    labels = [f"arm{index}" for index in range(len(values))]
     seeds = tuple(range(values.shape[1]))
     entries = tuple(Entry(f"{label}/{seed}", label, seed, CONTEST) for label in labels for seed in seeds)
     arms = tuple((label, label) for label in labels)
@@ -45,17 +45,17 @@ def by_the_judge(values: Values, margin: float) -> list[Verdict]:
 def assert_near(found: dict[str, float], meant: dict[str, float], studies: int) -> None:
     assert found.keys() == meant.keys()
     for name, share in found.items():
-        # Four standard errors, for eight numbers of three columns, and what rounding to three places hides.
+        # Four standard errors, for eight numbers in three columns, plus rounding to three decimals.
         error = 4 * math.sqrt(meant[name] * (1 - meant[name]) / studies) + 0.0005
         assert share == pytest.approx(meant[name], abs=error), name
 
 
 @pytest.mark.parametrize("n", SEEDS)
-def test_what_the_docs_state_is_what_simulated_studies_give(n: int) -> None:
+def test_simulated_studies_reproduce_the_table_in_the_docs(n: int) -> None:
     assert_near(rates(n, STUDIES, seed=1), stated()[n], STUDIES)
 
 
-def test_what_is_stated_is_what_is_promised() -> None:
+def test_the_stated_error_rates_are_within_their_limits() -> None:
     assert tuple(stated()) == SEEDS
     for row in stated().values():
         assert row["coverage"] == pytest.approx(0.95, abs=0.002)
@@ -69,7 +69,7 @@ def test_what_is_stated_is_what_is_promised() -> None:
         assert row["false winner, seeds added"] > 0.07, "this is why seeds added later are marked"
 
 
-def test_the_simulation_draws_what_it_says() -> None:
+def test_the_simulation_draws_the_stated_distribution() -> None:
     values = draw(np.random.default_rng(0), 20_000, 4, (0.5, 0.0))
     differences = values[:, 1] - values[:, 0]
     assert differences.std() == pytest.approx(1.0, abs=0.01)
@@ -84,12 +84,10 @@ def test_the_simulated_judge_is_the_judge(n: int, law: str) -> None:
     many = judge(values, margin=1.5)
     seen = set()
     for study in range(len(values)):
-        for place, row in enumerate(by_the_judge(values[study], 1.5)):
-            assert row.verdict == many.verdict[study, place]
-            assert row.p_holm == pytest.approx(many.p_holm[study, place])
-            assert (row.ci_low, row.ci_high) == pytest.approx(
-                (many.low[study, place], many.high[study, place])
-            )
+        for arm, row in enumerate(judged(values[study], 1.5)):
+            assert row.verdict == many.verdict[study, arm]
+            assert row.p_holm == pytest.approx(many.p_holm[study, arm])
+            assert (row.ci_low, row.ci_high) == pytest.approx((many.low[study, arm], many.high[study, arm]))
             seen.add(row.verdict)
     assert {"better", "undecided", "equivalent"} <= seen
 
@@ -107,7 +105,7 @@ def test_the_judge_itself_over_two_thousand_studies(n: int) -> None:
     values = draw(np.random.default_rng(100 + n), studies, n, (0.0,) * ARMS)
     named = covered = 0
     for study in values:
-        rows = by_the_judge(study, 0.0)
+        rows = judged(study, 0.0)
         named += any(row.verdict in ("better", "worse") for row in rows)
         covered += rows[0].ci_low <= 0.0 <= rows[0].ci_high  # type: ignore[operator]
     for found, name in ((named, "false winner"), (covered, "coverage")):

@@ -26,7 +26,7 @@ def curve(start: float, end: float, count: int = 100) -> list[float]:
 def judged(
     folder: Path, curves: dict[str, list[list[float]]], diverged: tuple[str, ...] = ()
 ) -> list[Stability]:
-    """Return the rows of a study whose runs left these curves."""
+    """Return the rows of a study whose runs have these curves."""
     store = Store(folder)
     entries, results = [], {}
     for label, rows in curves.items():
@@ -45,7 +45,7 @@ def judged(
 
 def test_tokens_to_target_are_paired_and_have_an_interval(tmp_path: Path) -> None:
     base = [curve(4.0, 2.0 + shift) for shift in (0.0, 0.2, 0.4)]
-    # Falls as far in half the rows, then stays; the lengths differ a little from seed to seed.
+    # Reaches the same loss in half the rows, then stays; the lengths differ a little between seeds.
     fast = [
         curve(4.0, 2.0 + shift, rows) + [2.0 + shift] * 50
         for shift, rows in ((0.0, 50), (0.2, 52), (0.4, 48))
@@ -58,7 +58,7 @@ def test_tokens_to_target_are_paired_and_have_an_interval(tmp_path: Path) -> Non
     assert (arm.spikes, arm.gradient_tail) == (0.0, 2.0)
 
 
-def test_an_arm_that_never_gets_there_has_no_ratio(tmp_path: Path) -> None:
+def test_an_arm_that_never_reaches_the_target_has_no_ratio(tmp_path: Path) -> None:
     rows = judged(tmp_path, {"b": [curve(4, 2)] * 3, "s": [curve(4, 1), curve(4, 1), curve(4, 3)]})
     assert (rows[1].reached, rows[1].pairs, rows[1].tokens_ratio) == (2, 3, None)
 
@@ -78,7 +78,7 @@ def test_shares_have_the_exact_interval(count: int, total: int) -> None:
     assert share_interval(0, 0) == (None, None)
 
 
-def test_runs_that_left_nothing_give_nothing(tmp_path: Path) -> None:
+def test_runs_without_metrics_give_none(tmp_path: Path) -> None:
     rows = judged(tmp_path, {"b": [[]] * 3, "s": [[]] * 3})
     assert (rows[1].spikes, rows[1].gradient_tail, rows[1].tokens_ratio, rows[1].pairs) == (
         None,
@@ -88,12 +88,12 @@ def test_runs_that_left_nothing_give_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_sensitivity_to_the_rate_is_the_worse_neighbour() -> None:
+def test_sensitivity_to_the_rate_is_the_worse_neighbor() -> None:
     def tuned(*scores: float | None) -> Manifest:
         best = min(score for score in scores if score is not None)
         rows = [
-            Rate("c", "nano", "as_is", "a", 10.0**-place, score, score == best, False)
-            for place, score in enumerate(scores)
+            Rate("c", "nano", "as_is", "a", 10.0**-index, score, score == best, False)
+            for index, score in enumerate(scores)
         ]
         return Manifest("s", (("a", "a"),), "a", None, 0.005, (1,), (), tuning=tuple(rows))
 

@@ -124,17 +124,17 @@ def test_the_document_interval_covers_the_truth() -> None:
     assert inside / 800 == pytest.approx(0.95, abs=0.03)
 
 
-def test_seeds_that_fall_apart_are_told_from_those_that_do_not() -> None:
+def test_seeds_in_two_groups_are_detected() -> None:
     assert two_groups([2.044, 2.054, 2.068, 2.086, 2.268]) == (2.086, 2.268)
     assert two_groups([2.044, 2.054, 2.068, 2.086, 2.110]) is None
-    assert two_groups([1.0, 1.0, 1.0, 9.0]) is None, "four say nothing"
+    assert two_groups([1.0, 1.0, 1.0, 9.0]) is None, "four are too few"
     assert two_groups([1.0] * 6) is None
     generator = np.random.default_rng(0)
     flagged = np.mean([two_groups(generator.normal(size=5).tolist()) is not None for _ in range(4000)])
     assert flagged == pytest.approx(0.046, abs=0.01)
 
 
-def test_no_interval_without_blocks_to_speak_of() -> None:
+def test_too_few_or_unequal_blocks_give_no_interval() -> None:
     assert document_interval([], []) is None
     assert document_interval([[[1.0, 2.0]]], [[[1.0, 2.0]]]) is None
     assert document_interval([[[1.0, 2.0]] * 4], [[[1.0, 2.0]] * 5]) is None
@@ -144,15 +144,15 @@ def test_medians_are_compared_by_swapping_arms_in_every_seed() -> None:
     theirs = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     difference, p = compare_medians([value - 10 for value in theirs], theirs)
     assert difference == -10.0
-    # Of 64 swaps only none and all give medians as far apart.
+    # Of 64 swaps only two, none and all, give medians as far apart.
     assert p == 2 / 64
     assert compare_medians(theirs[:5], theirs[:5]) == (0.0, None)
     assert compare_medians(theirs, theirs) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("spread", [1.0, 2.5])
-def test_medians_that_are_equal_are_called_so(spread: float) -> None:
-    """Eight paired seeds, one arm up to 2.5 times as wide: at most 5 % of studies find a difference."""
+def test_equal_medians_are_rarely_called_different(spread: float) -> None:
+    """With eight paired seeds and one arm up to 2.5 times as wide, at most 5 % of studies find a difference."""
     draw = np.random.default_rng(5)
     common = draw.normal(size=(1000, 8))
     arm, base = (0.7 * common + 0.7 * width * draw.normal(size=(1000, 8)) for width in (spread, 1.0))

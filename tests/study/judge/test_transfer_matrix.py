@@ -31,7 +31,7 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def dials(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two settings of the dial over two domains of a few pages each."""
+    """Two settings of the coherence dial over two domains of a few pages each."""
     place = tmp_path_factory.mktemp("domains")
     for name, words in WORDS.items():
         choose = random.Random(name)
@@ -58,7 +58,7 @@ def test_every_arm_is_judged_on_every_corpus(folder: Path) -> None:
     assert all("exploratory" in cell.verdict.notes for cell in cells)
 
 
-def test_a_corpus_of_its_own_gives_the_studys_verdict(folder: Path) -> None:
+def test_the_training_corpus_gives_the_studys_verdict(folder: Path) -> None:
     result = open_study(folder)
     own = {
         (cell.trained, cell.verdict.label): cell.verdict
@@ -70,7 +70,7 @@ def test_a_corpus_of_its_own_gives_the_studys_verdict(folder: Path) -> None:
         assert (cell.difference, cell.p_holm, cell.verdict) == (row.difference, row.p_holm, row.verdict)
 
 
-def test_another_corpus_gives_what_evaluate_gives(folder: Path, dials: list[str]) -> None:
+def test_another_corpus_gives_the_score_of_evaluate(folder: Path, dials: list[str]) -> None:
     result = open_study(folder)
     cell = next(cell for cell in result.matrix() if cell.trained != cell.evaluated)
     run = result.manifest.runs(cell.contest, cell.verdict.label)[2]
@@ -92,8 +92,8 @@ def test_matrix_json_and_page_are_rebuilt_from_the_store_alone(folder: Path, tmp
     rows = json.loads(before)
     assert {"trained", "evaluated", "difference", "ci_low", "verdict"} <= rows[0].keys()
     page = (copy / "report.html").read_text()
-    assert "Trained here, tested there" in page
-    assert "What the corpora are like" in page
+    assert "Cross-corpus evaluation" in page
+    assert "Corpus statistics" in page
 
 
 def test_the_terminal_shows_a_row_per_arm_and_training_corpus(
@@ -101,9 +101,9 @@ def test_the_terminal_shows_a_row_per_arm_and_training_corpus(
 ) -> None:
     show_verdicts(open_study(folder))
     shown = capsys.readouterr().out
-    _, _, table = shown.partition("trained here, tested there")
+    _, _, table = shown.partition("difference from standard in bits per byte")
     assert table.count("coherence:1/32") == 1 + 2
-    assert "(beasts" not in table.partition("how budgets")[0]
+    assert "(beasts" not in table.partition("solved budgets")[0]
 
 
 def test_a_damaged_probe_is_left_out_and_taken_again(folder: Path, dials: list[str], tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_one_corpus_has_no_matrix(dials: list[str], tmp_path: Path) -> None:
     assert result.manifest.statistics == {}
 
 
-def test_statistics_of_several_corpora_stand_in_the_outline(folder: Path) -> None:
+def test_statistics_of_several_corpora_are_in_the_manifest(folder: Path) -> None:
     manifest = open_study(folder).manifest
     assert manifest_from(manifest.as_dict()) == manifest
     low, high = manifest.statistics.values()
     assert (low["domain_bits"] or 0) < (high["domain_bits"] or 0)
 
 
-def test_the_probe_means_all_corpora_of_the_study_unless_it_names_some(tmp_path: Path) -> None:
+def test_the_probe_covers_all_corpora_of_the_study_by_default(tmp_path: Path) -> None:
     assert build_study({"arms": ["standard"], "corpus": NAMED, "probes": "corpora"}).probes == (
         "corpora:" + ",".join(NAMED),
     )
@@ -163,9 +163,9 @@ def test_the_probe_means_all_corpora_of_the_study_unless_it_names_some(tmp_path:
         build_study({"arms": ["standard"], "probes": ["corpora:stdlip"]})
 
 
-def test_a_probes_corpus_that_is_not_at_hand_is_refused_before_training() -> None:
+def test_a_probe_with_a_missing_corpus_is_rejected_before_training() -> None:
     spec = build_study({"arms": ["standard"], "probes": ["corpora:enwik8"]})
-    with pytest.raises(UserError, match=r"enwik8.* is not at hand"):
+    with pytest.raises(UserError, match=r"enwik8.* not found"):
         plan_study(spec)
 
 
@@ -200,12 +200,12 @@ def test_bytes_are_the_same_text_under_every_tokenizer(story: Path) -> None:
         {"tune": {"lr": [1e-3, 2e-3, 4e-3]}},
     ],
 )
-def test_a_length_in_bytes_allows_no_other(changes: dict[str, object]) -> None:
+def test_a_length_in_bytes_excludes_other_lengths(changes: dict[str, object]) -> None:
     with pytest.raises(UserError, match="bytes"):
         build_study({"arms": ["standard", "coupled"], "bytes": "1M"} | changes)
 
 
-def test_a_flag_takes_the_place_of_the_files_length() -> None:
+def test_a_flag_overrides_the_length_in_the_file() -> None:
     path = Path(__file__).parents[3] / "studies" / "coherence.toml"
     assert Study.from_file(path).spec.bytes == 1_000_000
     changed = Study.from_file(path, tokens=4096).spec
@@ -213,24 +213,24 @@ def test_a_flag_takes_the_place_of_the_files_length() -> None:
     assert changed.train_settings(changed.arms[0]).tokens == 4096
 
 
-def test_pieces_longer_than_half_a_window_are_refused() -> None:
+def test_pieces_longer_than_half_a_window_are_rejected() -> None:
     spec = build_study({"arms": ["standard"], "corpus": "coherence:0/128(stdlib)"})
     with pytest.raises(UserError, match=r"longer than half a window .* DIAL/32"):
         plan_study(spec)
 
 
-def test_a_claim_reads_the_dial(folder: Path, dials: list[str]) -> None:
-    """coupled.14 asks for the change of the difference between two settings of the dial."""
+def test_a_claim_can_compare_two_settings_of_the_dial(folder: Path, dials: list[str]) -> None:
+    """coupled.14 is about the change of the difference between two settings of the coherence dial."""
     paper = read_paper(find_paper("coupled"))
     claim = next(claim for claim in paper.claims if claim.id == "coupled.14")
     (criterion,) = claim.criteria
     assert set(criterion.values) <= set(paper.scales["small"]["corpus"])
     assert criterion.expect == "lower"
     result = open_study(folder)
-    turned = dataclasses.replace(
+    changed = dataclasses.replace(
         claim, criteria=(dataclasses.replace(criterion, arm="coupled", values=tuple(dials)),)
     )
-    paper = dataclasses.replace(paper, claims=(claim, turned))
+    paper = dataclasses.replace(paper, claims=(claim, changed))
     there, here = judge_claims(paper, "small", {"study": Finished(result.manifest, result.verdicts)})
     assert there.scale == "not run"
     assert here.scale == "reduced scale"

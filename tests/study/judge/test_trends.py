@@ -1,4 +1,4 @@
-"""Trends: lines through gaps, what their intervals cover, and what is said of them."""
+"""Trends: lines through gaps, the coverage of their intervals, and their sentences."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def made(
     level: float = 0.0,
     diverged: str = "",
 ) -> list[Trend]:
-    """Return the trends of a made study: per arm, its gap as a function of (parameters, tokens, context).
+    """Return the trends of a synthetic study: per arm, its gap as a function of (parameters, tokens, context).
 
-    `level` sets the seeds' own lines apart, `diverged` names a run.
+    `level` separates the seeds' own lines, `diverged` names a run.
     """
     entries, results = [], {}
     draw = np.random.default_rng(3)
-    for place, (contest, parameters, tokens) in enumerate(contests):
+    for index, (contest, parameters, tokens) in enumerate(contests):
         for label in ("standard", *gaps):
             for seed in range(1, seeds + 1):
-                run = f"{place}/{label}/{seed}"
+                run = f"{index}/{label}/{seed}"
                 entries.append(Entry(run, label, seed, contest))
                 value = 2.0 + 0.1 * seed
                 if label != "standard":
@@ -87,13 +87,13 @@ def test_intervals_of_one_seed_are_none() -> None:
     ("seeds", "values"),
     [(3, 3), (8, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 3), (5, 12)))],
 )
-def test_intervals_cover_what_they_say(seeds: int, values: int, shared: bool) -> None:
+def test_intervals_have_the_stated_coverage(seeds: int, values: int, shared: bool) -> None:
     draw = np.random.default_rng(100 * seeds + values + shared)
     x = np.arange(values, dtype=float)
     at = x[-1] + math.log2(FACTOR)
     slope = band = pair = 0
     for _ in range(STUDIES):
-        # Smaller models spread wider; branches have a level and a slope of their seed in common.
+        # Smaller models have a larger spread; branches share a level and a slope of their seed.
         noise = draw.normal(size=(seeds, values)) * (1.0 if shared else np.linspace(1.5, 1.0, values))
         level, tilt = (draw.normal(size=(seeds + 1, 1)) * share * shared for share in (1.0, 0.3))
         line = fit_line((2**x).tolist(), (0.4 - 0.2 * x + level[:-1] + tilt[:-1] * x + noise).tolist(), 2)
@@ -113,7 +113,7 @@ def _holds(low: float | None, high: float | None, value: float) -> bool:
     return low <= value <= high
 
 
-def test_what_moves_is_said_with_its_direction() -> None:
+def test_a_trend_is_stated_with_its_direction() -> None:
     gaps = {
         "shrinking": lambda n, t, c: 0.10 - 0.01 * math.log2(n / 1e5),
         "growing": lambda n, t, c: -0.02 - 0.01 * math.log2(n / 1e5),
@@ -129,15 +129,15 @@ def test_what_moves_is_said_with_its_direction() -> None:
     }
     assert "its disadvantage shrinks with size, slope -0.0" in found["shrinking"].words
     assert "its advantage grows with size" in found["growing"].words
-    assert "turns from worse to better with size" in found["turning"].words
-    assert "no trend with size can be told" in found["steady"].words
+    assert "changes from worse to better with size" in found["turning"].words
+    assert "no trend with size can be established" in found["steady"].words
     assert "one further pair of runs at 25.6M parameters" in found["steady"].words
     line = found["shrinking"].line
     assert line is not None
     assert line.slope.difference == pytest.approx(-0.01, abs=5e-4)
 
 
-def test_nobody_is_said_to_be_ahead_where_neither_end_is_sure() -> None:
+def test_no_arm_is_ahead_if_the_sign_is_open_at_both_ends() -> None:
     gaps = {
         "turning": lambda n, t, c: 0.03 - 0.01 * math.log2(n / 1e5),
         "rising": lambda n, t, c: 0.01 * math.log2(n / 1e5),
@@ -148,7 +148,10 @@ def test_nobody_is_said_to_be_ahead_where_neither_end_is_sure() -> None:
         "turning": "falls",
         "rising": "rises",
     }
-    assert "its gap falls with size, and who is ahead cannot be told, slope -0.0" in found["turning"].words
+    assert (
+        "its gap falls with size; which arm is ahead cannot be established, slope -0.0"
+        in found["turning"].words
+    )
 
 
 def test_runs_that_diverged_leave_a_trend_undecided() -> None:
@@ -156,18 +159,18 @@ def test_runs_that_diverged_leave_a_trend_undecided() -> None:
     sizes = sized(10**5, 8 * 10**5, 64 * 10**5)
     (whole,), (partial,) = (made(gaps, contests=sizes, diverged=run) for run in ("", "0/growing/1"))
     assert (whole.decision, partial.decision) == ("grows", "undecided")
-    assert "no trend with size can be told" in partial.words
+    assert "no trend with size can be established" in partial.words
 
 
 def test_fewer_than_three_values_give_points_and_no_line() -> None:
     (trend,) = made({"a": lambda n, t, c: 0.1}, contests=sized(10**5, 10**6))
     assert trend.line is None
     assert [point.value for point in trend.points] == [10**5, 10**6]
-    assert trend.words == "a against standard: 2 values of size: a trend takes 3 or more."
+    assert trend.words == "a against standard: 2 values of size; a trend needs 3 or more."
     assert made({"a": lambda n, t, c: 0.1}, contests=sized(10**5)) == []
 
 
-def test_each_axis_is_read_apart_and_the_rest_is_held() -> None:
+def test_each_axis_has_its_own_trends_with_the_rest_fixed() -> None:
     contests = [
         (Contest("c", "c", size, "as_is", "tokens", context, branch), count, tokens)
         for size, count in (("s", 10**5), ("m", 10**6))
@@ -185,13 +188,13 @@ def test_each_axis_is_read_apart_and_the_rest_is_held() -> None:
     assert [point.name for point in tokens.points] == ["1M", "4M"]
 
 
-def test_seeds_without_a_gap_at_every_value_are_left_out_and_said_to_be() -> None:
+def test_seeds_without_a_gap_at_every_value_are_left_out_with_a_note() -> None:
     contests = sized(10**5, 10**6, 10**7)
     entries, results = [], {}
-    for place, (contest, count, tokens) in enumerate(contests):
+    for index, (contest, count, tokens) in enumerate(contests):
         for label in ("standard", "a"):
             for seed in (1, 2, 3):
-                run = f"{place}/{label}/{seed}"
+                run = f"{index}/{label}/{seed}"
                 entries.append(Entry(run, label, seed, contest))
                 results[run] = {"status": "done", "parameters": count, "tokens": tokens}
                 results[run]["test"] = {"bits_per_byte": 2.0 + 0.01 * seed * (label == "a"), "blocks": []}
@@ -202,8 +205,8 @@ def test_seeds_without_a_gap_at_every_value_are_left_out_and_said_to_be() -> Non
     (trend,) = study_trends(manifest, results, study_verdicts(manifest, results))
     assert trend.n == 2
     assert [len(point.seeds) for point in trend.points] == [3, 2, 3]
-    assert "the line is through the seeds that have a gap at every value" in trend.notes
-    assert "1 of its runs diverged; the others cannot stand for all" in trend.notes
+    assert "the line is fitted to the seeds that have a gap at every value" in trend.notes
+    assert "1 of its runs diverged; the others are not representative" in trend.notes
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +232,7 @@ def test_a_study_writes_and_shows_its_trends(raced: Path, capsys: pytest.Capture
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert "with context" in shown
-    assert "2 values of tokens per parameter: a trend takes 3 or more" in shown
+    assert "2 values of tokens per parameter; a trend needs 3 or more" in shown
 
 
 def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
@@ -240,9 +243,9 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     from headtohead.report.panels import View
 
     page = (raced / "report.html").read_text()
-    assert "The gap against context." in page
-    assert "The gap against tokens per parameter." in page
-    assert "The gap against size." not in page
+    assert "Gap to the baseline against context." in page
+    assert "Gap to the baseline against tokens per parameter." in page
+    assert "Gap to the baseline against size." not in page
     assert "<script>x</script>" not in page
     result = open_study(raced)
     views = [
@@ -258,7 +261,7 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     drawn = draw_study(views)
     assert list(drawn) == ["gap-tokens-per-parameter", "gap-context"]
     charts = {name: variants(name, picture.chart) for name, picture in drawn.items() if picture.chart}
-    # Two branches and three contexts: a picture for each group of contests.
+    # Two branches and three contexts: one picture per group of contests.
     assert [len(found) for found in charts.values()] == [3, 2]
     svg = as_svg(charts["gap-context"]["gap-context-2"], PAPER)
     assert "context, in tokens" in svg
@@ -282,7 +285,7 @@ def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
         Study(**values, context=[64, 0], batch=256)
 
 
-def test_each_context_is_tuned_apart(story: Path, tmp_path: Path) -> None:
+def test_each_context_is_tuned_separately(story: Path, tmp_path: Path) -> None:
     result = Study(
         arms=["standard", "diagonal"],
         corpus=f"file:{story}",
@@ -297,8 +300,8 @@ def test_each_context_is_tuned_apart(story: Path, tmp_path: Path) -> None:
     assert open_study(tmp_path / "tuned").manifest.tuning == result.manifest.tuning
 
 
-def test_beyond_the_values_nothing_is_surer_than_nearer() -> None:
-    # The lines of the two seeds cross at 6, one doubling and a half beyond the last value.
+def test_prediction_intervals_do_not_narrow_outwards() -> None:
+    # The lines of the two seeds cross beyond the last value.
     line = fit_line([1.0, 2.0, 4.0], [[0.0, 0.1, 0.2], [0.36, 0.36, 0.36]])
     widths = [
         reach.high - reach.low for reach in line.beyond if reach.low is not None and reach.high is not None

@@ -1,4 +1,4 @@
-"""What a verdict may not say after a failed check, and what it mentions beside its statistics."""
+"""Verdicts after a failed check, and notes that do not come from statistics."""
 
 from __future__ import annotations
 
@@ -47,40 +47,40 @@ def verdicts(known: Manifest, checked: dict[str, dict[str, Any]] | None = None) 
     return {row.label: row for row in study_verdicts(known, results(checked))}
 
 
-def words(rows: dict[str, Verdict]) -> list[str]:
+def found(rows: dict[str, Verdict]) -> list[str]:
     return [rows[label].verdict for label in ("up", "down", "same")]
 
 
-def test_without_failed_checks_verdicts_stay() -> None:
-    assert words(verdicts(manifest())) == ["better", "worse", "equivalent"]
+def test_without_failed_checks_verdicts_are_unchanged() -> None:
+    assert found(verdicts(manifest())) == ["better", "worse", "equivalent"]
 
 
-def test_an_arm_that_failed_its_check_may_be_worse_and_no_more() -> None:
+def test_an_arm_that_failed_its_check_can_only_be_worse() -> None:
     rows = verdicts(manifest(("up", "down", "same")))
-    assert words(rows) == ["undecided", "worse", "undecided"]
+    assert found(rows) == ["undecided", "worse", "undecided"]
     assert f"up failed its check: {LEAK}" in rows["up"].notes
     assert "after a failed check it cannot be called better" in rows["up"].notes
     assert all(row.failed_check == [LEAK] for row in rows.values())
 
 
-def test_against_a_baseline_that_failed_an_arm_may_be_better_and_no_more() -> None:
+def test_against_a_baseline_that_failed_an_arm_can_only_be_better() -> None:
     rows = verdicts(manifest(("base",)))
-    assert words(rows) == ["better", "undecided", "undecided"]
+    assert found(rows) == ["better", "undecided", "undecided"]
     assert rows["down"].baseline_failed_check == [LEAK]
-    assert "with a failed check of base" in sentence(rows["up"])
+    assert "and base failed the causality check" in sentence(rows["up"])
 
 
 def test_a_check_that_failed_after_training_has_the_same_consequence() -> None:
     failed = {"failed": [LEAK], "marks": [], "warnings": []}
     rows = verdicts(manifest(), {"up": failed})
-    assert words(rows) == ["undecided", "worse", "equivalent"]
-    assert rows["up"].failed_check == [f"after training 5 of 5 runs: {LEAK}"]
+    assert found(rows) == ["undecided", "worse", "equivalent"]
+    assert rows["up"].failed_check == [f"after training, in 5 of 5 runs: {LEAK}"]
 
 
-def test_every_sentence_says_that_a_check_failed() -> None:
+def test_every_sentence_states_that_a_check_failed() -> None:
     rows = list(verdicts(manifest(("up", "down"))).values())
-    said = [sentence(row) for row in rows] + [line for _, line in headlines(rows)]
-    assert ["failed check of" in line for line in said] == [True, True, False] * 2
+    lines = [sentence(row) for row in rows] + [line for _, line in headlines(rows)]
+    assert ["failed the causality check" in line for line in lines] == [True, True, False] * 2
 
 
 def test_marks_of_either_arm_are_noted() -> None:
@@ -102,11 +102,11 @@ def test_verdicts_state_where_flops_come_from() -> None:
     sources = {"base": "declared", "up": "counted", "down": "declared", "same": "declared"}
     rows = verdicts(manifest(length="flops", flops=sources))
     assert (rows["up"].flops_source, rows["up"].baseline_flops_source) == ("counted", "declared")
-    note = next(words for words in rows["up"].notes if "FLOPs" in words)
+    note = next(note for note in rows["up"].notes if "FLOPs" in note)
     assert "counted for up, declared for base" in note
     assert "upper bound" in note
-    assert not any("FLOPs" in words for words in rows["down"].notes)
-    assert not any("FLOPs" in words for words in verdicts(manifest(flops=sources))["up"].notes)
+    assert not any("FLOPs" in note for note in rows["down"].notes)
+    assert not any("FLOPs" in note for note in verdicts(manifest(flops=sources))["up"].notes)
 
 
 def test_checks_are_read_back_as_they_were_written() -> None:

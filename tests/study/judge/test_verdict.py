@@ -95,7 +95,7 @@ def test_holm_counts_the_arms_of_a_contest() -> None:
     assert rows[0].p_holm == pytest.approx(5 * rows[0].p)
 
 
-def test_a_p_that_holm_takes_back_is_explained() -> None:
+def test_a_p_that_holm_raises_above_5_percent_is_explained() -> None:
     near = [x + 0.02 + 0.012 * (-1) ** i for i, x in enumerate(BASE)]
     values = {"base": BASE, "near": near} | {f"n{i}": NOISY for i in range(3)}
     row = study_verdicts(manifest(list(values)), results(values))[0]
@@ -114,7 +114,7 @@ def test_only_paired_seeds_count() -> None:
     assert any("not finished" in note for note in row.notes)
 
 
-def test_a_diverged_run_is_counted_and_takes_a_win_back() -> None:
+def test_a_diverged_run_is_counted_and_withholds_a_win() -> None:
     found = results({"base": BASE, "up": BETTER})
     found["nano/up/3"] = {"status": "diverged"}
     row = study_verdicts(manifest(["base", "up"]), found)[0]
@@ -170,7 +170,7 @@ def lined(arms: list[str], **lines: float) -> Manifest:
     ],
 )
 def test_no_winner_among_untrained_models(line: float, values: list[float], verdict: str) -> None:
-    """Better takes a trained arm, worse a trained baseline, equivalent both: beyond the bigram line."""
+    """Better needs an arm that beats the bigram line, worse a baseline that does, equivalent both."""
     found = results({"base": BASE, "up": values})
     row = study_verdicts(lined(["base", "up"], unigram=4.9, bigram=line), found)[0]
     assert row.verdict == verdict
@@ -184,10 +184,10 @@ def test_a_loss_that_still_falls_is_a_warning() -> None:
         found[f"nano/up/{seed}"]["late_fall"] = fall
     row = study_verdicts(manifest(["base", "up"]), found)[0]
     assert row.falling == 1
-    assert any("1 of the runs compared still fell steeply" in note for note in row.notes)
+    assert any("1 of the compared runs was still falling steeply" in note for note in row.notes)
 
 
-def test_a_failed_run_is_counted_apart() -> None:
+def test_a_failed_run_is_counted_separately() -> None:
     found = results({"base": BASE, "up": BETTER})
     found["nano/up/3"] = {"status": "out of memory", "error": "x"}
     row = study_verdicts(manifest(["base", "up"]), found)[0]
@@ -215,15 +215,15 @@ def test_where_documents_disagree_the_verdict_says_on_this_test_set() -> None:
     assert "on this test set" in sentence(row)
 
 
-def test_seeds_added_after_looking_are_marked() -> None:
+def test_seeds_added_after_results_existed_are_marked() -> None:
     row = study_verdicts(
         manifest(["base", "up"]), results({"base": BASE, "up": BETTER}), Marks(frozenset({4, 5}))
     )[0]
     assert row.added_seeds == [4, 5]
-    assert any("added after looking" in note for note in row.notes)
+    assert any("added after results existed" in note for note in row.notes)
 
 
-def test_contests_are_judged_apart_and_one_row_is_primary() -> None:
+def test_contests_are_judged_separately_and_one_row_is_primary() -> None:
     other = Contest("c", "c@1", "1m", "params", "tokens")
     both = manifest(["base", "up"], contests=(CONTEST, other))
     found = results({"base": BASE, "up": BETTER}) | results({"base": BASE, "up": WORSE}, "1m")
@@ -235,22 +235,22 @@ def test_contests_are_judged_apart_and_one_row_is_primary() -> None:
     assert [row.primary for row in rows] == [True, False]
 
 
-def test_a_real_but_tiny_difference_says_so() -> None:
+def test_a_significant_difference_within_the_margin_is_noted() -> None:
     values = {"base": BASE, "up": [x - 0.001 - 0.00001 * i for i, x in enumerate(BASE)]}
     row = study_verdicts(manifest(list(values)), results(values))[0]
     assert row.verdict == "better"
     assert any("within the margin" in note for note in row.notes)
 
 
-def test_sentences_are_plain() -> None:
+def test_sentences_name_arms_margin_and_rule() -> None:
     values = {"base": BASE, "up": BETTER, "same": SAME, "noisy": NOISY}
-    words = [sentence(row) for row in study_verdicts(manifest(list(values)), results(values))]
-    assert words[0].startswith("up is better than base by 0.02")
-    assert words[1] == "same is equivalent to base within 0.005 bits per byte at equal tokens."
-    assert "undecided" in words[2]
+    sentences = [sentence(row) for row in study_verdicts(manifest(list(values)), results(values))]
+    assert sentences[0].startswith("up is better than base by 0.02")
+    assert sentences[1] == "same is equivalent to base within 0.005 bits per byte at equal tokens."
+    assert "undecided" in sentences[2]
 
 
-def test_a_headline_says_all_of_an_arm_and_names_what_differs() -> None:
+def test_a_headline_covers_all_contests_of_an_arm_and_names_what_differs() -> None:
     contests = tuple(
         Contest("c", "c@1", size, "as_is", length) for size, length in (("a", "tokens"), ("b", "time"))
     )
@@ -268,32 +268,32 @@ def test_a_headline_says_all_of_an_arm_and_names_what_differs() -> None:
     )
     assert sentence(rows[0], rows).endswith("at equal tokens (a).")
     one = [row for row in rows if row.size == "a"]
-    assert [words for _, words in headlines(one)] == [sentence(row) for row in one]
+    assert [text for _, text in headlines(one)] == [sentence(row) for row in one]
     plain = dataclasses.replace(rows[3], length="time_plain", shape="cache")
     assert sentence(plain).endswith("at equal plain-path time and cache.")
 
 
-def test_a_headline_over_many_contests_tells_the_first_and_counts() -> None:
+def test_a_headline_over_many_contests_gives_the_first_and_counts_all() -> None:
     contests = tuple(Contest("c", "c@1", size, "as_is", "tokens") for size in "abcdef")
     known = {}
     for size, values in zip("abcdef", (BETTER, NOISY, SAME, BETTER, NOISY), strict=False):
         known |= results({"base": BASE, "up": values}, size)
-    ((word, words),) = headlines(study_verdicts(manifest(["base", "up"], contests=contests), known))
-    assert word == "mixed"
-    assert words.startswith("up is better than base by 0.02")
-    assert words.endswith(
+    ((verdict, text),) = headlines(study_verdicts(manifest(["base", "up"], contests=contests), known))
+    assert verdict == "mixed"
+    assert text.startswith("up is better than base by 0.02")
+    assert text.endswith(
         "(a); of all 6 contests, better in 2, equivalent in 1, undecided in 2, no finished pair of runs yet in 1."
     )
 
 
-def test_an_outline_survives_its_file() -> None:
+def test_a_manifest_survives_its_file() -> None:
     one = manifest(["base", "up"])
     assert manifest_from(one.as_dict()) == one
     with pytest.raises(KeyError):
         manifest_from({"name": "x"})
 
 
-def test_an_untrained_arm_is_said_to_be_untrained() -> None:
+def test_an_untrained_arm_is_noted() -> None:
     values = {"base": [2.0, 2.1, 2.2], "stuck": [5.01, 4.99, 2.3]}
     (row,) = study_verdicts(lined(["base", "stuck"], unigram=6.0, bigram=4.0), results(values))
     assert (row.unlearnt, row.baseline_unlearnt) == (2, 0)

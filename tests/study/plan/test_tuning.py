@@ -49,7 +49,7 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert again.manifest.tuning == rows
     assert open_study(tmp_path).manifest.tuning == rows
     if find_spec("altair"):
-        assert "How the learning rates were tuned" in (tmp_path / "report.html").read_text()
+        assert "Learning-rate tuning" in (tmp_path / "report.html").read_text()
 
 
 def test_the_grid_is_extended_for_all_arms_until_no_optimum_is_at_its_edge(
@@ -121,7 +121,7 @@ def test_a_damaged_trial_is_run_again_and_not_counted_as_a_failed_rate(
         if spec["training"]["tokens"] == 2560 and any(spec["training"]["lr"] == lr for _, lr in best):
             (run.path / "result.json").write_text("{")
     again = study(story, rates, seeds=1).run(tmp_path, workers=1)
-    assert "and the run is done again" in capsys.readouterr().out
+    assert "and the run is repeated" in capsys.readouterr().out
     assert again.manifest.tuning == first.manifest.tuning
 
 

@@ -1,4 +1,4 @@
-"""What is measured on trained runs besides their loss."""
+"""Probes: measurements on trained runs other than their loss."""
 
 import itertools
 import json
@@ -36,13 +36,13 @@ TINY: dict[str, Any] = {"corpus": CORPUS, "size": "nano", "tokens": "2k", "batch
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of one run without probes; tests copy it."""
+    """A study of one run without probes, copied by the tests."""
     return race(tmp_path_factory.mktemp("trained")).path
 
 
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
-    """A copy of that study, to be changed."""
+    """A writable copy of that study."""
     return shutil.copytree(trained, tmp_path / "study")
 
 
@@ -51,7 +51,7 @@ def race(folder: Path, **changes: object) -> Store:
     return Store(folder)
 
 
-def test_a_probe_is_taken_once_and_kept_beside_the_result(copied: Path) -> None:
+def test_a_probe_is_taken_once_and_stored_with_the_result(copied: Path) -> None:
     store = race(copied, probes=["positions"])
     (run,) = store.runs()
     found = run.probe("positions")
@@ -63,7 +63,7 @@ def test_a_probe_is_taken_once_and_kept_beside_the_result(copied: Path) -> None:
     assert (run.path / "probes" / "positions.json").stat().st_mtime_ns == before
 
 
-def test_a_probe_asked_for_later_uses_the_weights_and_leaves_the_run_alone(copied: Path) -> None:
+def test_a_probe_requested_later_uses_the_weights_and_does_not_change_the_run(copied: Path) -> None:
     store = race(copied)
     (run,) = store.runs()
     result = (run.path / "result.json").read_bytes()
@@ -74,7 +74,7 @@ def test_a_probe_asked_for_later_uses_the_weights_and_leaves_the_run_alone(copie
     assert run.probe("positions") == {"bins": nats_by_position(model, test)}
 
 
-def test_loss_by_position_is_the_loss(copied: Path) -> None:
+def test_loss_by_position_averages_to_the_loss(copied: Path) -> None:
     (run,) = race(copied).runs()
     model, tokenizer = load(run.path)
     test = prepare(CORPUS, "bytes").splits["test"]
@@ -95,7 +95,7 @@ def test_a_damaged_probe_is_named_and_taken_again(copied: Path) -> None:
     assert path.read_bytes() == good
 
 
-def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fails_leaves_the_run_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(subject: object, argument: str) -> dict[str, object]:
         raise ZeroDivisionError("on purpose")
 
@@ -107,7 +107,7 @@ def test_a_probe_that_fails_costs_no_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.probe("positions") is None
 
 
-def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_path: Path) -> None:
+def test_an_interrupted_probe_is_taken_at_the_next_start(tmp_path: Path) -> None:
     study = Study(["standard"], probes=["indicators", "positions"], **TINY)
     study.run(tmp_path / "whole", quiet=True, workers=1)
     store = Store(tmp_path / "parts")
@@ -130,7 +130,7 @@ def test_a_probe_that_is_stopped_in_the_middle_is_taken_at_the_next_start(tmp_pa
         assert run.probe(name) == Store(tmp_path / "whole").run(run.id).probe(name)
 
 
-def test_interrupted_in_a_probe_a_study_says_that_a_run_is_left(
+def test_a_study_interrupted_in_a_probe_reports_an_unfinished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(subject: Subject, argument: str) -> dict[str, object]:
@@ -146,7 +146,7 @@ def test_interrupted_in_a_probe_a_study_says_that_a_run_is_left(
     assert run.probe("positions") is None
 
 
-def test_without_weights_a_finished_run_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_finished_run_without_weights_is_left_unchanged(tmp_path: Path) -> None:
     Study(["standard"], **TINY).run(tmp_path, quiet=True, workers=1, keep_weights=False)
     result = Study(["standard"], probes="positions", **TINY).run(tmp_path, quiet=True, workers=1)
     assert result.summary.left == 0
@@ -154,7 +154,7 @@ def test_without_weights_a_finished_run_keeps_what_it_has(tmp_path: Path) -> Non
     assert run.probe("positions") is None
 
 
-def test_damaged_weights_cost_a_probe_and_no_result(copied: Path) -> None:
+def test_damaged_weights_prevent_a_probe_and_keep_the_result(copied: Path) -> None:
     (run,) = race(copied).runs()
     result = (run.path / "result.json").read_bytes()
     run.weights.write_bytes(run.weights.read_bytes()[:-8])
@@ -165,32 +165,32 @@ def test_damaged_weights_cost_a_probe_and_no_result(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         (["position"], "unknown probe 'position'.*positions"),
         (["positions:3"], "takes no argument"),
         (3, "takes a name or a list"),
-        (["indicators:0"], "how many windows"),
-        (["indicators:many"], "how many windows"),
-        (["skip:-3"], "how many tokens"),
+        (["indicators:0"], "the number of windows"),
+        (["indicators:many"], "the number of windows"),
+        (["skip:-3"], "the number of tokens"),
         (["maps:2"], "LAYER.HEAD"),
         (["maps:0.1"], "counted from 1"),
-        (["tasks"], "needs the tasks' names"),
+        (["tasks"], "needs task names"),
         (["tasks:lambda"], "unknown task 'lambda'.*lambada"),
     ],
 )
-def test_a_probe_that_does_not_exist_is_one_line(given: object, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_an_invalid_probe_is_rejected(given: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         probe_names(given)
 
 
-def test_an_argument_has_one_spelling() -> None:
+def test_arguments_have_a_canonical_form() -> None:
     given = ["indicators:16", "indicators", "maps: 1.2,2.1,1.2", "tasks:copa,all", "skip:0512"]
     assert probe_names(given) == ("indicators", "maps:1.2,2.1", "tasks:all", "skip:512")
 
 
 def subject(arm: str, data_dir: str = "") -> Subject:
-    """Return an untrained model of an arm under a probe."""
+    """Return an untrained model of an arm as the subject of a probe."""
     size = find_size("nano")
     corpus = prepare(CORPUS, "bytes")
     model = Decoder(
@@ -204,13 +204,13 @@ def test_windows_are_spread_over_the_test_split() -> None:
     text = np.asarray(one.corpus.splits["test"].tokens)
     windows = one.windows(4, 128)
     assert windows.shape == (4, 128)
-    starts = [place * (len(text) // 128) // 4 * 128 for place in range(4)]
+    starts = [index * (len(text) // 128) // 4 * 128 for index in range(4)]
     assert windows.tolist() == [text[start : start + 128].tolist() for start in starts]
     assert one.windows(10**9, 2_000).shape == (1, 2_000)
 
 
-def test_maps_are_what_each_layer_mixes_with() -> None:
-    """The map of every layer times its values, written out, is what the layer gives."""
+def test_maps_are_the_weights_of_each_layer() -> None:
+    """The map of a layer times its values, projected, equals the layer's output."""
     one = subject("standard")
     tokens = one.windows(2, 32)
     found = layer_maps(one.model, tokens)
@@ -231,8 +231,8 @@ def test_maps_are_what_each_layer_mixes_with() -> None:
 
 
 @pytest.mark.parametrize("arm", ["standard", "non_approximate", "sharing:tie=kv", "fixed_seq_qk", "kuramoto"])
-def test_the_largest_score_is_that_before_the_softmax(arm: str) -> None:
-    """A softmax turns differences of scores into ratios of weights: the span of the logs is at most twice the peak."""
+def test_the_largest_score_is_taken_before_the_softmax(arm: str) -> None:
+    """A softmax maps score differences to weight ratios, so the range of the log weights is at most twice the peak."""
     for layer in layer_maps(subject(arm).model, subject(arm).windows(1, 48)):
         assert layer.weights is not None
         assert layer.largest_score is not None
@@ -265,7 +265,7 @@ def test_indicators_are_means_over_windows_and_layers() -> None:
     assert found["log_largest_score"] == second["values"]["log_largest_score"]
 
 
-def test_signed_maps_are_marked_and_arms_without_a_map_say_why() -> None:
+def test_signed_maps_are_marked_and_arms_without_a_map_give_a_reason() -> None:
     signed = take("indicators:1", subject("differential"))
     assert [layer["signed"] for layer in signed["layers"]] == [True, True]
     for probe in ("indicators:1", "maps"):
@@ -286,13 +286,13 @@ def test_maps_are_pooled_and_name_their_tokens() -> None:
         assert [len(line) for line in row["rows"]] == list(range(1, 44))
         assert [sum(line) for line in row["rows"]] == pytest.approx([1000] * 43, abs=25)
     outside = take("maps:9.9", one)
-    assert outside == {"none": "no map is of 9.9; this model has 1.1 to 1.4, 2.1 to 2.4"}
+    assert outside == {"none": "no map for 9.9; this model has 1.1 to 1.4, 2.1 to 2.4"}
     asked = take("maps:2.3,1.1,9.9", one)
     assert [(row["layer"], row["head"]) for row in asked["maps"]] == [(1, 1), (2, 3)]
     assert asked["absent"] == ["9.9"]
 
 
-def test_skipped_layers_are_put_back() -> None:
+def test_skipped_layers_are_restored() -> None:
     one = subject("even(prefix_mean)")
     found = take("skip:2048", one)
     assert is_valid("skip:2048", found)
@@ -321,9 +321,7 @@ def test_decoding_is_timed_at_half_and_full_windows() -> None:
 
 
 @pytest.mark.parametrize("arm", ["standard", "latent"])
-def test_every_arm_decodes_step_by_step_whether_it_could_be_recorded_or_not(
-    arm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_arm_decodes_with_a_cuda_graph(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one, taken = subject(arm), []
     assert one.model.graph_safe == (arm == "standard")
 
@@ -336,20 +334,20 @@ def test_every_arm_decodes_step_by_step_whether_it_could_be_recorded_or_not(
     assert len(taken) == found["steps"] * len(found["tokens_per_second"])
 
 
-def test_tasks_that_are_not_at_hand_are_one_line_and_the_run_stays_done(tmp_path: Path) -> None:
+def test_missing_tasks_are_a_one_line_error_and_the_run_stays_done(tmp_path: Path) -> None:
     settings = TINY | {"probes": ["tasks:copa,rte"], "seeds": 2}
     result = Study(["standard"], **settings).run(tmp_path / "s", quiet=True, workers=1, data_dir=tmp_path)
     (line,) = result.summary.trouble
-    assert line.startswith("probe tasks:copa,rte: task 'copa' is not at hand")
+    assert line.startswith("probe tasks:copa,rte: task 'copa' not found")
     assert {run.state() for run in Store(tmp_path / "s").runs()} == {"done"}
 
 
-def test_tasks_are_scored_beside_chance(tmp_path: Path) -> None:
+def test_tasks_are_scored_with_chance(tmp_path: Path) -> None:
     folder = tmp_path / "zeroshot"
     folder.mkdir()
     rows = "".join(
-        json.dumps({"query": f"the cat {word}", "choices": ["sat", "ran"], "gold": place % 2}) + "\n"
-        for place, word in enumerate(["one", "two", "three", "four"])
+        json.dumps({"query": f"the cat {word}", "choices": ["sat", "ran"], "gold": index % 2}) + "\n"
+        for index, word in enumerate(["one", "two", "three", "four"])
     )
     with lzma.open(folder / "copa.jsonl.xz", "wt") as stream:
         stream.write(rows)
@@ -360,7 +358,7 @@ def test_tasks_are_scored_beside_chance(tmp_path: Path) -> None:
     assert found["mean"]["above_chance"] == score["accuracy"] - 0.5
 
 
-def test_a_finished_run_without_weights_is_told_of_once(
+def test_finished_runs_without_weights_are_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = TINY | {"seeds": 2}
@@ -388,11 +386,11 @@ def test_a_finished_run_without_weights_is_told_of_once(
         ({}, {"a": float}, False),
     ],
 )
-def test_what_a_file_holds_is_checked(value: object, form: object, good: bool) -> None:
+def test_values_from_a_file_are_validated(value: object, form: object, good: bool) -> None:
     assert fits(value, form) is good
 
 
-def test_a_probe_of_another_form_is_damaged(copied: Path) -> None:
+def test_a_probe_result_of_another_form_is_damaged(copied: Path) -> None:
     (run,) = race(copied, probes=["indicators:1"]).runs()
     run.keep_probe("indicators:1", {"windows": 1, "layers": "many", "mean": {}, "log_largest_score": None})
     with pytest.raises(DamagedFile, match="not a valid result of probe indicators:1"):

@@ -1,4 +1,4 @@
-"""What happens to a study when processes die, disks fill up, files change and clocks go wrong."""
+"""Fault tolerance of a study: processes die, disks fill up, files change and clocks jump."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ def run_script(text: str, *arguments: object, timeout: float = 300) -> str:
 
 
 def same_after_deaths(folder: Path, settings: dict[str, Any], seed: int, deaths: int) -> None:
-    """Run a study undisturbed and one that is killed so many times: their results are the same."""
+    """Run a study without faults and one that is killed `deaths` times: their results are the same."""
     Study(**settings).run(folder / "whole", workers=1, quiet=True)
-    killed = processes.start(processes.killed_again_and_again, settings, folder / "killed", seed, deaths)
+    killed = processes.start(processes.run_with_kills, settings, folder / "killed", seed, deaths)
     assert processes.ended(killed) == 0
     assert results(folder / "killed") == results(folder / "whole")
     assert not list((folder / "killed").glob("runs/*/lock"))
 
 
-def test_killed_at_any_moment_a_study_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
+def test_a_study_killed_at_random_moments_ends_with_the_same_results(story: Path, tmp_path: Path) -> None:
     same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 2560}, seed=1, deaths=6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 5))
-def test_killed_twenty_times_a_study_ends_with_the_same_results(
+def test_a_study_killed_twenty_times_ends_with_the_same_results(
     story: Path, tmp_path: Path, seed: int
 ) -> None:
     same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 12_800}, seed, deaths=20)
 
 
 def executors(story: Path, folder: Path, count: int, victim: int) -> None:
-    """Run a study by several executors, one of which is killed (none where `victim` is -1)."""
+    """Run a study with several executors, one of which is killed (none if `victim` is -1)."""
     arms = ["standard", "sharing:tie=kv", "diagonal"]
     settings = SMALL | {"arms": arms, "corpus": f"file:{story}", "tokens": 2560, "seeds": 4}
     log = folder.with_suffix(".log")
     all_of_them = [processes.start(processes.executor, settings, folder, log) for _ in range(count)]
     if victim >= 0:
-        processes.until(lambda: processes.works_on_a_run(all_of_them[victim], folder))
+        processes.until(lambda: processes.holds_a_lease(all_of_them[victim], folder))
         all_of_them[victim].kill()
     codes = [processes.ended(one) for one in all_of_them]
     assert codes == [-signal.SIGKILL if number == victim else 0 for number in range(count)]
@@ -90,7 +90,7 @@ def test_eight_executors_do_every_run_once(story: Path, tmp_path: Path, victim: 
 
 
 def foreign_lock(folder: Path) -> Path:
-    """Leave the lock of a living owner on another host."""
+    """Create the lock of a live owner on another host."""
     folder.mkdir(exist_ok=True)
     with LeaseManager().acquire(folder) as lease:
         assert lease is not None
@@ -109,13 +109,13 @@ def taken(leases: LeaseManager, folder: Path) -> bool:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace this process's own clock by one that the test turns."""
+    """Replace this process's clock by one that the test controls."""
     now = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 
-def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
+def test_a_lock_from_another_host_expires_when_its_heartbeat_ends_and_not_before(
     tmp_path: Path, clock: list[float]
 ) -> None:
     folder = tmp_path / "run"
@@ -131,7 +131,7 @@ def test_a_lock_from_another_host_falls_when_its_heartbeat_ends_and_not_before(
 
 
 @pytest.mark.parametrize("shift", [-86_400, 86_400])
-def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
+def test_a_clock_set_back_or_ahead_does_not_end_a_live_lease(
     tmp_path: Path, clock: list[float], shift: int
 ) -> None:
     folder = tmp_path / "run"
@@ -142,10 +142,10 @@ def test_a_clock_set_back_or_ahead_does_not_end_a_living_claim(
     assert not taken(leases, folder)
     clock[0] += LEASE_SECONDS / 2
     assert not taken(leases, folder)
-    assert not taken(LeaseManager(), folder), "whoever looks for the first time has to watch first"
+    assert not taken(LeaseManager(), folder), "a new executor has to observe the lock first"
 
 
-def test_a_study_does_not_mind_a_clock_that_goes_back(
+def test_a_clock_that_goes_back_does_not_change_results(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study(story, seeds=1).run(tmp_path / "usual", workers=1, quiet=True)
@@ -157,7 +157,7 @@ def test_a_study_does_not_mind_a_clock_that_goes_back(
         assert run.costs()["train_seconds"] > 0
 
 
-def test_a_lock_of_a_dead_process_here_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_a_lock_of_a_dead_local_process_is_taken_over_immediately(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     text = """
@@ -192,18 +192,20 @@ class {name}(nn.Module):
     def forward(self, x, frame):
         self.calls += x.device.type != "meta"
         if self.calls > 5:
-            {deed}
+            {action}
         return self.v(x)
 """
 
 
-def arm(folder: Path, name: str, deed: str) -> str:
+def arm(folder: Path, name: str, action: str) -> str:
     path = folder / f"{name.lower()}.py"
-    path.write_text(FILE.format(name=name, deed=deed))
+    path.write_text(FILE.format(name=name, action=action))
     return f"{path}:{name}"
 
 
-def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_goes_on(story: Path, tmp_path: Path) -> None:
+def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_continues(
+    story: Path, tmp_path: Path
+) -> None:
     greedy = arm(tmp_path, "Greedy", "torch.empty(2**50)")
     done = study(story, arms=["standard", greedy], seeds=1).run(tmp_path / "out", workers=1, quiet=True)
     assert done.summary.left == 0
@@ -212,7 +214,7 @@ def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_goes_on(story: 
 
 
 @pytest.mark.slow
-def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_goes_on(
+def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_continues(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deadly = arm(tmp_path, "Deadly", "os.kill(os.getpid(), signal.SIGKILL)")
@@ -222,18 +224,18 @@ def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_goes_
     states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
     assert states == {"standard": "done", "Deadly": "failed", "diagonal": "done"}
     printed = capsys.readouterr().out
-    assert printed.count("was killed (signal 9), as the system does when memory runs out") >= 2
+    assert printed.count("was killed (signal 9), often because memory ran out") >= 2
     assert "is recorded as failed" in printed
 
 
-def test_a_corpus_that_changes_between_runs_is_named_and_nothing_is_recorded(
+def test_a_corpus_that_changes_between_runs_is_reported_and_nothing_is_recorded(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"
     shutil.copy(story, text)
     switch = f"from pathlib import Path; Path({str(text)!r}).open('a').write('and a new line')"
     running = (
-        f"self.calls == 6 and Path({str(tmp_path / 'out' / 'study.json')!r}).exists()"  # not yet in the gate
+        f"self.calls == 6 and Path({str(tmp_path / 'out' / 'study.json')!r}).exists()"  # not during the gate
     )
     tamper = arm(tmp_path, "Tamper", f"{switch} if {running} else None")
     arms = [tamper, "standard"]
@@ -270,7 +272,7 @@ FULL = """
     ballast = folder / "ballast"
     ballast.write_bytes(bytes(2_800_000))
     first = study()
-    print(first.summary.left, [words.partition(": ")[2] for words in first.summary.trouble])
+    print(first.summary.left, [text.partition(": ")[2] for text in first.summary.trouble])
     print({run.state() for run in Store(folder / "out").runs()})
     ballast.unlink()
     print(study().summary.left)
@@ -283,7 +285,7 @@ def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: 
     try:
         subprocess.run(["unshare", "-rm", "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this machine lets no user mount a small tmpfs (unshare -rm)")
+        pytest.skip("users may not mount a tmpfs on this machine (unshare -rm)")
     (tmp_path / "disk").mkdir()
     command = [
         "unshare",
@@ -296,7 +298,7 @@ def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: 
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if "mount" in done.stderr and done.returncode:
-        pytest.skip("this machine lets no user mount a small tmpfs (mount)")
+        pytest.skip("users may not mount a tmpfs on this machine (mount)")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "2 ['No space left on device', 'No space left on device']"
@@ -308,7 +310,7 @@ def test_a_full_disk_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
+def test_a_file_size_limit_stops_the_study_and_nothing_is_lost(story: Path, tmp_path: Path) -> None:
     text = """
         import resource, signal, sys
         from headtohead import Study
@@ -329,21 +331,21 @@ def test_a_file_that_may_not_grow_stops_the_study_and_nothing_is_lost(story: Pat
     assert again.run(tmp_path / "out", workers=1, quiet=True).summary.left == 0
 
 
-def test_a_directory_that_cannot_be_written_is_named(story: Path, tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_named(story: Path, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(0o500)
     if os.access(locked, os.W_OK):
-        # root may write anywhere; a read-only file system stops root too
+        # root can write anywhere except to a read-only file system
         command = "mount -t tmpfs -o ro tmpfs {0} && exec {1} -m headtohead race --arms standard diagonal --corpus file:{2} --tokens 2560 --batch 256 --seeds 1 --out {0}/out"
         command = command.format(locked, sys.executable, story)
         done = subprocess.run(
             ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
         )
         if "unshare" in done.stderr or "mount" in done.stderr:
-            pytest.skip("this user may write anywhere and mount nothing")
+            pytest.skip("this user can write anywhere and mount nothing")
     else:
-        words = [
+        arguments = [
             "race",
             "--arms",
             "standard",
@@ -354,14 +356,14 @@ def test_a_directory_that_cannot_be_written_is_named(story: Path, tmp_path: Path
             f"{locked}/out",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "headtohead", *words], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "headtohead", *arguments], capture_output=True, text=True, check=False
         )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"h2h: cannot write to {locked}/out: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_damaged_result_is_kept_aside_and_its_run_done_again(
+def test_a_damaged_result_is_set_aside_and_its_run_repeated(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(story).run(tmp_path, workers=1, quiet=True)

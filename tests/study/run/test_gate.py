@@ -1,4 +1,4 @@
-"""The causality gate of a study: cheats are rejected before training, or never called better."""
+"""The causality gate of a study: a leak is rejected before training, or the arm is never called better."""
 
 from __future__ import annotations
 
@@ -66,31 +66,31 @@ def test_a_leak_is_rejected_before_anything_is_written(
 ) -> None:
     assert race(story, tmp_path / "out") == 2
     assert not (tmp_path / "out").exists()
-    said = capsys.readouterr().err
-    assert f"arm '{ARMS}:Peek': it sees the future: changing tokens from position" in said
-    assert "in training and evaluation mode" in said
-    assert "--allow-failed-check" in said
-    assert "Copy" not in said
+    message = capsys.readouterr().err
+    assert f"arm '{ARMS}:Peek': it sees the future: changing tokens from position" in message
+    assert "in training and evaluation mode" in message
+    assert "--allow-failed-check" in message
+    assert "Copy" not in message
 
 
 def test_a_failed_check_is_on_every_verdict_sentence_and_page(allowed: StudyResult) -> None:
     peek, copy = allowed.verdicts
     assert peek.verdict in ("undecided", "worse")
     assert "it sees the future" in peek.failed_check[0]
-    assert "after training 1 of 1 runs: it sees the future" in peek.failed_check[1]
-    assert any("Peek failed its check" in words for words in peek.notes)
-    assert "with a failed check of Peek" in allowed.sentences()[0]
-    assert "with a failed check of Peek" in allowed.headlines()[0]
+    assert "after training, in 1 of 1 runs: it sees the future" in peek.failed_check[1]
+    assert any("Peek failed its check" in note for note in peek.notes)
+    assert "and Peek failed the causality check" in allowed.sentences()[0]
+    assert "and Peek failed the causality check" in allowed.headlines()[0]
     assert copy.failed_check == []
-    assert "failed check" not in allowed.sentences()[1]
+    assert "failed the causality check" not in allowed.sentences()[1]
     assert json.loads((allowed.path / "verdicts.json").read_text())[0]["failed_check"] == peek.failed_check
     if find_spec("altair"):
         page = (allowed.path / "report.html").read_text()
-        assert "with a failed check of Peek" in page
+        assert "and Peek failed the causality check" in page
         assert "Peek failed its check: it sees the future" in page
 
 
-def test_a_study_that_is_opened_again_still_says_so(allowed: StudyResult) -> None:
+def test_a_reopened_study_keeps_its_failed_checks(allowed: StudyResult) -> None:
     again = open_study(allowed.path)
     assert again.verdicts == allowed.verdicts
     assert read_manifest(allowed.path / "study.json")[0].checks == allowed.manifest.checks
@@ -107,7 +107,7 @@ def test_every_trained_run_of_user_code_has_a_check_in_its_result(allowed: Study
 
 def test_a_leak_in_the_trained_weights_alone_fails_after_training(story: Path, tmp_path: Path) -> None:
     (row,) = study(story, "Awakes").run(tmp_path, workers=1, quiet=True).verdicts
-    assert row.failed_check == [f"after training 1 of 1 runs: {row.failed_check[0].partition(': ')[2]}"]
+    assert row.failed_check == [f"after training, in 1 of 1 runs: {row.failed_check[0].partition(': ')[2]}"]
     assert "it sees the future" in row.failed_check[0]
 
 
@@ -132,7 +132,7 @@ def checks(chosen: Study, **settings: Any) -> Any:
     return admission.check_plan(plan_study(chosen.spec), ExecutionSettings(), **settings)
 
 
-def test_what_passed_is_not_checked_again_and_what_changed_is(
+def test_passed_checks_are_cached_and_changed_files_are_checked_again(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tmp_path / "mine.py"
@@ -161,10 +161,10 @@ def test_what_passed_is_not_checked_again_and_what_changed_is(
     for _ in range(2):
         with pytest.raises(UserError, match="sees the future"):
             checks(study(story, arms=["standard", f"{mine}:Peek"]))
-    assert len(calls) == 6, "what failed is checked at every start"
+    assert len(calls) == 6, "a failed check is repeated at every start"
 
 
-def test_arms_of_this_package_are_not_checked(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_arms_are_not_checked(story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "check_causality_halving", None)
     assert checks(study(story, arms=["standard", "sharing:tie=kv"])) == ()
 
@@ -178,7 +178,7 @@ class Mixes(nn.Module):
         return self.line(x.cumsum(1).flip(1))
 
 
-def test_classes_handed_over_in_python_are_checked(story: Path) -> None:
+def test_classes_passed_in_python_are_checked(story: Path) -> None:
     wrapped = h2h.wrap(lambda shape: Mixes(shape.width), name="mixes")
     with pytest.raises(UserError, match="arm 'mixes': it sees the future"):
         checks(study(story, arms=["standard", wrapped]))
@@ -190,25 +190,25 @@ def test_marks_are_in_the_notes_and_warnings_are_lines(
 ) -> None:
     result = study(story, "Rolls", "Idle", tokens=128).run(tmp_path, workers=1)
     rolls, idle = result.verdicts
-    assert any("Rolls: the same input gives another output the second time" in words for words in rolls.notes)
-    assert not any("second time" in words for words in idle.notes)
+    assert any("Rolls: the same input gives another output the second time" in note for note in rolls.notes)
+    assert not any("second time" in note for note in idle.notes)
     assert "Idle: the gradient of blocks.0.mechanism.unused is zero everywhere" in capsys.readouterr().out
 
 
-def test_an_arm_that_raises_is_a_recorded_failure_as_before(story: Path, tmp_path: Path) -> None:
+def test_an_arm_that_raises_is_a_recorded_failure(story: Path, tmp_path: Path) -> None:
     result = study(story, "Raises", tokens=128).run(tmp_path, workers=1, quiet=True)
     assert result.verdicts[0].failed == 1
     assert "it could not be checked before training: no such luck" in result.manifest.checks[0].warnings[0]
 
 
 @pytest.mark.parametrize(
-    ("task", "words"), [("grammar:train=60", "right padding"), ("recall:train=60,pairs=3,queries=2", "")]
+    ("task", "message"), [("grammar:train=60", "right padding"), ("recall:train=60,pairs=3,queries=2", "")]
 )
-def test_padding_is_checked_where_a_task_has_it(task: str, words: str) -> None:
+def test_padding_is_checked_if_a_task_has_it(task: str, message: str) -> None:
     arms = ["standard", f"{ARMS}:IgnoresPadding"]
     chosen = Study(arms=arms, tasks=[task], causal=False, tokens=1500, batch=300, seeds=1)
-    if words:
-        with pytest.raises(UserError, match=words):
+    if message:
+        with pytest.raises(UserError, match=message):
             checks(chosen)
     else:
         assert checks(chosen)[0].failed == ()
@@ -235,9 +235,7 @@ criteria = [{{kind = "difference", arm = "peek", expect = "better"}}]
 
 
 @pytest.mark.slow
-def test_reproduce_rejects_a_leak_and_leaves_its_claims_open_where_it_is_allowed(
-    story: Path, tmp_path: Path
-) -> None:
+def test_reproduce_rejects_a_leak_or_leaves_its_claims_open(story: Path, tmp_path: Path) -> None:
     paper = tmp_path / "p.toml"
     paper.write_text(PAPER.format(arm=f"{ARMS}:Peek", corpus=story))
 

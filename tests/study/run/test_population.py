@@ -1,4 +1,4 @@
-"""Stacked seeds in studies: runs of their own, one choice for all, nothing lost and nothing done twice."""
+"""Populations in studies: rows are separate runs, one choice for the whole study, nothing lost and nothing repeated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def countdown(count: int) -> Callable[[], bool]:
-    """Return a `stop` that says so after it was asked that often."""
+    """Return a `stop` that returns True after `count` calls."""
     asked = [0]
 
     def stop() -> bool:
@@ -82,7 +82,7 @@ def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_stacked_runs_have_directories_rows_probes_and_results_of_their_own(finished: Path) -> None:
+def test_rows_have_their_own_directories_metrics_probes_and_results(finished: Path) -> None:
     runs = Store(finished).runs()
     assert len(runs) == 6
     for run in runs:
@@ -99,16 +99,16 @@ def test_stacked_runs_have_directories_rows_probes_and_results_of_their_own(fini
     assert len(set(scores(finished).values())) == 6
 
 
-def test_they_come_to_what_separate_runs_come_to(story: Path, finished: Path, tmp_path: Path) -> None:
+def test_rows_match_separate_runs(story: Path, finished: Path, tmp_path: Path) -> None:
     study(story, evaluations=2).run(tmp_path, workers=1, quiet=True)
     separate = scores(tmp_path)
     assert {run.id for run in Store(tmp_path).runs()}.isdisjoint(run.id for run in Store(finished).runs())
-    for place, score in scores(finished).items():
-        assert score == pytest.approx(separate[place], rel=1e-4)
+    for key, score in scores(finished).items():
+        assert score == pytest.approx(separate[key], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_compiled_they_are_the_same_runs(
+def test_compiled_rows_are_the_same_runs(
     story: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[Any] = []
@@ -123,11 +123,11 @@ def test_compiled_they_are_the_same_runs(
     assert len(graphs) == 1
     assert {run.id for run in Store(tmp_path).runs()} <= {run.id for run in Store(finished).runs()}
     before = scores(finished)
-    for place, score in scores(tmp_path).items():
-        assert score == pytest.approx(before[place], rel=1e-4)
+    for key, score in scores(tmp_path).items():
+        assert score == pytest.approx(before[key], rel=1e-4)
 
 
-def test_seeds_of_tasks_come_to_what_separate_runs_come_to(tmp_path: Path) -> None:
+def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
     tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
     for folder, stack in (("stacked", True), ("separate", False)):
         Study(**tasks).run(tmp_path / folder, workers=1, stack=stack, quiet=True)
@@ -143,7 +143,7 @@ def test_seeds_of_tasks_come_to_what_separate_runs_come_to(tmp_path: Path) -> No
         assert result["test"]["nats"] == pytest.approx(other["test"]["nats"], rel=1e-4)
 
 
-def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Path) -> None:
+def test_a_finished_study_starts_nothing_and_keeps_its_populations(story: Path, finished: Path) -> None:
     before = results(finished)
     again = study(story, evaluations=2, probes=["positions"]).run(finished, quiet=True)
     assert again.summary.done == 0
@@ -151,13 +151,13 @@ def test_starting_again_does_nothing_and_stays_stacked(story: Path, finished: Pa
     assert json.loads((finished / "study.lock.json").read_text())["stacked"] is True
 
 
-def test_a_forecast_counts_what_a_stacked_study_has_done(story: Path, finished: Path) -> None:
+def test_a_forecast_counts_the_finished_rows(story: Path, finished: Path) -> None:
     chosen = study(story, evaluations=2, probes=["positions"])
     assert forecast(chosen, out=finished, device="cpu", quiet=True).done == 6
     assert forecast(chosen, device="cpu", quiet=True).done == 0
 
 
-def test_a_study_begun_without_stays_without(story: Path, tmp_path: Path) -> None:
+def test_a_study_started_without_populations_stays_without(story: Path, tmp_path: Path) -> None:
     study(story, tokens=512, seeds=2).run(tmp_path, workers=1, quiet=True)
     runs = {run.id for run in Store(tmp_path).runs()}
     study(story, tokens=512, seeds=2).run(tmp_path, workers=1, stack=True, quiet=True)
@@ -169,7 +169,7 @@ def test_a_study_begun_without_stays_without(story: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_workers_take_a_stack_each(story: Path, finished: Path, tmp_path: Path) -> None:
+def test_each_worker_takes_a_population(story: Path, finished: Path, tmp_path: Path) -> None:
     study(story, evaluations=2, probes=["positions"]).run(tmp_path, workers=2, stack=True, quiet=True)
     assert results(tmp_path) == results(finished)
 
@@ -188,7 +188,7 @@ def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Pa
         assert [row["step"] for row in run.metrics() if "valid" in row] == [5]
 
 
-def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
+def test_a_population_stopped_while_scoring_resumes_with_scoring(
     story: Path, finished: Path, tmp_path: Path
 ) -> None:
     store = Store(tmp_path)
@@ -197,37 +197,37 @@ def test_stopped_while_its_seeds_are_scored_a_stack_goes_straight_to_scoring(
     first, second, third = (store.run(job.id) for job in jobs)
 
     def stop() -> bool:
-        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in receive
+        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in events
 
-    receive: list[dict[str, Any]] = []
-    work(store, jobs, ExecutionSettings(), Stop(stop), receive.append)
+    events: list[dict[str, Any]] = []
+    work(store, jobs, ExecutionSettings(), Stop(stop), events.append)
     assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
     scored = (first.path / "result.json").stat()
     for run in (second, third):
         assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
-    receive.clear()
-    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
-    assert not any(event["kind"] == "step" for event in receive)
+    events.clear()
+    work(store, jobs, ExecutionSettings(), NEVER, events.append)
+    assert not any(event["kind"] == "step" for event in events)
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
-    for run in (first, second, third):  # three shared the steps, whoever was scored with whom
+    for run in (first, second, third):  # all three shared the steps, whenever they were scored
         assert run.costs()["train_seconds"] == pytest.approx(run.metrics()[-1]["seconds"] / 3, abs=2e-3)
 
 
-def test_a_seed_that_has_begun_is_not_set_back_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
+def test_a_row_that_has_started_is_not_delayed_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=5120, seeds=3)]
-    receive: list[dict[str, Any]] = []
-    work(store, jobs[:2], ExecutionSettings(), Stop(countdown(9)), receive.append)
+    events: list[dict[str, Any]] = []
+    work(store, jobs[:2], ExecutionSettings(), Stop(countdown(9)), events.append)
     assert [run.state() for run in store.runs()] == ["stopped"] * 2
-    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
+    work(store, jobs, ExecutionSettings(), NEVER, events.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
     stacked = {run.spec()["seed"]: run.costs()["stacked"] for run in store.runs()}
     assert stacked == {1: 2, 2: 2, 3: 1}
 
 
-def test_a_diverged_seed_is_a_result_and_the_others_go_on(
+def test_a_diverged_row_is_a_result_and_the_others_continue(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headtohead.model.decoder import Decoder
@@ -245,13 +245,13 @@ def test_a_diverged_seed_is_a_result_and_the_others_go_on(
     assert states == {1: "done", 2: "diverged", 3: "done"}
 
 
-def test_what_fails_for_the_stack_is_recorded_for_each(
+def test_an_error_of_the_population_is_recorded_for_each_row(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*given: Any) -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("headtohead.training.population.StackedTrainer._clip", failing)
+    monkeypatch.setattr("headtohead.training.population.PopulationTrainer._clip", failing)
     study(story, arms=["standard"]).run(tmp_path, workers=1, stack=True, quiet=True)
     for run in Store(tmp_path).runs():
         result = run.result()
@@ -260,47 +260,49 @@ def test_what_fails_for_the_stack_is_recorded_for_each(
         assert "no such luck" in result["error"]
 
 
-def test_a_stack_waits_while_another_executor_has_one_of_its_seeds(story: Path, tmp_path: Path) -> None:
+def test_a_population_waits_while_another_executor_leases_one_of_its_rows(
+    story: Path, tmp_path: Path
+) -> None:
     store = Store(tmp_path)
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=512)]
     other = store.run(jobs[1].id)
     other.open(jobs[1].record)
-    receive: list[dict[str, Any]] = []
-    with LeaseManager().acquire(other.path) as hold:
-        assert hold is not None
-        work(store, jobs, ExecutionSettings(), Stop.after(0.0), receive.append)
-        assert not any(event["kind"] == "started" for event in receive)
+    events: list[dict[str, Any]] = []
+    with LeaseManager().acquire(other.path) as lease:
+        assert lease is not None
+        work(store, jobs, ExecutionSettings(), Stop.after(0.0), events.append)
+        assert not any(event["kind"] == "started" for event in events)
         assert not any((store.run(job.id).path / "lock").exists() for job in (jobs[0], jobs[2]))
-    work(store, jobs, ExecutionSettings(), NEVER, receive.append)
+    work(store, jobs, ExecutionSettings(), NEVER, events.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
 
 
-def test_two_executors_never_do_a_run_twice(story: Path, tmp_path: Path) -> None:
+def test_two_executors_never_repeat_a_run(story: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.make()
     jobs = [Job(run.record()) for run in runs_of(story, tokens=1024)]
-    receive: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     threads = [
-        threading.Thread(target=work, args=(store, jobs, ExecutionSettings(), NEVER, receive.append))
+        threading.Thread(target=work, args=(store, jobs, ExecutionSettings(), NEVER, events.append))
         for _ in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    started = [event["run"] for event in receive if event["kind"] == "started"]
+    started = [event["run"] for event in events if event["kind"] == "started"]
     assert sorted(started) == sorted({job.id for job in jobs})
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_a_stacked_study_comes_to_the_same_results(
+def test_a_study_of_populations_killed_repeatedly_ends_with_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:
     chosen = study(story, tokens=2560)
     chosen.run(tmp_path / "whole", workers=1, stack=True, quiet=True)
     folder = tmp_path / "parts"
-    for steps in (3, 12):  # over all seeds
+    for steps in (3, 12):  # summed over all rows
         process = processes.start(processes.race, chosen.values, folder, stack=True, save_every=0.0)
         processes.until(lambda steps=steps: saved_steps(folder) >= steps)
         process.kill()
@@ -315,28 +317,28 @@ def saved_steps(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"branches": [1280, 2560], "tokens": None}, "branches cannot be rows of a population"),
         ({"model": {"dropout": 0.1}}, "dropout is not supported in a population"),
     ],
     ids=("branches", "dropout"),
 )
-def test_what_cannot_be_stacked_is_refused_by_name(
-    story: Path, tmp_path: Path, values: dict[str, Any], words: str
+def test_settings_that_exclude_populations_are_rejected(
+    story: Path, tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
     given = {key: value for key, value in (SMALL | values).items() if value is not None}
     chosen = Study(arms=["standard"], corpus=f"file:{story}", **given)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         chosen.run(tmp_path, workers=1, stack=True, quiet=True)
 
 
-def test_length_time_is_not_stacked(story: Path, tmp_path: Path) -> None:
+def test_length_time_excludes_populations(story: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="length=time"):
         study(story, length="time").run(tmp_path, workers=1, stack=True, quiet=True)
 
 
-def test_an_arm_that_vmap_cannot_take_is_named(story: Path, tmp_path: Path) -> None:
+def test_an_arm_that_vmap_does_not_support_is_named(story: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     chosen = study(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"])
     with pytest.raises(UserError, match=r"mine.py.*torch.vmap fails on this model"):
@@ -345,13 +347,13 @@ def test_an_arm_that_vmap_cannot_take_is_named(story: Path, tmp_path: Path) -> N
 
 def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
     def chosen(wanted: bool | None = None, started: bool | None = None, **execution: Any) -> bool:
-        stacking = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), started)
-        return stacking(plan_study(study(story, **values).spec).runs)
+        policy = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), started)
+        return policy(plan_study(study(story, **values).spec).runs)
 
     return chosen
 
 
-def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
+def test_by_default_small_models_on_a_gpu_train_in_populations_if_memory_allows(
     story: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [100]
@@ -373,17 +375,17 @@ def test_nothing_said_stacks_small_models_on_a_gpu_where_memory_allows(
     assert not choice(story)()
 
 
-def test_a_stack_holds_seeds_of_one_arm(story: Path) -> None:
+def test_a_population_has_rows_of_one_arm(story: Path) -> None:
     records = [run.record() for run in runs_of(story, seeds=20)]
     arms = {record["id"]: (record["arm"], record["seed"]) for record in records}
-    population_blocker = group_populations(records, ExecutionSettings())
-    assert [len(stack) for stack in population_blocker] == [10, 10, 10, 10]
-    assert max(map(len, population_blocker)) <= MOST
-    assert all(len({arms[name][0] for name in stack}) == 1 for stack in population_blocker)
-    assert sorted(name for stack in population_blocker for name in stack) == sorted(arms)
+    populations = group_populations(records, ExecutionSettings())
+    assert [len(population) for population in populations] == [10, 10, 10, 10]
+    assert max(map(len, populations)) <= MOST
+    assert all(len({arms[name][0] for name in population}) == 1 for population in populations)
+    assert sorted(name for population in populations for name in population) == sorted(arms)
 
 
-def test_only_our_own_mechanisms_are_recorded_and_never_against_the_clock(
+def test_only_built_in_mechanisms_use_cuda_graphs_and_never_under_length_time(
     story: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
@@ -393,25 +395,25 @@ def test_only_our_own_mechanisms_are_recorded_and_never_against_the_clock(
     assert not may_record(plain.record() | {"length": "time"}, plain.layers)
 
 
-def test_a_runs_name_says_whether_it_was_stacked(story: Path) -> None:
+def test_a_run_id_depends_on_whether_the_run_is_a_row(story: Path) -> None:
     plain, stacked = plan_study(study(story).spec).runs[0], runs_of(story)[0]
     assert plain.identity == {**stacked.identity, "stacked": False}
     assert plain.id != stacked.id
 
 
-def test_the_flags(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"race --arms standard --corpus file:{story} --tokens 512 --batch 256 --seeds 2 --workers 1 --quiet --out {tmp_path}"
+def test_the_population_flags(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"race --arms standard --corpus file:{story} --tokens 512 --batch 256 --seeds 2 --workers 1 --quiet --out {tmp_path}"
     with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--stack"])
+        main([*command.split(), "--population"])
     assert ended.value.code == 0
     assert all(run.spec()["identity"]["stacked"] for run in Store(tmp_path).runs())
     with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--stack", "--no-stack"])
+        main([*command.split(), "--population", "--no-population"])
     assert ended.value.code == 2
-    assert "--stack and --no-stack were both given" in capsys.readouterr().err
+    assert "--population is given twice" in capsys.readouterr().err
 
 
-def test_one_seed_alone_is_no_stack(story: Path, tmp_path: Path) -> None:
+def test_one_seed_alone_is_no_population(story: Path, tmp_path: Path) -> None:
     for stack in (None, True):  # the second time there is nothing left to do
         result = study(story, arms=["standard"], seeds=1).run(tmp_path, workers=1, stack=stack, quiet=True)
     assert result.summary.done == 0

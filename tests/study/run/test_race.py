@@ -1,4 +1,4 @@
-"""Studies from end to end: they finish, resume, share work between executors, and never lie about what they did."""
+"""Studies from end to end: they finish, resume, share work between executors, and record what they did."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_study_ends_with_verdicts_runs_and_a_page(finished: Path) -> None:
         assert sum("valid" in row for row in run.metrics()) == 1
 
 
-def test_starting_again_does_nothing_and_says_the_same(story: Path, finished: Path) -> None:
+def test_a_finished_study_starts_nothing_and_reports_the_same(story: Path, finished: Path) -> None:
     before, stamps = (
         results(finished),
         {run.id: (run.path / "result.json").stat().st_mtime_ns for run in Store(finished).runs()},
@@ -84,7 +84,7 @@ def test_workers_give_the_same_results_bit_for_bit(story: Path, finished: Path, 
 
 
 def progress_of(folder: Path) -> int:
-    """Return how much of a study outlasts its process: steps in checkpoints, results and probes."""
+    """Return the saved progress of a study: steps in checkpoints, results and probes."""
     total = 0
     for run in Store(folder).runs():
         steps = [int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")]
@@ -94,7 +94,7 @@ def progress_of(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("stack", [False, True], ids=("single", "stacked"))
-def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
+def test_a_start_with_a_time_limit_of_zero_makes_progress_and_the_study_ends_the_same(
     story: Path, tmp_path: Path, stack: bool
 ) -> None:
     chosen = study(story, arms=["standard"], tokens=768, seeds=2, evaluations=2, probes=["positions", "skip"])
@@ -103,7 +103,7 @@ def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
     while reached[-1] < progress_of(tmp_path / "whole"):
         result = chosen.run(tmp_path / "parts", workers=1, stack=stack, seconds=0.0, quiet=True)
         reached.append(progress_of(tmp_path / "parts"))
-        assert reached[-1] > reached[-2], f"a start left no trace: {reached}"
+        assert reached[-1] > reached[-2], f"a start made no progress: {reached}"
         assert result.summary.stopped == bool(result.summary.left)
     assert len(reached) > 5
     assert result.summary.left == 0
@@ -111,7 +111,7 @@ def test_a_start_without_any_time_makes_progress_and_the_study_ends_the_same(
 
 
 @pytest.mark.slow
-def test_workers_without_any_time_make_progress_too(story: Path, tmp_path: Path) -> None:
+def test_workers_with_a_time_limit_of_zero_make_progress(story: Path, tmp_path: Path) -> None:
     result = study(story, seeds=1).run(tmp_path, workers=2, seconds=0.0, quiet=True)
     assert result.summary.stopped
     assert result.summary.left == 2
@@ -122,10 +122,10 @@ def longer(story: Path) -> Study:
     return study(story, tokens=5120)
 
 
-def test_killed_without_warning_it_resumes_to_the_same_results(story: Path, tmp_path: Path) -> None:
+def test_a_killed_study_resumes_to_the_same_results(story: Path, tmp_path: Path) -> None:
     longer(story).run(tmp_path / "whole", workers=1, quiet=True)
     folder = tmp_path / "killed"
-    for steps in (1, 6, 11):  # killed once it has saved so many steps
+    for steps in (1, 6, 11):  # killed after this many saved steps
         process = processes.start(processes.race, longer(story).values, folder, save_every=0.0)
         processes.until(lambda steps=steps: progress_of(folder) >= steps)
         process.kill()
@@ -134,18 +134,18 @@ def test_killed_without_warning_it_resumes_to_the_same_results(story: Path, tmp_
     assert results(folder) == results(tmp_path / "whole")
 
 
-def test_two_executors_do_every_run_once(story: Path, tmp_path: Path) -> None:
+def test_two_executors_train_every_run_once(story: Path, tmp_path: Path) -> None:
     both = [processes.start(processes.race, longer(story).values, tmp_path, workers=2) for _ in range(2)]
     assert [processes.ended(process) for process in both] == [0, 0]
     assert len(results(tmp_path)) == 4
     for run in Store(tmp_path).runs():
         assert len(json.loads((run.path / "environment.json").read_text())["stretches"]) == 1, (
-            "no run was done twice"
+            "no run was repeated"
         )
         assert not (run.path / "lock").exists()
 
 
-def test_an_interrupt_stops_cleanly_and_says_how_to_continue(story: Path, tmp_path: Path) -> None:
+def test_an_interrupt_stops_cleanly_and_prints_how_to_continue(story: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -168,7 +168,7 @@ def test_an_interrupt_stops_cleanly_and_says_how_to_continue(story: Path, tmp_pa
     assert not list(tmp_path.glob("runs/*/lock"))
 
 
-def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_goes_on(
+def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_continues(
     story: Path, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.py"
@@ -195,9 +195,7 @@ def test_a_mechanism_that_raises_is_a_recorded_failure_and_the_rest_goes_on(
     assert again.verdicts[0].n == 2
 
 
-def test_an_edited_file_is_said_to_have_changed(
-    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_file_is_reported(story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.py"
     source = Path("examples/prefix_mean.py").read_text()
     mine.write_text(source)
@@ -205,10 +203,10 @@ def test_an_edited_file_is_said_to_have_changed(
     assert "has changed" not in capsys.readouterr().out
     mine.write_text(source + "\n# a new thought\n")
     study(story, arms=["standard", f"{mine}:PrefixMean"], seeds=1).run(tmp_path / "out", workers=1)
-    assert f"{mine} has changed: its runs start anew" in capsys.readouterr().out
+    assert f"{mine} has changed: its runs start from scratch" in capsys.readouterr().out
 
 
-def test_failed_runs_are_retried_when_asked(story: Path, tmp_path: Path) -> None:
+def test_failed_runs_are_retried_on_request(story: Path, tmp_path: Path) -> None:
     study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
     run = Store(tmp_path).runs()[0]
     good = (run.path / "result.json").read_text()
@@ -218,7 +216,7 @@ def test_failed_runs_are_retried_when_asked(story: Path, tmp_path: Path) -> None
     assert (run.path / "result.json").read_text() == good
 
 
-def test_runs_of_another_commit_are_reused_and_said_to_be(
+def test_runs_of_another_commit_are_reused_with_a_note(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(story, seeds=1).run(tmp_path, workers=1, quiet=True)
@@ -231,7 +229,7 @@ def test_runs_of_another_commit_are_reused_and_said_to_be(
     assert "2 runs of commit 0123456789ab are reused: the same numerics" in capsys.readouterr().out
 
 
-def test_a_run_resumed_elsewhere_says_so(story: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_in_another_environment_is_noted(story: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     longer(story).run(folder, workers=1, seconds=0.0, quiet=True)
     run = next(run for run in Store(folder).runs() if list(run.checkpoints.glob("step-*")))
@@ -240,19 +238,22 @@ def test_a_run_resumed_elsewhere_says_so(story: Path, tmp_path: Path) -> None:
     record["stretches"][-1]["torch"] = "1.0"
     path.write_text(json.dumps(record))
     longer(story).run(folder, workers=1, quiet=True)
-    assert any("torch 1.0 ->" in words for words in (run.result() or {})["environment_changed"])
-    assert any("went on under another torch" in note for note in h2h.open_study(folder).verdicts[0].notes)
+    assert any("torch 1.0 ->" in change for change in (run.result() or {})["environment_changed"])
+    notes = h2h.open_study(folder).verdicts[0].notes
+    assert any("resumed with another torch version" in note for note in notes)
     others = [other.result() or {} for other in Store(folder).runs() if other.id != run.id]
     assert not any("environment_changed" in result for result in others)
 
 
-def test_seeds_added_after_looking_are_marked_and_planned_ones_are_not(story: Path, tmp_path: Path) -> None:
+def test_seeds_added_after_results_existed_are_marked_and_planned_ones_are_not(
+    story: Path, tmp_path: Path
+) -> None:
     assert study(story).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == []
     assert study(story, seeds=3).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == [3]
     assert study(story, seeds=3).run(tmp_path, workers=1, quiet=True).verdicts[0].added_seeds == [3]
 
 
-def test_a_class_handed_over_in_python_races_in_this_process(story: Path, tmp_path: Path) -> None:
+def test_a_class_passed_in_python_trains_in_this_process(story: Path, tmp_path: Path) -> None:
     from torch import nn
 
     wrapped = h2h.wrap(lambda shape: nn.Linear(shape.width, shape.width), name="pointwise")
@@ -261,14 +262,14 @@ def test_a_class_handed_over_in_python_races_in_this_process(story: Path, tmp_pa
     assert result.verdicts[0].n == 1
 
 
-def test_the_result_shows_itself(finished: Path) -> None:
+def test_the_result_converts_to_pandas_html_and_sentences(finished: Path) -> None:
     result = h2h.open_study(finished)
     assert len(result.to_pandas()) == 1
     assert "(Q, K=V)" in result._repr_html_()
     assert result.sentences()[0].startswith("(Q, K=V)")
 
 
-def test_load_gives_the_trained_model_and_its_tokenizer(finished: Path, story: Path) -> None:
+def test_load_returns_the_trained_model_and_its_tokenizer(finished: Path, story: Path) -> None:
     from headtohead.data.shards import prepare
     from headtohead.evaluation.loss import score_split
 
@@ -282,7 +283,7 @@ def test_load_gives_the_trained_model_and_its_tokenizer(finished: Path, story: P
     assert len(text.encode("utf-8")) >= 1
 
 
-def test_a_bpe_run_carries_its_tokenizer(story: Path, tmp_path: Path) -> None:
+def test_a_bpe_run_includes_its_tokenizer(story: Path, tmp_path: Path) -> None:
     result = study(story, arms=["standard", "diagonal"], tokenizer="bpe:300", seeds=1).run(
         tmp_path, workers=1, quiet=True
     )
@@ -291,7 +292,7 @@ def test_a_bpe_run_carries_its_tokenizer(story: Path, tmp_path: Path) -> None:
     assert tokenizer.vocabulary == model.size.vocabulary == 300
 
 
-def test_a_run_of_a_users_file_is_not_executed_unasked(story: Path, tmp_path: Path) -> None:
+def test_user_code_of_a_run_is_not_executed_by_default(story: Path, tmp_path: Path) -> None:
     arm = "examples/prefix_mean.py:PrefixMean"
     study(story, arms=["standard", arm], seeds=1).run(tmp_path, workers=1, quiet=True)
     run = next(run for run in Store(tmp_path).runs() if run.spec()["label"] == "PrefixMean")
@@ -305,18 +306,22 @@ def test_runs_are_found_by_directory_or_prefix(finished: Path) -> None:
     run = Store(finished).runs()[0]
     assert find_run(run.path).id == run.id
     assert find_run(finished / run.id[:12]).id == run.id
-    for place, words in ((finished, "is a study"), (finished / "zzz", "no run at"), ("nowhere", "no run at")):
-        with pytest.raises(UserError, match=words):
-            find_run(place)
+    for path, message in (
+        (finished, "is a study"),
+        (finished / "zzz", "no run at"),
+        ("nowhere", "no run at"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_run(path)
 
 
-def test_an_unwritable_place_is_named(story: Path, tmp_path: Path) -> None:
+def test_an_unwritable_output_directory_is_named(story: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(UserError, match="cannot write to"):
         study(story).run(tmp_path / "file" / "out", quiet=True)
 
 
-def test_without_the_chart_library_a_study_still_ends(
+def test_without_the_chart_library_a_study_still_finishes(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(("altair", "headtohead.report"))]:
@@ -353,7 +358,7 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
     specs = [run.spec() for run in Store(tmp_path).runs()]
     assert {spec["cache_bytes_per_token"] for spec in specs} == {256}
     assert {text for spec in specs for text in spec["layers"]} == {"sharing:tie=kv", "standard:kv_heads=2"}
-    # Started again it means the same: the seconds are those of the lock.
+    # A second start uses the seconds stored in the lock.
     seconds = json.loads((tmp_path / "study.lock.json").read_text())["seconds"]
     again = given.run(tmp_path, workers=1, quiet=True)
     assert again.summary.done == 0
@@ -369,13 +374,15 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
         assert "shape cache, length time</h4>" in shown
 
 
-@pytest.mark.parametrize(("given", "words"), [({"workers": -4}, "workers=-4"), ({"threads": 0}, "threads=0")])
-def test_workers_and_threads_that_cannot_be_are_refused(
-    story: Path, tmp_path: Path, given: dict[str, int], words: str
+@pytest.mark.parametrize(
+    ("given", "message"), [({"workers": -4}, "workers=-4"), ({"threads": 0}, "threads=0")]
+)
+def test_invalid_workers_and_threads_are_rejected(
+    story: Path, tmp_path: Path, given: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         study(story).run(tmp_path, quiet=True, **given)  # type: ignore[arg-type]
     if "workers" in given:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=message):
             h2h.run_toy("smoke", tmp_path, device="cpu", quiet=True, **given)
     assert not list(tmp_path.glob("runs/*"))

@@ -1,4 +1,4 @@
-"""Studies of tasks: contests and verdicts by a task's metric, exact resume, names that cover what can change, clear refusals."""
+"""Studies of tasks: verdicts by a task's metric, exact resume, run ids that cover every setting, clear errors."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences of which every other one is in order, as CoLA has them."""
+    """Sentences in the format of CoLA, every other one acceptable."""
     folder = tmp_path_factory.mktemp("data")
     words = ("crimson", "ancient", "modern", "gigantic", "doleful", "peculiar", "bashful", "soaking")
 
     def rows(numbers: range) -> str:
         found = []
         for number in numbers:
-            text = " ".join(words[number >> 3 * place & 7] for place in range(3))
+            text = " ".join(words[number >> 3 * index & 7] for index in range(3))
             found.append(f"src\t{number % 2}\t\t{text}" + " man" * (number % 4))
         return "\n".join(found) + "\n"
 
@@ -102,22 +102,22 @@ def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> Non
     assert "bits_per_byte" not in rows[0]
 
 
-def test_the_page_speaks_of_the_metric_and_shows_who_wins_which_task(finished: Path) -> None:
+def test_the_page_names_the_metric_and_shows_which_arm_wins_each_task(finished: Path) -> None:
     if not find_spec("altair"):
         pytest.skip("the page needs altair")
     page = (finished / "report.html").read_text()
     head = page[: page.index('<script type="module">')]
     assert "bits per byte" not in head
-    assert "Who wins which task." in head
+    assert "Verdicts by task." in head
     assert "Higher accuracy is better" in head
     assert "majority class" in head
 
 
-def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_task_stopped_anywhere_resumes_exactly(finished: Path, tmp_path: Path) -> None:
     whole = results(finished)
     for planned in plan(RECALL, GRAMMAR, evaluations=2).runs[::3]:
         reached = []
-        # It is asked between steps, and while it is evaluated and scored.
+        # `stop` is called between steps and during evaluation and scoring.
         for patience in itertools.count():
             store = Store(tmp_path / f"{planned.id}, {patience}")
             store.make()
@@ -136,8 +136,8 @@ def test_stopped_anywhere_and_resumed_a_run_of_a_task_is_the_same(finished: Path
         assert reached == sorted(steps)
 
 
-def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
-    names = [
+def test_a_run_id_covers_task_options_and_model(data: Path) -> None:
+    ids = [
         plan(RECALL).runs[0].id,
         plan(RECALL).runs[0].id,
         plan("recall:train=60,pairs=3,queries=2,seed=1").runs[0].id,
@@ -146,31 +146,31 @@ def test_a_runs_name_covers_task_options_and_model(data: Path) -> None:
         plan("glue-cola", data_dir=data).runs[0].id,
         plan("glue-cola", data_dir=data, context=64).runs[0].id,
     ]
-    assert names[0] == names[1]
-    assert len(set(names)) == len(names) - 1
-    # What it is judged by changes no run.
-    assert plan(RECALL, metric="exact_match").runs[0].id == names[0]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == len(ids) - 1
+    # The metric of the verdict is not part of the id.
+    assert plan(RECALL, metric="exact_match").runs[0].id == ids[0]
     assert plan(RECALL, metric="exact_match").manifest().measures[RECALL].name == "exact_match"
     assert plan("glue-cola", data_dir=data).manifest().measures["glue-cola"].name == "matthews"
 
 
 @pytest.mark.page
-def test_examples_that_are_left_out_are_counted_and_told(
+def test_examples_that_are_left_out_are_counted_and_reported(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = study("glue-cola", context=28, seeds=1, arms=["standard"], tokens=300)
     short.run(tmp_path, data_dir=data, workers=1)
-    (receive,) = [
+    (note,) = [
         line for line in capsys.readouterr().out.splitlines() if "train: longer than 28 tokens" in line
     ]
-    assert "task glue-cola" in receive
+    assert "task glue-cola" in note
     manifest, _ = read_manifest(tmp_path / "study.json")
-    assert any("longer than 28 tokens, left out" in words for words in manifest.notes)
+    assert any("skipped, longer than 28 tokens" in text for text in manifest.notes)
     if find_spec("altair"):
-        assert "longer than 28 tokens, left out" in (tmp_path / "report.html").read_text()
+        assert "skipped, longer than 28 tokens" in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_that_is_evaluated_on_the_way_knows_its_best_step(finished: Path) -> None:
+def test_a_run_with_evaluations_has_a_best_step(finished: Path) -> None:
     for run in Store(finished).runs():
         result = run.result()
         assert result is not None
@@ -183,24 +183,24 @@ def test_a_run_that_is_evaluated_on_the_way_knows_its_best_step(finished: Path) 
         assert result["best"]["test"][metric] == best["test"][metric]
 
 
-def test_shape_and_length_rules_hold_for_tasks() -> None:
+def test_shape_and_length_rules_apply_to_tasks() -> None:
     matched = plan(RECALL, shape="params", length="flops")
     standard, tied = (run for run in matched.runs if run.seed == 1)
     assert tied.size.ffn > standard.size.ffn
     assert tied.parameters == pytest.approx(standard.parameters, rel=0.005)
     spent = [run.flops * run.tokens for run in (standard, tied)]
-    assert spent[1] == pytest.approx(spent[0], rel=0.25)  # a step is a fifth of so short a run
+    assert spent[1] == pytest.approx(spent[0], rel=0.25)  # a step is a fifth of such a short run
     assert plan(GRAMMAR, shape="params").runs[0].parameters != matched.runs[0].parameters
 
 
-def test_looking_both_ways_costs_the_full_attention() -> None:
+def test_bidirectional_attention_counts_the_full_map() -> None:
     task = "sort:train=60,length=8,form=place"
     arms = ["standard", "sharing:tie=qk,pos2d=true"]
     one, both = plan(task, arms=arms), plan(task, arms=arms, causal=False)
     assert both.runs[0].flops > one.runs[0].flops
 
 
-def test_tuning_takes_the_rate_that_scores_highest(tmp_path: Path) -> None:
+def test_tuning_selects_the_rate_with_the_highest_score(tmp_path: Path) -> None:
     rates = {"tokens": 1500, "batch": 300, "seeds": 1, "tune": {"lr": [1e-5, 3e-3, 30.0]}}
     result = Study("standard", tasks=GRAMMAR, **rates).run(tmp_path, workers=1, quiet=True)
     rows = result.manifest.tuning
@@ -226,68 +226,69 @@ def test_a_task_starts_from_a_trained_run(data: Path, pretrained: str, tmp_path:
     assert {name for name in after if name not in before} == {"head.weight", "head.bias"}
 
 
-def test_a_start_that_does_not_fit_is_refused_in_one_line(
-    data: Path, pretrained: str, finished: Path
-) -> None:
-    def refused(words: str, *tasks: str, **values: Any) -> None:
-        with pytest.raises(UserError, match=words) as caught:
+def test_a_start_that_does_not_fit_is_a_one_line_error(data: Path, pretrained: str, finished: Path) -> None:
+    def rejected(message: str, *tasks: str, **values: Any) -> None:
+        with pytest.raises(UserError, match=message) as caught:
             plan(*tasks, data_dir=data, **({"from": pretrained, "arms": ["standard"]} | values))
         assert "\n" not in str(caught.value)
 
-    refused("its width is 64, the study's is 128", "glue-cola", size="1m")
-    refused("tokens of its own", RECALL)
-    refused("another tokenizer", "glue-cola", tokenizer="bpe:300")
-    refused("model.norm is rms, the study's is layer", "glue-cola", model={"norm": "layer"})
-    refused("arm 'sharing:tie=kv'.*blocks.0.mechanism", "glue-cola", arms=["standard", "sharing:tie=kv"])
-    refused("no run", "glue-cola", **{"from": "races/nowhere/0123"})
+    rejected("its width is 64, the study's is 128", "glue-cola", size="1m")
+    rejected("tokens of its own", RECALL)
+    rejected("another tokenizer", "glue-cola", tokenizer="bpe:300")
+    rejected("model.norm is rms, the study's is layer", "glue-cola", model={"norm": "layer"})
+    rejected("arm 'sharing:tie=kv'.*blocks.0.mechanism", "glue-cola", arms=["standard", "sharing:tie=kv"])
+    rejected("no run", "glue-cola", **{"from": "races/nowhere/0123"})
     (trained, *_) = Store(finished).runs()
     with pytest.raises(UserError, match="was trained on the task"):
         h2h.evaluate(trained.path, "stdlib", quiet=True)
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({"tasks": ["recal"]}, "unknown task 'recal'; did you mean 'recall'"),
         ({"tasks": ["recall:pears=3"]}, "unknown option of recall 'pears'; did you mean 'pairs'"),
         ({"tasks": ["recall"], "corpus": "stdlib"}, "corpus applies to corpora only"),
         ({"tasks": ["recall"], "branches": ["1k", "2k"]}, "branches applies to corpora only"),
-        ({"tasks": ["recall"], "probes": ["maps"]}, "probe 'maps' is of studies of corpora.*takes explain$"),
-        ({"probes": ["explain"]}, "probe 'explain' is of studies of tasks.*takes positions, "),
-        ({"tasks": ["recall"], "probes": ["explain:many"]}, "how many examples, 1 to"),
+        (
+            {"tasks": ["recall"], "probes": ["maps"]},
+            "probe 'maps' applies to studies of corpora.*takes explain$",
+        ),
+        ({"probes": ["explain"]}, "probe 'explain' applies to studies of tasks.*takes positions, "),
+        ({"tasks": ["recall"], "probes": ["explain:many"]}, "the number of examples, 1 to"),
         ({"causal": False}, "causal applies to tasks only"),
         ({"tasks": ["recall"], "causal": "no"}, "causal takes true or false"),
         ({"tasks": ["recall"], "answer": "guess"}, "unknown answer rule 'guess'"),
         ({"tasks": []}, "tasks takes a name or a list of names"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Study(arms=["standard"], **values)
 
 
 @pytest.mark.parametrize(
-    ("tasks", "values", "words"),
+    ("tasks", "values", "message"),
     [
         (["copy:train=60"], {"causal": False}, "would see it; form=place"),
-        (["recall:train=60"], {"answer": "point"}, "no answer to point at"),
+        (["recall:train=60"], {"answer": "point"}, "does not have an answer to point at"),
         (["recall:train=60"], {"metric": "f1"}, "unknown metric of task"),
         (["recall:train=60"], {"context": 16}, "has examples of 20 tokens; the context is 16"),
-        (["glue-cola"], {}, "not at hand"),
+        (["glue-cola"], {}, "not found"),
         ([GRAMMAR], {"arms": ["standard", MINE]}, "PrefixMean': .*padded"),
-        ([RECALL], {"arms": ["standard", MINE], "causal": False}, "PrefixMean': .*both ways"),
+        ([RECALL], {"arms": ["standard", MINE], "causal": False}, "PrefixMean': .*bidirectional"),
         ([RECALL], {"tokens": 100}, "do not fill one step"),
     ],
 )
-def test_tasks_that_cannot_be_trained_are_refused(
-    tasks: list[str], values: dict[str, Any], words: str
+def test_tasks_that_cannot_be_trained_are_rejected(
+    tasks: list[str], values: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         plan(*tasks, **values)
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_score_is_noticed(finished: Path) -> None:
+def test_a_damaged_score_is_detected(finished: Path) -> None:
     from headtohead.study.store.validation import validate_result
 
     (run, *_) = Store(finished).runs()
@@ -303,7 +304,7 @@ def test_a_damaged_score_is_noticed(finished: Path) -> None:
         assert validate_result({**result, "test": result["test"] | change}), change
 
 
-def test_the_shell_evaluates_and_forecasts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_forecast_work_for_tasks(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Store(finished).runs()[0]
     with pytest.raises(SystemExit, match="0"):
         main(["evaluate", str(run.path), "--json"])
@@ -320,7 +321,7 @@ def test_the_shell_evaluates_and_forecasts(finished: Path, capsys: pytest.Captur
     assert found.tokens == sum(run.tokens for run in plan(RECALL).runs)
 
 
-def test_compiling_that_was_asked_for_and_is_not_done_is_said(
+def test_requested_compilation_that_does_not_apply_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(RECALL).run(tmp_path, workers=1, seconds=0.0, compile=True)
@@ -331,7 +332,7 @@ def test_compiling_that_was_asked_for_and_is_not_done_is_said(
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few questions in the layout of SQuAD, each answered by the word behind `the`."""
+    """A few questions in the format of SQuAD, each answered by the word after `the`."""
     folder = tmp_path_factory.mktemp("questions")
 
     def article(title: str, words: str) -> dict[str, Any]:
@@ -353,7 +354,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_study_of_readers_is_done_once_and_explained(questions: Path, tmp_path: Path) -> None:
+def test_a_study_of_squad_runs_once_and_is_explained(questions: Path, tmp_path: Path) -> None:
     def done() -> h2h.StudyResult:
         chosen = study("squad", seeds=1, probes=["explain:2"], tokens=600)
         return chosen.run(tmp_path, data_dir=questions, workers=1, quiet=True)
@@ -370,7 +371,7 @@ def test_a_study_of_readers_is_done_once_and_explained(questions: Path, tmp_path
     assert not list(tmp_path.rglob("*.damaged*"))
 
 
-def test_a_run_reads_its_task_by_its_own_tokenizer_where_the_one_it_was_given_is_gone(
+def test_a_run_uses_its_stored_tokenizer_if_the_original_file_is_gone(
     data: Path, story: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.json"
@@ -382,9 +383,7 @@ def test_a_run_reads_its_task_by_its_own_tokenizer_where_the_one_it_was_given_is
     assert h2h.evaluate_task(run.path, data_dir=data, quiet=True)["metric"] == "matthews"
 
 
-def test_a_pointers_head_does_not_become_that_of_two_classes(
-    data: Path, questions: Path, tmp_path: Path
-) -> None:
+def test_a_pointer_head_is_not_reused_for_two_classes(data: Path, questions: Path, tmp_path: Path) -> None:
     point = {"arms": ["standard"], "seeds": 1, "answer": "point", "tokens": 300}
     study("squad", **point).run(tmp_path / "p", data_dir=questions, workers=1, quiet=True)
     (pointer,) = Store(tmp_path / "p").runs()

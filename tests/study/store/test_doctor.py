@@ -30,7 +30,7 @@ def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def damaged(whole: Path, tmp_path: Path) -> Path:
+def copy(whole: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "study"
     shutil.copytree(whole, folder)
     return folder
@@ -122,103 +122,103 @@ DAMAGE: dict[str, tuple[Callable[[RunDirectory], object], str, bool]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_found_and_repaired_and_the_study_continues(
-    damaged: Path, story: Path, whole: Path, kind: str
+    copy: Path, story: Path, whole: Path, kind: str
 ) -> None:
-    run = Store(damaged).runs()[0]
+    run = Store(copy).runs()[0]
     harm, name, repairable = DAMAGE[kind]
     harm(run)
-    before = tree(damaged)
-    findings = examine_study(damaged, quiet=True)
-    assert tree(damaged) == before, "an examination changes nothing"
+    before = tree(copy)
+    findings = examine_study(copy, quiet=True)
+    assert tree(copy) == before, "an examination changes nothing"
     assert any(name in finding.path.name for finding in findings), findings
-    repaired = examine_study(damaged, repair=True, quiet=True)
+    repaired = examine_study(copy, repair=True, quiet=True)
     assert any(finding.repaired for finding in repaired) == repairable
-    again = [finding for finding in examine_study(damaged, quiet=True) if finding.repair]
+    again = [finding for finding in examine_study(copy, quiet=True) if finding.repair]
     assert not again, "a repair is permanent"
-    kept = set(tree(damaged).values())
+    kept = set(tree(copy).values())
     lost = [name for name, content in before.items() if content not in kept]
     assert all(name.endswith((".tmp", "/lock", "metrics.jsonl")) for name in lost), "no content is lost"
-    study(story).run(damaged, workers=1, quiet=True)
-    for ours, theirs in zip(Store(damaged).runs(), Store(whole).runs(), strict=True):
+    study(story).run(copy, workers=1, quiet=True)
+    for ours, theirs in zip(Store(copy).runs(), Store(whole).runs(), strict=True):
         assert ours.result() == theirs.result()
 
 
-def test_a_damaged_probe_is_set_aside(damaged: Path) -> None:
-    run = Store(damaged).runs()[0]
+def test_a_damaged_probe_is_set_aside(copy: Path) -> None:
+    run = Store(copy).runs()[0]
     run.keep_probe("skip", {"none": "nothing to skip"})
-    assert examine_study(damaged, quiet=True) == []
+    assert examine_study(copy, quiet=True) == []
     path = run.path / "probes" / "skip.json"
     flip(path)
-    (finding,) = examine_study(damaged, repair=True, quiet=True)
+    (finding,) = examine_study(copy, repair=True, quiet=True)
     assert finding.path == path
     assert finding.repaired
     assert run.probe("skip") is None
-    assert examine_study(damaged, quiet=True) == []
+    assert examine_study(copy, quiet=True) == []
 
 
-def test_an_undamaged_study_has_no_findings(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [str(finding) for finding in examine_study(damaged, quiet=True)] == []
+def test_an_undamaged_study_has_no_findings(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [str(finding) for finding in examine_study(copy, quiet=True)] == []
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", str(damaged)])
+        main(["doctor", str(copy)])
     assert ended.value.code == 0
-    assert "2 runs examined: 0 findings" in capsys.readouterr().out
+    assert "2 runs checked: 0 findings" in capsys.readouterr().out
 
 
 def test_the_command_lists_every_repair_and_a_dry_run_makes_none(
-    damaged: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Store(damaged).runs()[0]
+    run = Store(copy).runs()[0]
     cut(run.path / "result.json")
-    before = tree(damaged)
+    before = tree(copy)
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", str(damaged), "--dry-run"])
+        main(["doctor", str(copy), "--dry-run"])
     assert ended.value.code == 1
-    assert tree(damaged) == before
+    assert tree(copy) == before
     assert f"can be repaired: {run.path / 'result.json'}" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", str(damaged)])
+        main(["doctor", str(copy)])
     assert ended.value.code == 0
     assert f"repaired: {run.path / 'result.json'}" in capsys.readouterr().out
     assert (run.path / "result.json.damaged").is_file()
 
 
-def test_damaged_study_files_are_named_and_restored(damaged: Path, story: Path) -> None:
-    (damaged / "study.json").write_text("{")
-    (damaged / "study.lock.json").write_text('{"plans": 3}')
-    (damaged / "runs" / "notes.txt").write_text("mine")
+def test_damaged_study_files_are_named_and_restored(copy: Path, story: Path) -> None:
+    (copy / "study.json").write_text("{")
+    (copy / "study.lock.json").write_text('{"plans": 3}')
+    (copy / "runs" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"damaged file .*study\.lock\.json.*h2h doctor"):
-        study(story).run(damaged, workers=1, quiet=True)
-    findings = {finding.path.name: finding for finding in examine_study(damaged, repair=True, quiet=True)}
+        study(story).run(copy, workers=1, quiet=True)
+    findings = {finding.path.name: finding for finding in examine_study(copy, repair=True, quiet=True)}
     assert findings["study.json"].repaired
     assert findings["study.lock.json"].repaired
     assert not findings["notes.txt"].repaired
-    assert (damaged / "runs" / "notes.txt").read_text() == "mine"
-    done = study(story).run(damaged, workers=1, quiet=True)
+    assert (copy / "runs" / "notes.txt").read_text() == "mine"
+    done = study(story).run(copy, workers=1, quiet=True)
     assert done.summary.done == 0
     assert done.verdicts[0].added_seeds == [1], "the plan is no longer known"
 
 
-def test_a_lost_lock_is_recovered_from_an_undamaged_study(damaged: Path, story: Path) -> None:
-    (damaged / "study.lock.json").write_text("")
-    examine_study(damaged, repair=True, quiet=True)
-    assert json.loads((damaged / "study.lock.json").read_text())["recovered"] == [1]
-    assert study(story).run(damaged, workers=1, quiet=True).verdicts[0].added_seeds == []
+def test_a_lost_lock_is_recovered_from_an_undamaged_study(copy: Path, story: Path) -> None:
+    (copy / "study.lock.json").write_text("")
+    examine_study(copy, repair=True, quiet=True)
+    assert json.loads((copy / "study.lock.json").read_text())["recovered"] == [1]
+    assert study(story).run(copy, workers=1, quiet=True).verdicts[0].added_seeds == []
 
 
-def test_a_lock_of_another_host_is_not_changed(damaged: Path) -> None:
-    lock = foreign_lock(Store(damaged).runs()[0].path)
-    assert examine_study(damaged, quiet=True) == []
+def test_a_lock_of_another_host_is_not_changed(copy: Path) -> None:
+    lock = foreign_lock(Store(copy).runs()[0].path)
+    assert examine_study(copy, quiet=True) == []
     old(lock)
-    findings = examine_study(damaged, repair=True, quiet=True)
+    findings = examine_study(copy, repair=True, quiet=True)
     assert [finding.repaired for finding in findings] == [False]
     assert lock.is_file()
     assert "elsewhere" in str(findings[0])
 
 
-def test_little_disk_space_is_a_finding(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(damaged)
+def test_little_disk_space_is_a_finding(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(copy)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5 * 2**20))
-    assert "5 MiB of disk space left" in str(examine_study(damaged, quiet=True)[0])
+    assert "5 MiB of disk space left" in str(examine_study(copy, quiet=True)[0])
 
 
 def test_a_missing_study_is_an_error(tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ def test_added_seeds_stay_marked_when_an_arm_is_added(tmp_path: Path) -> None:
     assert race(tmp_path, ARMS[:2], seeds=3)["(Q, K=V)"].added_seeds == [3]
     verdicts = race(tmp_path, ARMS, seeds=3)
     assert [row.added_seeds for row in verdicts.values()] == [[3], [3]]
-    assert "this arm was added after looking" in verdicts["diagonal"].marks
-    assert "this arm was added after looking" not in verdicts["(Q, K=V)"].marks
+    assert "this arm was added after results existed" in verdicts["diagonal"].marks
+    assert "this arm was added after results existed" not in verdicts["(Q, K=V)"].marks
     for message in open_study(tmp_path).sentences():
-        assert "seeds 3 were added after looking" in message
+        assert "seeds 3 were added after results existed" in message
 
 
 @pytest.mark.page
@@ -62,12 +62,14 @@ def test_a_dropped_arm_still_counts_and_makes_nothing_primary(tmp_path: Path) ->
     assert before["(Q, K=V)"].primary
     after = race(tmp_path, ["standard", "diagonal"])["diagonal"]
     assert not after.primary
-    assert "named the primary comparison after looking" in after.marks
-    assert any("counts 1 comparisons that were reported and dropped" in message for message in after.marks)
+    assert "became the primary comparison after results existed" in after.marks
+    assert any(
+        "counts 1 comparisons that were reported and later dropped" in message for message in after.marks
+    )
     wanted = holm([before["diagonal"].p, before["(Q, K=V)"].p])[0]
     assert after.p_holm == pytest.approx(wanted)
     page = (tmp_path / "report.html").read_text()
-    assert "named the primary comparison after looking" in page
+    assert "became the primary comparison after results existed" in page
 
 
 def test_another_baseline_or_setting_is_a_mark(tmp_path: Path) -> None:
@@ -114,8 +116,8 @@ def test_a_study_older_than_its_history_keeps_its_marks(tmp_path: Path) -> None:
     race(tmp_path, ARMS[:2], seeds=3)
     (tmp_path / NAME).unlink()
     verdicts = race(tmp_path, ARMS, seeds=3)
-    assert verdicts["(Q, K=V)"].marks == ["seeds 3 were added after looking"]
-    assert "this arm was added after looking" in verdicts["diagonal"].marks
+    assert verdicts["(Q, K=V)"].marks == ["seeds 3 were added after results existed"]
+    assert "this arm was added after results existed" in verdicts["diagonal"].marks
 
 
 def test_an_unterminated_last_row_is_ignored_and_a_damaged_one_is_reported(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_mark() -> None:
     rate = Rate(contest.corpus, contest.size, contest.shape, "base", 1e-3, 2.0, chosen=True, edge=True)
     found = results({"base": BASE, "up": BETTER})
     (row,) = study_verdicts(replace(one, tuning=(rate,)), found, Marks())
-    assert row.marks == ["the best learning rate of base lies at the edge of the grid"]
+    assert row.marks == ["the best learning rate of base is at the edge of the grid"]
     assert study_verdicts(replace(one, tuning=(replace(rate, edge=False),)), found)[0].marks == []
 
 

@@ -99,7 +99,7 @@ def test_imported_old_runs_are_listed_and_marked_and_not_used_as_new_ones(
     assert capsys.readouterr().out.replace("\n", " ").count("numerics 1") == 4
     found = study(story).run(folder, workers=1)
     assert found.summary.done == 4, "every run is computed again"
-    assert f"4 runs {MARK} are left as they are" in capsys.readouterr().out
+    assert f"4 runs {MARK} are not used" in capsys.readouterr().out
     assert ids(old) < ids(folder)
     assert {entry.run for entry in found.manifest.entries}.isdisjoint(ids(old))
 

@@ -1,1 +1,1 @@
-"""Panels about where arms look."""
+"""Panels about attention."""

@@ -1,4 +1,4 @@
-"""Where runs trained on a task look: attention on relevant tokens beside even attention, and whether it is the model's own."""
+"""Attention on relevant tokens compared with uniform attention, and its faithfulness, for runs trained on a task."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from headtohead.study.judge.intervals import over_seeds
 from headtohead.study.probes import number_at
 
 EXPLANATIONS = {
-    "rollout": "attention, rolled out",
-    "layer_mean": "attention, layer mean",
+    "rollout": "attention rollout",
+    "layer_mean": "attention, mean over layers",
     "gradient": "gradient x input",
 }
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One row of the chart: what it is, where its number stands, and what it is held against."""
+    """One row of the chart: its label, the path of its number and of its reference."""
 
     words: str
-    """Lines are parted by |."""
+    """Label; | separates lines."""
     path: str
-    """Behind explanations.NAME."""
+    """Below explanations.NAME."""
     factor: float = 100.0
-    """Makes per cent of it."""
+    """Converts to percent."""
     against: str = ""
     low: float = 0.0
 
@@ -49,36 +49,36 @@ MEASURES = (
 
 
 def figure(view: View) -> Figure | None:
-    """Return where the runs look on their task, where the probe was taken."""
+    """Return attention on relevant tokens by arm, if the probe was run."""
     rows = explained_rows(view.arms)
     if not rows:
         return None
     found = [row for arm in view.arms for row in found_by_seed(arm).values()]
     words = (
-        "Dots are seeds, ticks their mean, bars the 95 % interval over them; a diamond is what tells nothing: even attention, "
-        "or tokens deleted by chance. Right of its diamond an arm looks at what decides the answer (first row), and loses "
-        "the answer without what it looks at (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, AOPC). Measured at "
-        f"the token that the answer is read from, over {max(row['examples'] for row in found):,} test examples."
+        "Dots are seeds, ticks their mean, bars 95 % intervals; diamonds are the random reference: uniform attention, or "
+        "deleting random tokens. Right of the diamond: attention is on relevant tokens (first row), and deleting the most "
+        "attended tokens lowers the probability of the answer (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, "
+        f"AOPC). Measured at the token the answer is read from, over {max(row['examples'] for row in found):,} test examples."
     )
     if bare := [f"{arm.label} in {missing}" for arm in view.arms if (missing := _without_map(arm))]:
-        words += f" No attention map, and so no rollout: {', '.join(bare)}."
+        words += f" No attention map, so no rollout: {', '.join(bare)}."
     if signed := [arm.label for arm in view.arms if _signed(arm)]:
-        words += f" Signed maps, taken by their absolute values: {', '.join(signed)}."
+        words += f" Signed maps, shown by absolute value: {', '.join(signed)}."
     if not all(row["marked"] for row in found):
-        words += " No test example has relevant tokens marked: only what deletion shows can be told."
-    table = Table(_HEAD, _lines(view.arms), left=2, folded="The numbers")
-    return Figure("Where they look.", words, explained(rows, view), table=table)
+        words += " No test example has relevant tokens marked: only the deletion measures are shown."
+    table = Table(_HEAD, _lines(view.arms), left=2, folded="Table")
+    return Figure("Attention on relevant tokens.", words, explained(rows, view), table=table)
 
 
 def found_by_seed(arm: ArmFacts) -> dict[int, Row]:
-    """Return what the probe found by seed, over the most examples where it was taken over several counts."""
+    """Return the probe's result by seed; of several, the one over the most examples."""
     return {
         seed: max(rows, key=lambda row: int(row["examples"])) for seed, rows in arm.found("explain").items()
     }
 
 
 def _without_map(arm: ArmFacts) -> str:
-    """Return how many of an arm's layers give no map, in words; nothing where all do."""
+    """Return how many of an arm's layers have no map, as text; empty if all have one."""
     row = next(iter(found_by_seed(arm).values()), None)
     if row is None or not row["without_map"]:
         return ""
@@ -90,25 +90,25 @@ def _signed(arm: ArmFacts) -> bool:
 
 
 def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
-    """Return one row per explanation, measure, arm and seed, in per cent."""
+    """Return one row per explanation, measure, arm and seed, in percent."""
     rows: list[Row] = []
     for name in EXPLANATIONS:
         for arm in arms:
             for seed, found in found_by_seed(arm).items():
                 for measure in MEASURES:
                     value = number_at(found, f"explanations.{name}.{measure.path}")
-                    beside = number_at(found, measure.against) if measure.against else None
+                    reference = number_at(found, measure.against) if measure.against else None
                     if value is not None:
                         rows.append(
                             {"explanation": name, "measure": measure.words, "arm": arm.label, "seed": seed}
                             | {"value": measure.factor * value}
-                            | {"against": None if beside is None else measure.factor * beside}
+                            | {"against": None if reference is None else measure.factor * reference}
                         )
     return rows
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per explanation, measure and arm: mean and interval over seeds, and what it is held against."""
+    """Return one row per explanation, measure and arm: mean and interval over seeds, and the reference."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["explanation"], row["measure"], row["arm"]), []).append(row)
@@ -116,19 +116,19 @@ def _means(rows: Sequence[Row]) -> list[Row]:
     found = []
     for (explanation, measure, arm), group in groups.items():
         over = over_seeds([float(row["value"]) for row in group])
-        beside = [row["against"] for row in group if row["against"] is not None]
+        references = [row["against"] for row in group if row["against"] is not None]
         low, high = over["low"], over["high"]
         found.append(
             {"explanation": explanation, "measure": measure, "arm": arm, "mean": over["mean"]}
             | {"low": None if low is None else max(lowest[measure], low)}
             | {"high": None if high is None else min(100.0, high)}
-            | {"against": sum(beside) / len(beside) if beside else None}
+            | {"against": sum(references) / len(references) if references else None}
         )
     return found
 
 
 def explained(rows: list[Row], view: View) -> Chart:
-    """Return every measure by arm; the parameter `axis` says by which explanation."""
+    """Return every measure by arm; the parameter `axis` selects the explanation."""
     names = [name for name in EXPLANATIONS if any(row["explanation"] == name for row in rows)]
     labels = [label for label in view.labels if any(row["arm"] == label for row in rows)]
     words = [measure.words for measure in MEASURES if any(row["measure"] == measure.words for row in rows)]
@@ -143,7 +143,7 @@ def explained(rows: list[Row], view: View) -> Chart:
         axis=alt.Axis(domain=False, ticks=False, labelFontSize=13, labelExpr="split(datum.label, '|')"),
     )
     offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
-    # An interval over two seeds may reach far beyond: it is cut off at the frame.
+    # An interval over two seeds can be very wide; it is clipped at the frame.
     span = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
     color = alt.Color(
         "arm:N",
@@ -156,13 +156,13 @@ def explained(rows: list[Row], view: View) -> Chart:
     def of(table: str) -> alt.Chart:
         return alt.Chart(alt.NamedData(table)).transform_filter(f"datum.explanation == {AXIS}")
 
-    tips: list[Any] = ["arm:N", "seed:O", alt.Tooltip("value:Q", title="per cent", format=".2f")]
-    tips.append(alt.Tooltip("against:Q", title="what tells nothing", format=".2f"))
+    tips: list[Any] = ["arm:N", "seed:O", alt.Tooltip("value:Q", title="percent", format=".2f")]
+    tips.append(alt.Tooltip("against:Q", title="random reference", format=".2f"))
     spread: list[Any] = ["arm:N"]
     spread += [alt.Tooltip(f"{key}:Q", format=".2f") for key in ("mean", "low", "high")]
 
     def x(field: str) -> alt.X:
-        return alt.X(f"{field}:Q", title="per cent", scale=span)
+        return alt.X(f"{field}:Q", title="percent", scale=span)
 
     layers = [
         of("means")
@@ -193,13 +193,13 @@ _HEAD = (
     "explanation",
     "seeds",
     "relevant mass",
-    "even attention",
+    "uniform attention",
     *(f"above {at} %" for at in THRESHOLDS),
-    "right and above 33 %",
+    "correct and above 33 %",
     "comprehensiveness",
     "sufficiency",
     "AOPC",
-    "AOPC by chance",
+    "AOPC, random",
 )
 _PATHS = (
     ("explanations.{}.mass", ".3f"),
@@ -225,6 +225,6 @@ def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
 
 
 def mean_at(found: Sequence[Row], path: str, form: str) -> str:
-    """Return the mean over seeds of the number at a path, formatted; a dash where there is none."""
+    """Return the mean over seeds of the number at a path, formatted; a dash if missing."""
     values = [value for row in found if (value := number_at(row, path)) is not None]
     return format(sum(values) / len(values), form) if values else "–"

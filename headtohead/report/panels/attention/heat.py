@@ -1,4 +1,4 @@
-"""Does looking at what matters go with being right: examples by attention on relevant tokens and probability of the answer."""
+"""Examples by attention on relevant tokens and probability of the correct answer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _SIDE = 190
 
 
 def figure(view: View) -> Figure | None:
-    """Return the heat maps, where the probe found relevant tokens and attention maps."""
+    """Return the heat maps, if the probe found relevant tokens and attention maps."""
     rows, name = heat_rows(view.arms)
     if not rows:
         return None
     words = (
-        f"Test examples of all seeds by the share of attention on relevant tokens ({EXPLANATIONS[name]}), from left to right, and "
-        "the probability of the right answer, from bottom to top; the number is the per cent of examples in a cell. Top right: right, "
-        "and looking at what matters. Top left: right for other reasons."
+        f"Test examples of all seeds by share of attention on relevant tokens ({EXPLANATIONS[name]}, x) and probability of the "
+        "correct answer (y), in percent of examples. Top right: correct with attention on relevant tokens. Top left: correct "
+        "without it."
     )
     shown = {row["arm"] for row in rows}
     if absent := [arm.label for arm in view.arms if found_by_seed(arm) and arm.label not in shown]:
-        words += f" Without such a map: {', '.join(absent)}."
-    return Figure("Looking and being right.", words, heat_maps(rows, view.labels), "Hover for the counts.")
+        words += f" Without attention map: {', '.join(absent)}."
+    return Figure("Attention and correctness.", words, heat_maps(rows, view.labels), "Hover for the counts.")
 
 
 def heat_rows(arms: Sequence[ArmFacts]) -> tuple[list[Row], str]:
-    """Return one row per arm and cell, seeds added up, of the first explanation that any arm has; and its name."""
+    """Return one row per arm and cell, summed over seeds, of the first explanation any arm has; and its name."""
     for name in ("rollout", "layer_mean"):
         rows = [row for arm in arms for row in _cells(arm, name)]
         if rows:
@@ -44,7 +44,7 @@ def heat_rows(arms: Sequence[ArmFacts]) -> tuple[list[Row], str]:
 def _cells(arm: ArmFacts, name: str) -> list[Row]:
     grids = [row["explanations"].get(name, {"heat_maps": {}}) for row in found_by_seed(arm).values()]
     maps = [grid["heat_maps"][_GRID] for grid in grids if _GRID in grid["heat_maps"]]
-    # What stands in a file may not fit: only grids of one shape can be added up.
+    # Stored grids may differ in shape; only equal ones can be summed.
     sides = {(tuple(one["edges"]), *(len(line) for line in one["counts"])) for one in maps}
     if len(sides) != 1 or any(count != len(maps[0]["edges"]) - 1 for count in next(iter(sides))[1:]):
         return []
@@ -53,9 +53,9 @@ def _cells(arm: ArmFacts, name: str) -> list[Row]:
     if len(maps[0]["counts"]) != len(edges) or not total:
         return []
     rows = []
-    for place, mass in enumerate(edges):
+    for column, mass in enumerate(edges):
         for other, right in enumerate(edges):
-            count = sum(one["counts"][place][other] for one in maps)
+            count = sum(one["counts"][column][other] for one in maps)
             rows.append(
                 {"arm": arm.label, "mass": _between(*mass), "right": _between(*right)}
                 | {
@@ -63,7 +63,7 @@ def _cells(arm: ArmFacts, name: str) -> list[Row]:
                     "share": count / total,
                     "words": f"{100 * count / total:.0f}" if count else "",
                 }
-                | {"column": place, "row": other}
+                | {"column": column, "row": other}
             )
     return rows
 
@@ -73,11 +73,11 @@ def _between(low: float, high: float) -> str:
 
 
 def heat_maps(rows: list[Row], labels: Sequence[str]) -> Chart:
-    """Return a map for each arm, all on one scale."""
+    """Return one map per arm, all on one scale."""
     columns = list(dict.fromkeys(row["mass"] for row in rows))
     plain = alt.Axis(labelAngle=0, domain=False, ticks=False, labelFontSize=11)
     x = alt.X("mass:N", sort=columns, title="attention on relevant tokens, %", axis=plain)
-    y = alt.Y("right:N", sort=columns[::-1], title="probability of the right answer, %", axis=plain)
+    y = alt.Y("right:N", sort=columns[::-1], title="probability of the correct answer, %", axis=plain)
     base = alt.Chart(alt.NamedData("cells"))
     shade = alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 1]), legend=None)
     tips = [

@@ -1,4 +1,4 @@
-"""What the attention maps look like, layer by layer."""
+"""Indicators of attention maps by layer."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from headtohead.report.panels.base import Figure, View
 INDICATORS = {
     "sink": ("first token", "weight on the first token (sink)"),
     "entropy": ("entropy", "entropy of the map, nats summed over queries (higher is more spread)"),
-    "concentration": ("concentration", "concentration: root of the summed squares of the weights"),
-    "head_diversity": ("head diversity", "head diversity: deviation of a weight over heads"),
-    "local_0": ("itself", "weight of a token on itself"),
-    "local_1": ("1 back", "weight on the token before"),
+    "concentration": ("concentration", "concentration: square root of the sum of squared weights"),
+    "head_diversity": ("head diversity", "head diversity: standard deviation of a weight over heads"),
+    "local_0": ("self", "weight of a token on itself"),
+    "local_1": ("1 back", "weight on the previous token"),
     "local_2": ("2 back", "weight two tokens back"),
     "local_3": ("3 back", "weight three tokens back"),
     "log_largest_score": ("largest score", "log of the largest |score| before the softmax"),
 }
-"""By the name of a value: what a button says, and the title."""
+"""By name of a value: button label and chart title."""
 
 
 def figure(view: View) -> Figure | None:
-    """Return the indicators per layer, where the probe was taken."""
+    """Return the indicators per layer, if the probe was run."""
     rows, missing, windows = indicator_rows(view.arms)
     if not rows:
         return None
     words = f"Over {windows} held-out windows; small dots are seeds, lines join their means."
     if any(row["signed"] for row in rows):
-        words += " Diamonds: the map is signed, and its absolute values are taken."
+        words += " Diamonds: signed map, shown by absolute value."
     if missing:
-        words += f" Not shown, for they give no map: {', '.join(missing)}."
-    return Figure("What the attention looks at.", words, indicators_by_layer(rows, view))
+        words += f" Without attention map: {', '.join(missing)}."
+    return Figure("Attention indicators by layer.", words, indicators_by_layer(rows, view))
 
 
 def indicator_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[str], int]:
-    """Return a row per arm, seed and layer; the arms' layers without a map in words; how many windows."""
+    """Return one row per arm, seed and layer; labels of the layers without a map; the number of windows."""
     rows: list[Row] = []
     missing: dict[str, None] = {}
     windows = 0
@@ -61,7 +61,7 @@ def indicator_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[str], int]:
 
 
 def indicators_by_layer(rows: list[Row], view: View) -> Chart:
-    """Return one indicator against the layer; the parameter `axis` says which."""
+    """Return one indicator against the layer; the parameter `axis` selects it."""
     names = [name for name in INDICATORS if any(row[name] is not None for row in rows)]
     axis = alt.param(name=AXIS, value=names[0])
     base = (
@@ -70,9 +70,9 @@ def indicators_by_layer(rows: list[Row], view: View) -> Chart:
         .transform_filter("isValid(datum.value)")
     )
     count = max(row["layer"] for row in rows)
-    # Arms stand side by side at each layer, so that no seed hides another arm's.
-    place = f"datum.layer + (indexof({json.dumps(view.labels)}, datum.arm) - {(len(view.labels) - 1) / 2}) * {0.3 / len(view.labels)}"
-    base = base.transform_calculate(place=place)
+    # Arms are offset at each layer, so that their seeds do not overlap.
+    offset = f"datum.layer + (indexof({json.dumps(view.labels)}, datum.arm) - {(len(view.labels) - 1) / 2}) * {0.3 / len(view.labels)}"
+    base = base.transform_calculate(place=offset)
     x = alt.X(
         "place:Q",
         title="layer",

@@ -1,4 +1,4 @@
-"""Attention maps of chosen heads."""
+"""Attention maps of selected heads."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes import fits
 
 _MAX_CELLS = 300_000
-"""Cells on one page; of more, only so many arms are shown."""
+"""Maximum cells on one page; further arms are left out."""
 _SIDE = 170
-# Seen on white and on black alike.
+# Visible on white and on black.
 PLUS, MINUS = "#1f8ae0", "#e8640c"
 
 
 def figure(view: View) -> Figure | None:
-    """Return maps of chosen heads, where the probe was taken."""
+    """Return maps of selected heads, if the probe was run."""
     maps, tokens, left_out = map_rows(view.arms)
     if not maps:
         return None
     seed = maps[0]["seed"]
     words = (
-        f"Seed {seed} on one held-out window: each row of a map is where a few tokens look, from left (the first) to the "
-        "diagonal (themselves). The stronger the colour, the more weight, on one scale for all."
+        f"Seed {seed} on one held-out window. Each row of a map is the attention of a few tokens, from the first token (left) to "
+        "themselves (diagonal). Stronger color means more weight, on one scale for all maps."
     )
     if any(row["signed"] for row in maps):
         words += " Orange: negative weight."
     if absent := absent_heads(view.arms):
-        words += f" Asked for, and not in the model: {', '.join(absent)}."
+        words += f" Requested but not in the model: {', '.join(absent)}."
     if left_out:
-        words += f" Not shown, to keep the page small: {', '.join(left_out)}."
+        words += f" Left out to limit the page size: {', '.join(left_out)}."
     chart = head_maps(
         maps, tokens, [label for label in view.labels if any(row["arm"] == label for row in maps)]
     )
-    return Figure("Maps of chosen heads.", words, chart, "Hover for the tokens.")
+    return Figure("Attention maps of selected heads.", words, chart, "Hover for the tokens.")
 
 
 def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
-    """Return a row per map with its cells, the texts of the groups of tokens, and the arms left out.
+    """Return one row per map with its cells, the texts of the token groups, and the arms left out.
 
-    Only the first seed of each arm is shown, and one window for all.
+    Shows the first seed of each arm, on the same window.
     """
     maps: list[Row] = []
     texts: list[str] = []
@@ -79,21 +79,21 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
 
 
 def absent_heads(arms: list[ArmFacts]) -> list[str]:
-    """Return the heads that were asked for and that no such layer or map has, by arm."""
+    """Return the requested heads that do not exist, by arm."""
     found: dict[str, bool] = {}
     for arm in arms:
         rows = [row for several in arm.found("maps").values() for row in several]
-        # Files of earlier probes do not have it.
+        # Absent in files of older versions.
         listed = [row["absent"] for row in rows if fits(row.get("absent"), [str])]
         found |= {f"{head} of {arm.label}": True for heads in listed for head in heads}
     return list(found)
 
 
 def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
-    """Return a grid of maps, a row per arm; the parameter `axis` says which layer."""
+    """Return a grid of maps, one row per arm; the parameter `axis` selects the layer."""
     layers = list(dict.fromkeys(row["layer"] for row in sorted(maps, key=lambda row: int(row["layer"]))))
     axis = alt.param(name=AXIS, value=layers[0])
-    # The cells of a map come row by row, row r with r + 1 of them: the n-th lies in row (sqrt(8 n + 1) - 1) / 2.
+    # Cells are stored row by row, r + 1 of them in row r, so cell n is in row floor((sqrt(8 n + 1) - 1) / 2).
     count = len(tokens)
     texts = alt.LookupData(alt.NamedData("tokens"), key="place", fields=["text"])
     base = (
@@ -117,7 +117,7 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         "arm:N",
         "head:O",
         alt.Tooltip("tokens:N"),
-        alt.Tooltip("looks_at:N", title="looks at"),
+        alt.Tooltip("looks_at:N", title="attends to"),
         alt.Tooltip("w:Q", title="weight", format=".3f"),
     ]
     cells = base.mark_rect(strokeWidth=0).encode(
@@ -136,12 +136,12 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         "labelFontWeight": "normal",
         "labelPadding": 4,
     }
-    beside = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
+    row_header = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
     chart = (
         cells.add_params(axis)
         .properties(width=_SIDE, height=_SIDE)
         .facet(
-            row=alt.Row("arm:N", sort=arms, header=beside),
+            row=alt.Row("arm:N", sort=arms, header=row_header),
             column=alt.Column("why:N", sort=whys, header=alt.Header(**plain)),
             spacing=8,
         )

@@ -13,12 +13,12 @@ from headtohead.report.panels.base import Figure, View
 
 
 def figure(view: View) -> Figure | None:
-    """Return mean loss by position, where the probe was taken."""
+    """Return mean loss by position, if the probe was run."""
     if not (rows := position_rows(view.arms)):
         return None
     words = (
-        "Bits per token on the test split by place in the window, mean over seeds; the band spans all seeds. An arm that "
-        "makes use of what is far away goes on falling to the right."
+        "Bits per token on the test split by position in the window, mean over seeds; the band spans all seeds. A curve that "
+        "keeps falling to the right shows use of distant context."
     )
     return Figure("Loss by position.", words, loss_by_position(rows, view.scale))
 
@@ -46,7 +46,7 @@ def position_rows(arms: list[ArmFacts]) -> list[Row]:
 
 
 def loss_by_position(rows: list[Row], scale: alt.Scale) -> Chart:
-    """Return loss against position, a line and a band per arm."""
+    """Return loss against position, one line and band per arm."""
     data = alt.Chart(alt.Data(values=rows))
     x = alt.X(
         "position:Q",

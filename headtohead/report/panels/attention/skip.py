@@ -1,4 +1,4 @@
-"""What a hybrid loses without some of its layers."""
+"""Rise in loss of hybrids with layers skipped."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from headtohead.study.probes.skip import PARTS
 
 _NAMES = {
     ("variant", "block"): "variant layers",
-    ("variant", "attention"): "variant attention alone",
+    ("variant", "attention"): "variant attention only",
     ("standard", "block"): "standard layers",
-    ("standard", "attention"): "standard attention alone",
+    ("standard", "attention"): "standard attention only",
 }
 _SHADES = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00")
 
 
 def figure(view: View) -> Figure | None:
-    """Return the rise in loss with layers skipped, where the probe was taken and a layout mixes mechanisms."""
+    """Return the rise in loss with layers skipped, if the probe was run and a layout mixes mechanisms."""
     rows = skip_rows(view.arms)
     if not rows:
         return None
     words = (
-        "Rise in bits per byte of the trained hybrid when layers are left out, the standard ones as a control; dots are "
-        "seeds, ticks their mean. Near zero: the model does not use them."
+        "Rise in bits per byte of the trained hybrid when layers are skipped, with standard layers as a control; dots are "
+        "seeds, ticks their mean. Near zero: the model does not use these layers."
     )
     arms = [label for label in view.labels if any(row["arm"] == label for row in rows)]
     return Figure("Skipped layers.", words, skipped(rows, arms))
 
 
 def skip_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return a row per arm, seed and what is skipped."""
+    """Return one row per arm, seed and skipped part."""
     return [
         {
             "arm": arm.label,
@@ -53,13 +53,13 @@ def skip_rows(arms: list[ArmFacts]) -> list[Row]:
 
 
 def skipped(rows: list[Row], arms: list[str]) -> Chart:
-    """Return the rise by arm and by what is skipped."""
+    """Return the rise by arm and skipped part."""
     kinds = list(_NAMES.values())
     y = alt.Y("arm:N", sort=arms, title=None, axis=arm_axis())
     offset = alt.YOffset("skipped:N", sort=kinds, scale=alt.Scale(paddingOuter=0.2))
     x = alt.X(
         "rise:Q",
-        title=["rise in bits per byte", "(right: those layers matter more)"],
+        title=["rise in bits per byte", "(right: layers matter more)"],
         scale=alt.Scale(nice=True),
     )
     color = alt.Color(

@@ -1,4 +1,4 @@
-"""What the corpora of a study are like, and each arm's difference against the coherence dial."""
+"""Corpus statistics, and each arm's difference against the coherence dial."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ def figure(views: Sequence[View]) -> Figure | None:
     if not found:
         return None
     words = (
-        "Of the train splits. Unigram and bigram: entropy of a byte, alone and given the one before. Repetition: share of a "
-        "window's words that stood in it before. Overlap: words that the halves of a window share, and the halves of two "
-        "windows drawn at random (far). Domain bits: what a window tells about the domain of its text, of so many."
+        "Train splits. Unigram and bigram: entropy of a byte, alone and given the previous one. Repetition: share of a "
+        "window's words that occurred earlier in it. Overlap: words shared by the halves of a window, and by the halves of two "
+        "random windows (far). Domain bits: information of a window about the domain of its text, and its maximum."
     )
     rows = dial_rows(views)
     if rows:
-        words += " The chart: the same pieces of text in an order from mixed (0) to coherent (1), trained and tested alike"
+        words += (
+            " Chart: the same pieces of text ordered from mixed (0) to coherent (1), for training and testing"
+        )
         words += f" ({rows[0]['rest']})." if len(views) > len(found) else "."
     table = Table(
         ("corpus", *statistics_head()), [(label, *statistics_row(row)) for label, row in found.items()]
     )
     chart = against_dial(rows, views[0].scale) if rows else None
-    return Figure("What the corpora are like.", words, chart, table=table)
+    return Figure("Corpus statistics.", words, chart, table=table)
 
 
 def dial_rows(views: Sequence[View]) -> list[Row]:
-    """Return each arm's difference by the setting of the dial, where a study has two settings or more of one mixture."""
+    """Return each arm's difference by dial setting, if a study has two or more settings of one mixture."""
     rows: list[Row] = []
     for view in views:
         try:
@@ -59,13 +61,13 @@ def dial_rows(views: Sequence[View]) -> list[Row]:
             for row in view.verdicts
             if row.difference is not None
         ]
-    # One mixture, size, context, branch and pair of rules: lines of several would lie over each other.
+    # Show one mixture, size, context, branch and pair of rules; lines of several would overlap.
     rows = [row for row in rows if row["group"] == rows[0]["group"]]
     return rows if len({row["dial"] for row in rows}) > 1 else []
 
 
 def against_dial(rows: list[Row], scale: alt.Scale) -> Chart:
-    """Return the difference to the baseline against the dial, an interval at each setting."""
+    """Return the difference from the baseline against the dial, with an interval at each setting."""
     data = alt.Chart(alt.Data(values=rows))
     x = alt.X(
         "dial:Q",

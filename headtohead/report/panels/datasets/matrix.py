@@ -1,4 +1,4 @@
-"""Arm x training corpus x evaluation corpus: the difference to the baseline in each cell."""
+"""Arm x training corpus x evaluation corpus: the difference from the baseline in each cell."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, places, 
 
 _FAINT = 0.2
 _LONG = 24
-"""Cells above which their table is folded away."""
+"""Number of cells above which the table is folded."""
 _MANY = 6
-"""Columns whose names no longer stand side by side."""
+"""Number of columns from which labels are rotated."""
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -25,15 +25,15 @@ def figure(views: Sequence[View]) -> Figure | None:
     if not cells:
         return None
     words = (
-        "Each row is an arm and the corpus it was trained on, each column a test split. The number is its difference to the baseline "
-        "trained on the same corpus, in bits per byte, below it the 95 % interval over paired seeds; the colour is the "
-        "verdict (Holm over the arms of a cell), strong where a difference is decided and large. Cells are exploratory."
+        "Rows: arm and training corpus. Columns: test split. Numbers: difference from the baseline trained on the same corpus, "
+        "in bits per byte, with the 95 % interval over paired seeds. Color: verdict (Holm over the arms of a cell), stronger "
+        "for larger decided differences. All cells are exploratory."
     )
-    return Figure("Trained here, tested there.", words, heat_map(matrix_rows(cells)), table=_table(cells))
+    return Figure("Cross-corpus evaluation.", words, heat_map(matrix_rows(cells)), table=_table(cells))
 
 
 def matrix_cells(views: Sequence[View]) -> list[Cell]:
-    """Return the cells of a study from what its contests' runs left behind."""
+    """Return the cells of a study from the stored data of its runs."""
     results: dict[str, Any] = {}
     probes: dict[str, dict[str, Any]] = {}
     for view in views:
@@ -77,15 +77,15 @@ def matrix_rows(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _order(cells: Sequence[Cell], cell: Cell) -> tuple[int, int]:
-    """An arm's rows stand together, its corpora in the study's order."""
+    """Return a sort key: by arm, then by corpus in the study's order."""
     labels = [other.verdict.label for other in cells]
     return labels.index(cell.verdict.label), cells.index(cell)
 
 
 def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = ()) -> Chart:
-    """Return the cells as a map: rows are arm and training corpus, columns evaluation corpora.
+    """Return the cells as a heat map: rows are arm and training corpus, columns evaluation corpora.
 
-    `seeds` are dots at the foot of a cell, `place` from -1 to 1 across it.
+    `seeds` are dots at the bottom of a cell; `place` is the x position from -1 to 1.
     """
     order = list(dict.fromkeys(row["arm"] for row in rows))
     columns = list(dict.fromkeys(row["evaluated"] for row in rows))
@@ -104,7 +104,7 @@ def heat_map(rows: list[Row], title: str = "tested on", seeds: Sequence[Row] = (
         ),
     )
     names = arm_axis()
-    names.labelExpr = "split(datum.label, ' ← ')"  # two lines: the arm, and what it was trained on
+    names.labelExpr = "split(datum.label, ' ← ')"  # two lines: arm and training corpus
     names.labelOffset = -8
     names.labelLimit = alt.ExprRef(f"{NARROW} ? 120 : 320")
     y = alt.Y("arm:N", sort=order, title=None, axis=names, scale=alt.Scale(paddingInner=0.04))
@@ -164,7 +164,7 @@ def _table(cells: Sequence[Cell]) -> Table:
         )
         for cell in sorted(cells, key=lambda cell: _order(cells, cell))
     ]
-    folded = f"All {len(rows)} cells in numbers" if len(rows) > _LONG else ""
+    folded = f"Table of all {len(rows)} cells" if len(rows) > _LONG else ""
     return Table(head, rows, left=5 if several else 4, folded=folded)
 
 

@@ -1,4 +1,4 @@
-"""Scores on tasks without training, against chance."""
+"""Zero-shot scores on tasks, compared with chance."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _CHANCE = "chance"
 
 
 def figure(view: View) -> Figure | None:
-    """Return the scores on tasks, where the probe was taken."""
+    """Return the zero-shot scores, if the probe was run."""
     rows = task_rows(view.arms)
     if not rows:
         return None
     words = (
-        "Share of examples that are right, without training on them. Dots are seeds, ticks their mean, bars two standard "
-        "errors over examples to either side; dashes are chance. Inside the bars of chance an arm has learned nothing here."
+        "Zero-shot accuracy. Dots are seeds, ticks their mean, bars two standard errors over examples to either side; dashes "
+        "are chance. If chance is within the bars, the arm is not better than guessing."
     )
-    # The chart shows it; the numbers are for those who want to copy them.
     table = Table(
         ("task", "arm", "seeds", "mean", "standard error", "chance", "examples"),
         _lines(rows),
         left=2,
-        folded="The numbers",
+        folded="Table",
     )
-    return Figure("Tasks.", words, task_scores(rows, view), table=table)
+    return Figure("Zero-shot tasks.", words, task_scores(rows, view), table=table)
 
 
 def task_rows(arms: list[ArmFacts]) -> list[Row]:
@@ -52,7 +51,7 @@ def task_rows(arms: list[ArmFacts]) -> list[Row]:
 
 
 def _means(rows: list[Row]) -> list[Row]:
-    """Return one row per task and arm: the mean over seeds, and the standard error over examples of one run."""
+    """Return one row per task and arm: mean over seeds, and standard error over the examples of one run."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["task"], row["arm"]), []).append(row)
@@ -60,7 +59,7 @@ def _means(rows: list[Row]) -> list[Row]:
     for (task, arm), group in groups.items():
         mean = statistics.fmean(row["accuracy"] for row in group)
         errors = [row["error"] for row in group if row["error"] is not None]
-        # Seeds share the examples, so their errors are alike and do not average out.
+        # Seeds share the examples, so their errors are correlated and do not average out.
         error = statistics.fmean(errors) if errors else 0.0
         found.append(
             {"task": task, "arm": arm, "mean": mean, "error": error, "seeds": len(group)}
@@ -93,7 +92,7 @@ def task_scores(rows: list[Row], view: View) -> Chart:
     offset = alt.YOffset("arm:N", sort=view.labels, scale=alt.Scale(paddingOuter=0.25))
     x = alt.X(
         "accuracy:Q",
-        title="share right (right is better)",
+        title="accuracy (right is better)",
         scale=alt.Scale(zero=False, nice=True),
         axis=alt.Axis(format="%"),
     )

@@ -1,4 +1,4 @@
-"""What each circuit did while it trained: learning rates so far, gradients, norms of its products."""
+"""Circuits during training: accumulated learning rates, gradient norms, norms of W_QK and W_OV."""
 
 from __future__ import annotations
 
@@ -15,28 +15,26 @@ from headtohead.report.panels.base import Figure, View
 
 _POINTS = 80
 VALUES = {
-    "qk_product": ("‖QK‖", "norm of W_QK, root of the mean square over layers"),
-    "ov_product": ("‖OV‖", "norm of W_OV, root of the mean square over layers"),
+    "qk_product": ("‖QK‖", "norm of W_QK, root mean square over layers"),
+    "ov_product": ("‖OV‖", "norm of W_OV, root mean square over layers"),
     "qk_grad_norm": ("QK gradient", "gradient norm of the qk circuit before clipping, all layers"),
     "ov_grad_norm": ("OV gradient", "gradient norm of the ov circuit before clipping, all layers"),
-    "qk_lr_sum": ("QK rate", "sum of the qk circuit's learning rates so far, mean over layers"),
-    "ov_lr_sum": ("OV rate", "sum of the ov circuit's learning rates so far, mean over layers"),
+    "qk_lr_sum": ("QK rate", "accumulated learning rate of the qk circuit, mean over layers"),
+    "ov_lr_sum": ("OV rate", "accumulated learning rate of the ov circuit, mean over layers"),
 }
-"""By circuit and number: what a button says, and the title."""
+"""By circuit and value: button label and chart title."""
 
 
 def figure(view: View) -> Figure | None:
-    """Return the circuits over training, where runs logged them."""
+    """Return the circuits over training, if runs logged them."""
     if not (rows := circuit_rows(view.arms)):
         return None
-    words = (
-        "Means over seeds, logged on the way; every layer's own numbers stand in each run's metrics.jsonl."
-    )
-    return Figure("What the circuits did.", words, circuits_over_tokens(rows, view))
+    words = "Means over seeds; values per layer are in each run's metrics.jsonl."
+    return Figure("Circuits during training.", words, circuits_over_tokens(rows, view))
 
 
 def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return a row per arm and logged step with every value, mean over seeds; some eighty points per arm."""
+    """Return one row per arm and logged step with all values, mean over seeds; about 80 points per arm."""
     rows = []
     for arm in arms:
         steps: dict[int, list[Row]] = {}
@@ -59,7 +57,7 @@ def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
 
 
 def _values(circuits: Any) -> dict[str, float]:
-    """Return the numbers of one logged row over all its layers; what is no number is passed over."""
+    """Return the values of one logged row over its layers; invalid numbers are skipped."""
     found = {}
     for name in VALUES:
         tag, _, key = name.partition("_")
@@ -80,7 +78,7 @@ def _is_valid(value: Any) -> bool:
 
 
 def circuits_over_tokens(rows: list[Row], view: View) -> Chart:
-    """Return one value of the circuits over training; the parameter `axis` says which."""
+    """Return one value of the circuits over training; the parameter `axis` selects it."""
     names = [name for name in VALUES if any(row[name] is not None for row in rows)]
     axis = alt.param(name=AXIS, value=names[0])
     base = (

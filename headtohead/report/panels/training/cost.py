@@ -1,4 +1,4 @@
-"""The score against what it costs, with the arms that none beats in both."""
+"""Score against cost, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def figure(view: View) -> Figure | None:
     if not means:
         return None
     words = (
-        f"Large dots are means, small ones single seeds; {_GOOD[view.measure.better]} and cheap is good. No arm beats those on the dashed line in "
-        "both; it is drawn through means, so see the verdict before believing a step of it. An arm without a cache is left "
-        "out where cache is the cost, one whose decoding was not timed where that is."
+        f"Large dots are means, small dots single seeds; {_GOOD[view.measure.better]} score at low cost is better. Dashed: Pareto front of the "
+        "means; it ignores seed noise, so check the verdicts. Arms without a cache, or without timed decoding, are left out "
+        "of the respective axis."
     )
-    return Figure("What the quality costs.", words, quality_against_cost(means, seeds, view.scale, view.unit))
+    return Figure("Quality against cost.", words, quality_against_cost(means, seeds, view.scale, view.unit))
 
 
 _GOOD = {"lower": "low", "higher": "high"}
@@ -34,9 +34,9 @@ def cost_rows(
     arms: list[ArmFacts],
     measure: Measure = Measure(),  # noqa: B008  a frozen value
 ) -> tuple[list[Row], list[Row]]:
-    """Return score and costs of every arm with a finished run, and of every finished run, for one chart.
+    """Return score and costs per arm with a finished run, and per finished run.
 
-    `front NAME` says whether no other arm is as good and as cheap by that cost, and better in one of the two.
+    `front NAME` is whether the arm is on the Pareto front of score and that cost.
     """
     means, seeds = [], []
     worth = 1 if measure.better == "lower" else -1
@@ -73,9 +73,9 @@ COST_AXES = {
     "rate": ("tokens/s", "training tokens per second (right is faster)"),
     "decode": ("decode tokens/s", f"decode tokens per second, {HEADLINE} window (right is faster)"),
 }
-"""By the name of a row's value: what a button says, and the title of the axis."""
+"""By name of a row's value: button label and axis title."""
 _FAST = ("rate", "decode")
-"""Speeds, the costs that should be high."""
+"""Speeds: higher is better."""
 
 
 def _decode_rate(arm: ArmFacts) -> float | None:
@@ -86,13 +86,13 @@ def _decode_rate(arm: ArmFacts) -> float | None:
 def quality_against_cost(
     rows: list[Row], seeds: list[Row], scale: alt.Scale, unit: str = "bits per byte"
 ) -> Chart:
-    """Return each arm's score against what it costs, every seed, and the front of arms that none beats in both.
+    """Return score against cost for each arm and seed, with the Pareto front.
 
-    The cost is parameters, FLOPs or cache bytes per token, training or decoding speed: the parameter `axis` says which.
+    The parameter `axis` selects the cost: parameters, FLOPs or cache bytes per token, training or decoding speed.
     """
     known = {name: [row[name] for row in rows if row[name] is not None] for name in COST_AXES}
     names = [name for name, values in known.items() if values]
-    # A cost that is equal for all arms has little to show: begin with one that is not.
+    # Start with a cost that differs between arms.
     first = next((name for name in names if max(known[name]) > 1.05 * min(known[name])), names[0])
     axis = alt.param(name=AXIS, value=first)
     ends = {name: _ends(known[name]) for name in names}
@@ -137,6 +137,6 @@ def quality_against_cost(
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """Return the ends of a cost axis: at least a fifth wide, so that costs that are all but equal look equal."""
+    """Return the limits of a cost axis: at least 20 % wide, so that nearly equal costs look equal."""
     room = max(0.08 * (max(values) - min(values)), 0.1 * max(values) - 0.5 * (max(values) - min(values)))
     return max(0.0, min(values) - room), max(values) + max(room, 1e-9)

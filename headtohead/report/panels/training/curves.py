@@ -19,19 +19,17 @@ def figure(view: View) -> Figure | None:
         return None
     words = "Training loss, mean over seeds; the band spans all seeds."
     if view.measure.name == METRIC:
-        words += " Dotted: what one gets without a model (uniform guess, byte frequencies, pairs, xz)."
+        words += " Dotted: references without a model (uniform, byte unigrams, byte bigrams, xz)."
         chart = learning_curves(rows, view.references, view.scale)
     else:
         chart = learning_curves(rows, {}, view.scale, "bits per target")
-    return Figure(
-        "Learning curves.", words, chart, "Click names to choose arms, double-click for all of them."
-    )
+    return Figure("Learning curves.", words, chart, "Click labels to select arms, double-click to show all.")
 
 
 def curve_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return mean, lowest and highest training loss over seeds, some eighty points per arm.
+    """Return mean, lowest and highest training loss over seeds, about 80 points per arm.
 
-    Each point carries its tokens, training FLOPs and seconds, so that a chart can take any of them as its x axis.
+    Each point has tokens, training FLOPs and seconds, so that a chart can use any of them as x axis.
     """
     rows = []
     for arm in arms:
@@ -43,14 +41,14 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
         tokens = {row["step"]: row.get("tokens") for curve in arm.curves.values() for row in curve}
         for seed, curve in arm.curves.items():
             for row in curve:
-                place = -(-row["step"] // width)
-                binned.setdefault(place, {}).setdefault(seed, []).append(row["nats"] / math.log(2) * per_byte)
+                bin_ = -(-row["step"] // width)
+                binned.setdefault(bin_, {}).setdefault(seed, []).append(row["nats"] / math.log(2) * per_byte)
                 if row.get("seconds") is not None:
-                    clock.setdefault(place, {})[seed] = row["seconds"]
-        for place, seeds in sorted(binned.items()):
+                    clock.setdefault(bin_, {})[seed] = row["seconds"]
+        for bin_, seeds in sorted(binned.items()):
             means = [statistics.fmean(values) for values in seeds.values()]
-            seconds = clock.get(place, {})
-            step = min(place * width, last)
+            seconds = clock.get(bin_, {})
+            step = min(bin_ * width, last)
             count = tokens.get(step) or step * arm.record["training"]["batch"]
             rows.append(
                 {
@@ -72,13 +70,13 @@ _LEAST = 1e-4
 
 
 _BACKWARD = 3
-"""Training FLOPs over forward FLOPs: the backward pass does every product twice."""
+"""Ratio of training to forward FLOPs: backward needs two products for each one of forward."""
 
 
 def _tokens_per_byte(arm: ArmFacts) -> float:
-    """Return tokens over bytes on the test split: what turns bits per token into bits per byte."""
+    """Return tokens per byte on the test split, which converts bits per token to bits per byte."""
     for result in arm.finished().values():
-        if "bytes" not in result["test"]:  # a task is trained on targets, not on text
+        if "bytes" not in result["test"]:  # a task has no bytes
             return 1.0
         return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
     return 1.0
@@ -94,9 +92,9 @@ CURVE_AXES = {
 def learning_curves(
     rows: list[Row], references: dict[str, float], scale: alt.Scale, unit: str = "bits per byte"
 ) -> Chart:
-    """Return training loss: the mean over seeds, the band of all seeds, and the reference lines.
+    """Return training loss: mean over seeds, band of all seeds, and reference lines.
 
-    The x axis is tokens, FLOPs or seconds: the parameter `axis` says which.
+    The parameter `axis` selects the x axis: tokens, FLOPs or seconds.
     """
     names = [name for name in CURVE_AXES if any(row[name] is not None for row in rows)]
     axis = alt.param(name=AXIS, value=names[0])
@@ -104,7 +102,7 @@ def learning_curves(
     near = alt.selection_point(name="near", nearest=True, on="pointermove", clear="pointerout", empty=False)
     data = at_axis_rows("points")
     x = alt.X("x:Q", title=None, axis=alt.Axis(format="~s", grid=False, labelOverlap=True))
-    # A task can be learnt until nothing is left of the loss, which has no place on a logarithmic axis.
+    # The loss of a task can reach zero, which a logarithmic axis cannot show.
     rows = [row | {name: max(row[name], _LEAST) for name in ("mean", "low", "high")} for row in rows]
     top = max([row["high"] for row in rows] + list(references.values()), default=8.0)
     floor = min([row["low"] for row in rows] + list(references.values()), default=1.0)

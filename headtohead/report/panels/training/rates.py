@@ -1,4 +1,4 @@
-"""How the learning rates were tuned."""
+"""Learning-rate tuning."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headtohead.study.store.manifest import Contest, Manifest
 
 
 def figure(view: View) -> Figure | None:
-    """Return loss against learning rate, where rates were tuned."""
+    """Return score against learning rate, if rates were tuned."""
     if not (rows := rate_rows(view.manifest, view.contest)):
         return None
-    words = "One grid for all arms, one seed, scored on valid; each arm is then trained at its filled point."
-    return Figure("How the learning rates were tuned.", words, learning_rates(rows, view.scale, view.unit))
+    words = "Same grid for all arms, one seed, scored on valid; each arm is then trained at its filled point."
+    return Figure("Learning-rate tuning.", words, learning_rates(rows, view.scale, view.unit))
 
 
 def rate_rows(manifest: Manifest, contest: Contest) -> list[Row]:
-    """Return what each arm scored on valid at every learning rate tried for it; a rate that did not train is left out."""
+    """Return each arm's score on valid by learning rate; rates that failed to train are left out."""
     place = (contest.corpus, contest.size, contest.context, contest.shape)
     return [
         {"arm": row.label, "lr": row.lr, "value": row.score, "chosen": row.chosen}
@@ -28,7 +28,7 @@ def rate_rows(manifest: Manifest, contest: Contest) -> list[Row]:
 
 
 def learning_rates(rows: list[Row], scale: alt.Scale, unit: str = "bits per byte") -> Chart:
-    """Return what each arm scored on valid at every learning rate of its tuning; the chosen one is filled."""
+    """Return each arm's score on valid against the learning rate; the selected rate is filled."""
     data = alt.Chart(alt.Data(values=rows))
     tried = alt.Axis(values=sorted({row["lr"] for row in rows}), format=".2~g", labelOverlap=True)
     x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=20), axis=tried)

@@ -1,4 +1,4 @@
-"""How smoothly the arms trained, and how soon they learned."""
+"""Training stability and sample efficiency."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def figure(view: View) -> Figure | None:
     if not any(row.runs for row in rows):
         return None
     words = (
-        f"Tokens to target: how many an arm needs to reach {view.manifest.baseline}'s final training loss, as a share of "
-        f"what {view.manifest.baseline} needs there, with the 95 % interval over paired seeds; below 1 learns sooner. "
+        f"Tokens to target: tokens needed to reach the final training loss of {view.manifest.baseline}, relative to "
+        f"{view.manifest.baseline}, with the 95 % interval over paired seeds; below 1 is faster. "
         "Gradient tail: 99th percentile of the gradient norm over its median."
     )
     tuned = any(row.rate_rise is not None for row in rows)
     if tuned:
         words += (
-            " One rate off: what the worse neighbour of the tuned learning rate costs on valid, one seed."
+            " Rate sensitivity: cost on valid of the worse neighbor of the tuned learning rate, one seed."
         )
     head = (
         "arm",
@@ -43,7 +43,7 @@ def figure(view: View) -> Figure | None:
         "tokens to target",
         "interval",
     )
-    table = Table((*head, *(("one rate off",) if tuned else ())), [_line(row, tuned) for row in rows])
+    table = Table((*head, *(("rate sensitivity",) if tuned else ())), [_line(row, tuned) for row in rows])
     known = [
         {
             "arm": row.label,
@@ -74,16 +74,16 @@ def _line(row: Stability, tuned: bool) -> tuple[str, ...]:
 
 
 def tokens_to_target(rows: list[Row], view: View) -> Chart:
-    """Return the ratio of tokens each arm needs, with its interval."""
+    """Return the ratio of tokens to target of each arm, with its interval."""
     order = [label for label in view.labels if any(row["arm"] == label for row in rows)]
     y = alt.Y("arm:N", sort=order, title=None, axis=arm_axis())
-    # Two seeds can give an interval over many decades: the axis shows what lies within a factor of eight.
+    # An interval over two seeds can span decades; the axis is limited to a factor of eight.
     low = max(1 / 8, min(min(row["low"] or 1.0, row["ratio"]) for row in rows) * 0.95)
     high = min(8.0, max(max(row["high"] or 1.0, row["ratio"]) for row in rows) * 1.05)
     scale = alt.Scale(type="log", domain=[min(low, 0.9), max(high, 1.1)], nice=False, clamp=True)
     x = alt.X(
         "ratio:Q",
-        title=[f"tokens to {view.manifest.baseline}'s final loss", "over its own (left is sooner)"],
+        title=[f"tokens to the final loss of {view.manifest.baseline}", "relative to it (left is faster)"],
         scale=scale,
         axis=alt.Axis(format=".3~g", tickCount=6, grid=False, labelOverlap=True),
     )

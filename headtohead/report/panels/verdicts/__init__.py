@@ -1,1 +1,1 @@
-"""Panels about who won and by how much."""
+"""Panels about verdicts."""

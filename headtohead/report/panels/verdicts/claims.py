@@ -1,4 +1,4 @@
-"""What the study says of a paper's claims."""
+"""Judged claims of a paper."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from headtohead.report.panels.base import Chip, Figure, Table, View
 from headtohead.study.probes import fits
 
 FILE = "claims.json"
-"""Written by whoever judges claims, in the study's directory."""
+"""Written by `reproduce` in the study's directory."""
 _WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason")
 _MAX_OPEN = 6
-"""More claims than this are folded away: the verdicts stand below them."""
+"""More claims than this are folded, so that the verdicts below stay visible."""
 _CHIPS = ("supported", "contradicted", "open")
 _FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
 
 
 def figure(views: Sequence[View]) -> Figure | None:
-    """Return the claims of the paper, where the study is a paper's."""
+    """Return the claims of the paper, if the study reproduces one."""
     if not views:
         return None
     try:
@@ -31,9 +31,9 @@ def figure(views: Sequence[View]) -> Figure | None:
         return None
     count = {word: sum(claim["direction"] == word for claim in claims) for word in _CHIPS}
     words = (
-        "By direction "
+        "Direction: "
         + ", ".join(f"{number} {word}" for word, number in count.items() if number)
-        + ". Size: whether the effect is as large as published. What decides, and at which scale, stands beside each."
+        + ". Size: whether the effect is as large as published."
     )
     rows = [
         (
@@ -45,20 +45,20 @@ def figure(views: Sequence[View]) -> Figure | None:
             claim["reason"],
             claim["scale"],
         )
-        # What was decided comes first.
+        # Decided claims first.
         for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
     ]
-    head = ("claim", "statement", "direction", "size", "published", "measured, and why", "scale")
+    head = ("claim", "statement", "direction", "size", "published", "measured and reason", "scale")
     folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
     table = Table(head, rows, left=len(head), folded=folded)
     links = _links(views[0].path)
     if links:
-        words += " The paper's other studies have pages of their own:"
-    return Figure("What became of the paper's claims.", words, table=table, links=links)
+        words += " Pages of the paper's other studies:"
+    return Figure("Claims of the paper.", words, table=table, links=links)
 
 
 def _links(path: Path) -> list[tuple[str, str]]:
-    """Return the pages of the paper's other studies, which stand in folders of this one, and of its toy."""
+    """Return the pages of the paper's other studies, in subdirectories of this one, and of its toy."""
     pages = [page.relative_to(path).as_posix() for page in sorted(path.glob("*/report.html"))]
     found = [(page.partition("/")[0], page) for page in pages]
     return found + ([("toy", "toy.html")] if (path / "toy.html").is_file() else [])

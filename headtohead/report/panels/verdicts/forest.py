@@ -1,4 +1,4 @@
-"""Who is ahead, and how sure that is."""
+"""Difference from the baseline, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "u
 
 
 def figure(view: View) -> Figure | None:
-    """Return each arm's difference to the baseline."""
+    """Return each arm's difference from the baseline."""
     if all(row.difference is None for row in view.verdicts):
         return None
-    words = "Bars are 95 % intervals over paired seeds, ticks are single seeds"
+    words = "Bars are 95 % intervals over paired seeds, ticks single seeds"
     if margin := view.verdicts[0].margin:
-        words += f", the blue band is the margin within which a difference counts as none ({margin})"
+        words += f", the blue band the equivalence margin (±{margin})"
     words += "."
-    return Figure("Who is ahead, and how sure that is.", words, forest(view.verdicts))
+    return Figure("Difference from the baseline.", words, forest(view.verdicts))
 
 
 def forest(verdicts: list[Verdict]) -> Chart:
-    """Return each arm's difference to the baseline: interval, mean, every seed, and the margin."""
+    """Return each arm's difference from the baseline: interval, mean, every seed, and the margin."""
     order = [row.label for row in verdicts]
     rows = [
         {
@@ -51,7 +51,7 @@ def forest(verdicts: list[Verdict]) -> Chart:
     )
     side = "left" if verdicts[0].better == "lower" else "right"
     unit = metric_label(verdicts[0].metric)
-    title = [f"difference to {verdicts[0].baseline_label}", f"in {unit} ({side} is better)"]
+    title = [f"difference from {verdicts[0].baseline_label}", f"in {unit} ({side} is better)"]
     x = alt.X("difference:Q", title=title, scale=alt.Scale(nice=True))
     color = alt.Color(
         "verdict:N",
@@ -66,7 +66,7 @@ def forest(verdicts: list[Verdict]) -> Chart:
     data = alt.Data(values=rows)
     tips = [alt.Tooltip("arm:N"), alt.Tooltip("verdict:N")]
     tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
-    # Without an interval (one seed, or no spread) an arm has no rule; Vega warns of a layer without numbers.
+    # An arm without an interval (one seed, or no spread) has no rule; Vega warns about a layer without numbers.
     intervals = alt.Data(values=[row for row in rows if row["low"] is not None])
     layers = [
         band.encode(x=alt.X("low:Q"), x2="high:Q"),

@@ -1,4 +1,4 @@
-"""Learning rates of circuits, as ratios to the run's."""
+"""Learning rates of circuits relative to the run's."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _RATIO_POINTS = 200
 
 
 def figure(view: View) -> Figure | None:
-    """Return the ratios over training, where a circuit has a rule."""
+    """Return the ratios over training, if a circuit has a rule."""
     if not (rows := ratio_rows(view.arms)):
         return None
     words = (
-        "The ratio of a rule's parameters to the run's learning rate, which itself warms up and decays. Unless a rule says "
-        "coupled, weight decay is divided by the ratio, so that learning rate x decay is equal in all circuits."
+        "Ratio of a circuit's learning rate to the run's, which itself warms up and decays. Unless the rule is coupled, "
+        "weight decay is divided by the ratio, so that learning rate x decay is equal in all circuits."
     )
     return Figure("Learning rates by circuit.", words, circuit_ratios(rows, view.scale))
 
 
 def ratio_rows(arms: list[ArmFacts]) -> list[Row]:
-    """Return the ratio that every rule on a circuit's learning rate gives, at some two hundred steps of the run."""
+    """Return the ratio of every rule on a circuit's learning rate, at about 200 steps of the run."""
     rows = []
     for arm in arms:
         training = arm.record.get("training", {})
         steps = max(1, training.get("tokens", 0) // training.get("batch", 1))
         rules, decay = recorded_rules(training)
         for rule in rules:
-            for step in sorted({(steps - 1) * place // _RATIO_POINTS for place in range(_RATIO_POINTS + 1)}):
+            for step in sorted({(steps - 1) * point // _RATIO_POINTS for point in range(_RATIO_POINTS + 1)}):
                 row = {"arm": arm.label, "rule": rule.words(), "decay": decay}
                 rows.append(row | {"tokens": step * training["batch"], "ratio": rule.ratio(step, steps)})
     return rows
 
 
 def circuit_ratios(rows: list[Row], scale: alt.Scale) -> Chart:
-    """Return the ratio of circuits' learning rates to the run's over training; a dash tells an arm's rules apart."""
+    """Return the ratio of circuits' learning rates to the run's over training; dashes distinguish an arm's rules."""
     wide = alt.Scale(type="log" if min(row["ratio"] for row in rows) > 0 else "linear", nice=True)
     x = alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", grid=False))
     y = alt.Y("ratio:Q", title="ratio to the run's learning rate", scale=wide)

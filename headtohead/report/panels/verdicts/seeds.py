@@ -1,4 +1,4 @@
-"""Every seed's score."""
+"""Score of every seed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def figure(view: View) -> Figure | None:
     lines = {} if view.measure.name == METRIC else view.references
     if lines:
         known = ", ".join(f"{name} {value:.3f}" for name, value in lines.items())
-        words += f" Dotted: what one gets without a model, by guessing or by always giving the commonest answer ({known})."
+        words += f" Dotted: references without a model, by guessing or by the most frequent answer ({known})."
     title = f"{view.unit} on test ({view.side} is better)"
-    return Figure("Every seed.", words, seed_values(rows, view.labels, view.scale, title, lines))
+    return Figure("Scores by seed.", words, seed_values(rows, view.labels, view.scale, title, lines))
 
 
 def seed_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
@@ -41,7 +41,7 @@ def seed_values(
     title: str = "bits per byte on test (left is better)",
     references: Mapping[str, float] | None = None,
 ) -> Chart:
-    """Return the test score of every seed, with each arm's mean, and lines where there are any to be compared with."""
+    """Return the test score of every seed, each arm's mean, and reference lines if given."""
     data = alt.Data(values=rows)
     y = alt.Y(
         "arm:N",

@@ -13,31 +13,31 @@ from headtohead.study.judge.trends import OVER, Reach, Trend, study_trends
 from headtohead.study.store.manifest import Contest
 
 _ROOM = 1.5
-"""How far beyond the seeds' own range an interval may stretch the y axis, in ranges."""
+"""How far an interval may extend the y axis beyond the range of the seeds, in units of that range."""
 _APART = 0.008
-"""Of the x axis between two arms at the same value, so that none hides another."""
+"""Share of the x axis between two arms at the same value, so that they do not overlap."""
 
 
 def figure(over: str, views: Sequence[View]) -> Figure | None:
-    """Return the gap against one of `OVER`, where the study has several values of it."""
+    """Return the gap against one of `OVER`, if the study has several values of it."""
     trends = [trend for trend in _trends(views) if trend.over == over]
     if not trends:
         return None
     what = OVER[over].words
     words = (
-        "The gap is arm - baseline in bits per byte, so below 0 is better. Large dots are means with their 95 % interval over "
-        "seeds, small ones single seeds. "
+        "Gap: arm minus baseline in bits per byte; below 0 is better. Large dots are means with 95 % intervals over seeds, "
+        "small dots single seeds. "
     )
     if any(trend.line for trend in trends):
         words += (
-            "The line is the mean of the seeds' own lines, the band its 95 % interval. Dashed: the line drawn on to four times "
-            "the largest value; the lighter band would hold one further pair of runs in 95 % of cases or more, if the line went "
-            "on, which these runs cannot show. Intervals that leave the chart are cut."
+            "Line: mean of the lines fitted per seed, with its 95 % band. Dashed: extrapolation to four times the largest value; "
+            "the lighter band is the prediction interval (at least 95 %) for one further pair of runs, assuming the line "
+            "continues, which these runs cannot show. Intervals are clipped at the frame."
         )
     else:
-        words += f"A trend takes three values of {what} or more: no line is drawn through fewer."
+        words += f"A trend line needs at least three values of {what}."
     chart = gap_chart(trends, over, views[0].labels, views[0].scale)
-    return Figure(f"The gap against {what}.", words, chart, table=_table(trends))
+    return Figure(f"Gap to the baseline against {what}.", words, chart, table=_table(trends))
 
 
 def _trends(views: Sequence[View]) -> list[Trend]:
@@ -51,7 +51,7 @@ def _trends(views: Sequence[View]) -> list[Trend]:
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
-    """Return what sets each group of contests apart in words, by its whole title."""
+    """Return the distinguishing part of each group's title, by full title."""
     groups = {trend.where: Contest("", **_fields(trend.place)) for trend in trends}
     return {where: contest.title_among(list(groups.values())) for where, contest in groups.items()}
 
@@ -76,19 +76,19 @@ def _table(trends: list[Trend]) -> Table:
             str(trend.n),
             "–" if end is None or end.low is None else f"{end.low:+.4f} to {end.high:+.4f}",
         ]
-        verdict = {"undecided": "no trend can be told", "turns": "changes its sign"}.get(
+        verdict = {"undecided": "undecided", "turns": "the gap changes sign"}.get(
             trend.decision, f"the gap {trend.decision}"
         )
-        said = "; ".join([verdict if line else "points alone", *trend.notes])
-        rows.append([trend.label, *([names[trend.where]] if several else []), said, *cells])
+        text = "; ".join([verdict if line else "points only", *trend.notes])
+        rows.append([trend.label, *([names[trend.where]] if several else []), text, *cells])
     head = ["arm", *(["contests"] if several else []), "trend", "slope per doubling", "95 % interval"]
-    return Table([*head, "p (Holm)", "seeds", "one further pair at 4 x"], rows, left=3 if several else 2)
+    return Table([*head, "p (Holm)", "seeds", "prediction at 4 x"], rows, left=3 if several else 2)
 
 
 def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale) -> Chart:
-    """Return the gaps of every arm with their lines; the parameter `axis` chooses among groups of contests."""
+    """Return the gaps of every arm with their lines; the parameter `axis` selects a group of contests."""
     names = list(dict.fromkeys(trend.where for trend in trends))
-    keys = {name: str(place) for place, name in enumerate(names, 1)}
+    keys = {name: str(number) for number, name in enumerate(names, 1)}
     rows: dict[str, list[Row]] = {"points": [], "seeds": [], "lines": [], "beyond": []}
     ends: dict[str, list[list[float]]] = {}
     for name, key in keys.items():
@@ -160,7 +160,7 @@ def _reach(reach: Reach) -> Row:
 
 
 def _ends(trends: list[Trend]) -> list[list[float]]:
-    """Return the ends of both axes: all seeds and the line, and intervals as far as they leave the seeds visible."""
+    """Return the limits of both axes: all seeds, the line, and intervals as far as seeds stay distinguishable."""
     values = [point.value for trend in trends for point in trend.points]
     values += [reach.value for trend in trends if trend.line for reach in trend.line.beyond]
     seeds = [gap for trend in trends for point in trend.points for gap in point.gaps]
@@ -179,6 +179,6 @@ def _ends(trends: list[Trend]) -> list[list[float]]:
 
 
 def _domain(ends: dict[str, list[list[float]]], axis: int) -> list[alt.ExprRef]:
-    """Return the two ends of an axis, as the chosen group has them."""
+    """Return the limits of an axis for the selected group."""
     tables = [json.dumps({key: pair[axis][side] for key, pair in ends.items()}) for side in (0, 1)]
     return [alt.ExprRef(f"({table})[{AXIS}]") for table in tables]

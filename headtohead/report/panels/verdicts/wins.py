@@ -1,4 +1,4 @@
-"""Arm x task: who is ahead where, of a study with several tasks."""
+"""Arm x task: verdicts of a study with several tasks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _FAINT = 0.2
 
 
 def figure(views: Sequence[View]) -> Figure | None:
-    """Return the matrix of wins and losses of a study of several tasks."""
+    """Return the matrix of verdicts of a study with several tasks."""
     columns = _columns(views)
     cells = [(name, row) for name, view in columns.items() for row in view.verdicts]
     if len(columns) < 2 or all(row.difference is None for _, row in cells):
         return None
     units = {view.unit for view in columns.values()}
-    judged = f", all judged by {units.pop()}" if len(units) == 1 else ", with what it is judged by"
+    judged = f" ({units.pop()})" if len(units) == 1 else " with its metric"
     words = (
-        f"Each column is a task{judged}; each cell is an arm's difference to {views[0].manifest.baseline} there "
-        "(above 0 is better), below it the 95 % interval over paired seeds. The colour is the verdict, strong where a difference "
-        "is decided and large beside the others of its task; dots are single seeds, 0 in the middle of the cell."
+        f"Columns: tasks{judged}. Numbers: difference from {views[0].manifest.baseline} (above 0 is better), with the 95 % "
+        "interval over paired seeds. Color: verdict, stronger for larger decided differences within a task. Dots: single seeds, "
+        "with 0 in the middle of the cell."
     )
     chart = heat_map(win_rows(cells), "task", seed_rows(cells))
-    return Figure("Who wins which task.", words, chart, table=_table(cells, list(columns)))
+    return Figure("Verdicts by task.", words, chart, table=_table(cells, list(columns)))
 
 
 def _columns(views: Sequence[View]) -> dict[str, View]:
-    """Return the contests of tasks by what sets them apart, with the metric where it is not the same for all."""
+    """Return the contests of tasks by distinguishing label, with the metric if it differs between tasks."""
     tasks = [view for view in views if view.contest.corpus_label in view.manifest.measures]
     if len({view.contest.corpus_label for view in tasks}) < 2:
         return {}
@@ -45,7 +45,7 @@ def _columns(views: Sequence[View]) -> dict[str, View]:
 
 
 def win_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
-    """Return one row per cell with a difference, for the chart; arms stand in the study's order."""
+    """Return one row per cell with a difference, for the chart; arms are in the study's order."""
     order = list(dict.fromkeys(row.label for _, row in cells))
     rows = []
     for name, row in sorted(cells, key=lambda cell: order.index(cell[1].label)):
@@ -70,7 +70,7 @@ def win_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
 
 
 def seed_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
-    """Return one row per arm, task and seed, placed across the cell by its difference, one scale for each task."""
+    """Return one row per arm, task and seed, positioned in the cell by its difference, on one scale per task."""
     rows: list[Row] = [
         {"arm": row.label, "evaluated": name, "seed": seed, "difference": mine - theirs}
         for name, row in cells
@@ -85,7 +85,7 @@ def seed_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
 
 
 def _table(cells: Sequence[tuple[str, Verdict]], columns: list[str]) -> Table:
-    """Return how often each arm got each verdict, and which one where."""
+    """Return the verdict of each arm by task, and the counts of each verdict."""
     rows: list[list[str | Chip]] = []
     for label in dict.fromkeys(row.label for _, row in cells):
         found = {name: row for name, row in cells if row.label == label}
