@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headtohead.interpret.maps import LayerMap, layer_maps
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
-from headtohead.model.residual import Space, Torus
+from headtohead.model.spaces import Space, Torus
 
 LIKELIEST = 5
 COORDINATES = 3

@@ -30,7 +30,7 @@ from headtohead.mechanisms.contract.base import (
 )
 from headtohead.mechanisms.contract.counting import audited_flops
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.residual import Adapter, Space, find_space
+from headtohead.model.spaces import Adapter, Space, find_space
 from headtohead.model.sizes import Size
 
 _MAX_GRAPHS = 512

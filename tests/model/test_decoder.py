@@ -13,7 +13,7 @@ from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
-from headtohead.model.residual import SPACES, Embedding, Euclidean
+from headtohead.model.spaces import SPACES, Embedding, Euclidean
 from headtohead.model.sizes import SIZES, Size
 from tests.model.paths import agreed_gradients
 

@@ -22,7 +22,7 @@ from headtohead.mechanisms.contract.base import (
 )
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
-from headtohead.model.residual import Space, find_space
+from headtohead.model.spaces import Space, find_space
 from headtohead.model.sizes import Settings, Size
 
 TIME = 11  # odd and prime, so that no window, chunk or head count divides it
