@@ -30,8 +30,8 @@ from headtohead.mechanisms.contract.base import (
 )
 from headtohead.mechanisms.contract.counting import audited_flops
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.spaces import Adapter, Space, find_space
 from headtohead.model.sizes import Size
+from headtohead.model.spaces import Adapter, Space, find_space
 
 _MAX_GRAPHS = 512
 MODEL_TAGS = ("embedding", "position", "norm", "ffn", "head")

@@ -12,9 +12,10 @@ from headtohead.mechanisms.contract.base import Circuit, Frame, Mechanism, Shape
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.mechanisms.contract.terms import Composed, class_term
 from headtohead.model.decoder import Decoder
+from headtohead.model.layers import Embedding
 from headtohead.model.layout import parse_layout
-from headtohead.model.spaces import SPACES, Embedding, Euclidean
 from headtohead.model.sizes import SIZES, Size
+from headtohead.model.spaces import SPACES, Euclidean
 from tests.model.paths import agreed_gradients
 
 TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=32)

@@ -15,8 +15,8 @@ from headtohead.kernels import plain
 from headtohead.mechanisms.families.groups import Quaternions, TorusOptions
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
-from headtohead.model.spaces import Torus
 from headtohead.model.sizes import SIZES, Size
+from headtohead.model.spaces import Torus
 from headtohead.study.plan.budgets import match_params
 from tests.model.paths import agreed_gradients
 

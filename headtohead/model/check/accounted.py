@@ -8,7 +8,7 @@ from torch import Tensor
 from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode
 from headtohead.mechanisms.contract.counting import counted_flops
-from headtohead.model.check.bench import TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import TOLERANCE, Fixture, relative, require
 
 
 def flops(bench: Fixture) -> None:

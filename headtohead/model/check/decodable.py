@@ -7,7 +7,7 @@ import random
 import torch
 
 from headtohead.mechanisms.contract.base import Cache
-from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, relative, require
 
 
 def cache_declared(bench: Fixture) -> None:

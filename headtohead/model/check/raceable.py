@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from headtohead.mechanisms.contract.options import changed_options
-from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, relative, require
 
 # Messages shared with the causality gate (gate.py).
 NEIGHBORS = "a sequence's output depends on its batch neighbors (by {error:.1e})"

@@ -12,7 +12,7 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.check import accounted, decodable, raceable, whole
-from headtohead.model.check.bench import Failure, Fixture
+from headtohead.model.check.fixture import Failure, Fixture
 
 Check = Callable[[Fixture], None]
 LEVELS: dict[str, tuple[Check, ...]] = {

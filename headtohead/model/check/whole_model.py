@@ -12,7 +12,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from headtohead.model.check.bench import TIME, TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, relative, require
 from headtohead.model.decoder import Decoder
 
 # Autocast may change outputs and gradients by this multiple of the change from rounding the parameters to bf16 in float32

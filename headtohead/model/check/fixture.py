@@ -22,8 +22,8 @@ from headtohead.mechanisms.contract.base import (
 )
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
-from headtohead.model.spaces import Space, find_space
 from headtohead.model.sizes import Settings, Size
+from headtohead.model.spaces import Space, find_space
 
 TIME = 11  # odd and prime, so that no window, chunk or head count divides it
 TOLERANCE = 1e-10  # relative, in float64
