@@ -19,7 +19,7 @@ COMMANDS = {
     "kernels": "h2h bench kernels --out results/speed/kernels.json",
     "decode": "h2h bench decode --out results/speed/decode.json",
     "generate": "h2h bench generate --out results/speed/generate.json",
-    "stack": "h2h bench stack 5 16 --out results/speed/stack.json",
+    "stack": "h2h bench population 5 16 --out results/speed/stack.json",
     "growth": "h2h bench growth --out results/speed/growth.json --picture docs/images/growth.png",
     "cpu": "python benchmarks/training_cpu.py --out results/speed/cpu.json",
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headtohead.api import bench_generate as bench_generate
     from headtohead.api import bench_growth as bench_growth
     from headtohead.api import bench_kernels as bench_kernels
-    from headtohead.api import bench_stack as bench_stack
+    from headtohead.api import bench_population as bench_population
     from headtohead.api import bench_train as bench_train
     from headtohead.api import check as check
     from headtohead.api import corpus_stats as corpus_stats
@@ -73,7 +73,7 @@ _HOME = {
             "bench_generate",
             "bench_growth",
             "bench_kernels",
-            "bench_stack",
+            "bench_population",
             "bench_train",
             "check",
             "corpus_stats",
@@ -116,7 +116,11 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
+_OLD_NAMES = {"bench_stack": "bench_population"}
+
+
 def __getattr__(name: str) -> Any:
+    name = _OLD_NAMES.get(name, name)
     if name not in _HOME:
         raise AttributeError(f"module 'headtohead' has no attribute '{name}'")
     import importlib

@@ -158,3 +158,21 @@ def test_plans_divide_the_companion_by_the_batch_and_reject_short_texts(story: P
     assert few.id != planned("(fixed_seq_qk:offset=1 standard)", 128).id
     with pytest.raises(UserError, match="the companion takes 99,999 from token 0 on"):
         planned("fixed_seq_qk:length=99999", 256)
+
+
+def test_old_names_are_accepted(tmp_path: Path) -> None:
+    assert h2h.bench_stack is h2h.bench_population
+    study = h2h.Study(arms=["standard", "diagonal"], tokens=512, batch=256, seeds=1)
+    result = study.run(tmp_path, workers=1, seconds=0.0, stack=False, quiet=True)
+    assert result.summary.stopped
+    with pytest.raises(TypeError, match="population, or stack, its old name"):
+        study.run(tmp_path, stack=False, population=False)
+
+
+def test_init_from_is_stored_under_its_old_name() -> None:
+    arms = ["standard", {"arm": "standard", "name": "mine", "init_from": "b/c"}]
+    for key in ("init_from", "from_"):
+        study = h2h.Study(arms=arms, tasks=["recall"], **{key: "a/b"})
+        assert study.spec.start == "a/b"
+        assert study.spec.arms[1].start == "b/c"
+        assert study.values["from"] == "a/b"

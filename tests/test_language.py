@@ -23,30 +23,154 @@ TEXTS = sorted(
 )
 
 NAMES = frozenset(
-    """
-    Ground CorpusGround TaskGround ground_of grounds Feed WindowFeed TaskFeed told tell _tell Hold Holds bury _hire Crew
-    _Crew crew perform perform_stack Obstacle Outline outline read_outline outline_from Recorded recordable unrecordable
-    Recordable Traced COMPARED wrong_with_spec wrong_with_result wrong_with_score wrong_with_probe sealed unsealed mend
-    mended forget forget_failed piece_of_work Looked Sight Standing look_at Begun begun conclude unless_lost guarded
-    Followed followed Tracked Stacking is_stacked stacked_together most_stacked StackedTrainer StackedPart Conditions
-    conditions_from LockedPace Speed Pace take_weights MOST_TOLD sound sound_results sound_seconds metric_words
-    flops_words in_words allowed_words refuse_other_words _Matter lasting_name OutOfTime _shake colour colours optimiser
-    make_optimiser turn_of Alone yes_or_no
-    """.split()
+    [
+        "Ground",
+        "CorpusGround",
+        "TaskGround",
+        "ground_of",
+        "grounds",
+        "Feed",
+        "WindowFeed",
+        "TaskFeed",
+        "told",
+        "tell",
+        "_tell",
+        "Hold",
+        "Holds",
+        "bury",
+        "_hire",
+        "Crew",
+        "_Crew",
+        "crew",
+        "perform",
+        "perform_stack",
+        "Obstacle",
+        "Outline",
+        "outline",
+        "read_outline",
+        "outline_from",
+        "Recorded",
+        "recordable",
+        "unrecordable",
+        "Recordable",
+        "Traced",
+        "COMPARED",
+        "wrong_with_spec",
+        "wrong_with_result",
+        "wrong_with_score",
+        "wrong_with_probe",
+        "sealed",
+        "unsealed",
+        "mend",
+        "mended",
+        "forget",
+        "forget_failed",
+        "piece_of_work",
+        "Looked",
+        "Sight",
+        "Standing",
+        "look_at",
+        "Begun",
+        "begun",
+        "conclude",
+        "unless_lost",
+        "guarded",
+        "Followed",
+        "followed",
+        "Tracked",
+        "Stacking",
+        "is_stacked",
+        "stacked_together",
+        "most_stacked",
+        "StackedTrainer",
+        "StackedPart",
+        "Conditions",
+        "conditions_from",
+        "LockedPace",
+        "Speed",
+        "Pace",
+        "take_weights",
+        "MOST_TOLD",
+        "sound",
+        "sound_results",
+        "sound_seconds",
+        "metric_words",
+        "flops_words",
+        "in_words",
+        "allowed_words",
+        "refuse_other_words",
+        "_Matter",
+        "lasting_name",
+        "OutOfTime",
+        "_shake",
+        "colour",
+        "colours",
+        "optimiser",
+        "make_optimiser",
+        "turn_of",
+        "Alone",
+        "yes_or_no",
+    ]
 )
 PREFIXES = ("refuse_", "_refuse_", "wrong_with_", "MOST_", "_MOST_", "FEWEST")
 
-MODULES = """
-    study/plan.py study/planned.py study/outline.py study/lock.py study/work.py study/worker.py study/perform.py
-    study/execute.py study/grounds.py study/holds.py study/pace.py study/matching.py study/start.py study/stacks.py
-    study/records.py study/transfer.py study/trained.py study/published.py study/criteria.py study/values.py
-    study/table.py study/matrix.py study/explained.py study/claims/parts.py measure toy common/told.py common/words.py
-    training/feeds.py training/recorded.py training/traced.py training/stacked.py training/optimiser.py
-    training/compiling.py kernels/turns.py kernels/decode_turned.py kernels/loss_rows.py kernels/norm_rows.py
-    kernels/stacking.py report/follow.py report/watch.py report/judged.py report/look.py report/pictures.py
-    integrations/follow.py bench/crew.py bench/warm.py bench/stack.py mechanisms/find.py data/foreign.py cli/use.py
-    cli/attention.py cli/judge.py cli/flags.py model/residual.py
-""".split()
+MODULES = [
+    "study/plan.py",
+    "study/planned.py",
+    "study/outline.py",
+    "study/lock.py",
+    "study/work.py",
+    "study/worker.py",
+    "study/perform.py",
+    "study/execute.py",
+    "study/grounds.py",
+    "study/holds.py",
+    "study/pace.py",
+    "study/matching.py",
+    "study/start.py",
+    "study/stacks.py",
+    "study/records.py",
+    "study/transfer.py",
+    "study/trained.py",
+    "study/published.py",
+    "study/criteria.py",
+    "study/values.py",
+    "study/table.py",
+    "study/matrix.py",
+    "study/explained.py",
+    "study/claims/parts.py",
+    "measure",
+    "toy",
+    "common/told.py",
+    "common/words.py",
+    "training/feeds.py",
+    "training/recorded.py",
+    "training/traced.py",
+    "training/stacked.py",
+    "training/optimiser.py",
+    "training/compiling.py",
+    "kernels/turns.py",
+    "kernels/decode_turned.py",
+    "kernels/loss_rows.py",
+    "kernels/norm_rows.py",
+    "kernels/stacking.py",
+    "report/follow.py",
+    "report/watch.py",
+    "report/judged.py",
+    "report/look.py",
+    "report/pictures.py",
+    "integrations/follow.py",
+    "bench/crew.py",
+    "bench/warm.py",
+    "bench/stack.py",
+    "mechanisms/find.py",
+    "data/foreign.py",
+    "cli/use.py",
+    "cli/attention.py",
+    "cli/judge.py",
+    "cli/flags.py",
+    "model/residual.py",
+]
 
 PHRASES = """
     at hand

@@ -10,7 +10,7 @@ from headtohead.bench.decode import measure_decode
 from headtohead.bench.generate import bench_generate
 from headtohead.bench.growth import bench_growth
 from headtohead.bench.kernels import measure_kernels
-from headtohead.bench.population import bench_stack
+from headtohead.bench.population import bench_population
 from headtohead.bench.train import bench_train
 from headtohead.common.progress import progress_bar
 from headtohead.study.environment import choose_device
@@ -20,7 +20,7 @@ __all__ = [
     "bench_generate",
     "bench_growth",
     "bench_kernels",
-    "bench_stack",
+    "bench_population",
     "bench_train",
     "check_growth_picture",
     "draw_growth",

@@ -126,13 +126,13 @@ def forecast(
     with progress_bar("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
         started = frozen_population(folder) if folder is not None else None
         execution = ExecutionSettings(device=str(chosen), threads=threads)
-        stacking = PopulationPolicy(None, execution, started)
+        policy = PopulationPolicy(None, execution, started)
         # A forecast uses the study's frozen step times but does not store new ones.
         if folder is not None and (folder / LOCK).is_file():
             shutil.copy(folder / LOCK, scratch)
         step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)
         plan = plan_study(
-            study.spec, data_dir=data_dir, progress=progress, step_times=step_times, stack=stacking
+            study.spec, data_dir=data_dir, progress=progress, step_times=step_times, in_population=policy
         )
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)

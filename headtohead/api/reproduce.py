@@ -10,6 +10,7 @@ from typing import Any
 
 from headtohead.api.study import CLAIMS, Study, StudyResult, open_study, plain
 from headtohead.api.toy import as_seconds, run_toy
+from headtohead.common.deprecation import old_names
 from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.schema import read_document
@@ -51,6 +52,7 @@ class Reproduction:
         return self.studies[MAIN]
 
 
+@old_names(seconds="time_limit", stack="population")
 def reproduce(
     paper: str, *, scale: str = "smoke", out: str | Path | None = None, only: str = "", **execution: Any
 ) -> Reproduction:
@@ -80,7 +82,7 @@ class _Work:
     def __init__(self, paper: Paper, scale: str, folder: Path, execution: dict[str, Any]) -> None:
         self.paper, self.scale, self.folder, self.execution = paper, scale, folder, execution
         self.settings = paper.studies(scale)
-        self.end = time.monotonic() + as_seconds(execution.get("seconds", math.inf))
+        self.end = time.monotonic() + as_seconds(execution.get("time_limit", math.inf))
         self.absent: dict[str, str] = {}
         self.found = Reproduction(scale, [], folder / CLAIMS, {})
 
@@ -110,13 +112,13 @@ class _Work:
             shared = {
                 key: self.execution[key] for key in ("device", "workers", "quiet") if key in self.execution
             }
-            found.toy = run_toy(self.paper.toy[self.scale], self.folder, seconds=left, **shared)
+            found.toy = run_toy(self.paper.toy[self.scale], self.folder, time_limit=left, **shared)
             found.summary.left += found.toy.left
             found.summary.stopped = found.summary.stopped or found.toy.left > 0
             return
         try:
             study = Study(**self._started(name))
-            result = study.run(self._place(name), **(self.execution | {"seconds": left}))
+            result = study.run(self._place(name), **(self.execution | {"time_limit": left}))
         except UserError as error:
             if alone or name == MAIN:
                 raise

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from headtohead.common.deprecation import old_names
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
@@ -23,7 +24,13 @@ from headtohead.common.version import VERSION
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink, find_sinks
 from headtohead.study.config.folder import check_same_study, default_folder
-from headtohead.study.config.spec import StudySpec, build_study, changed_settings, read_study
+from headtohead.study.config.spec import (
+    StudySpec,
+    build_study,
+    changed_settings,
+    read_study,
+    with_stored_names,
+)
 from headtohead.study.environment import choose_device
 from headtohead.study.judge.explanations import ArmExplanation, study_explanations
 from headtohead.study.judge.runs_csv import runs_csv
@@ -60,7 +67,9 @@ class Study:
 
     def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
         given = [arms] if isinstance(arms, str) else arms
-        self.values: dict[str, Any] = dict(settings) | ({} if given is None else {"arms": list(given)})
+        self.values: dict[str, Any] = with_stored_names(
+            dict(settings) | ({} if given is None else {"arms": list(given)})
+        )
         self.spec: StudySpec = build_study(self.values)
 
     @classmethod
@@ -69,6 +78,7 @@ class Study:
         values = read_study(Path(path))
         return cls(**{"name": Path(path).stem, **changed_settings(values, changes)})
 
+    @old_names(seconds="time_limit", stack="population")
     def run(
         self,
         out: str | Path | None = None,
@@ -77,12 +87,12 @@ class Study:
         workers: int = 0,
         threads: int = 1,
         data_dir: str | Path | None = None,
-        seconds: float | str = math.inf,
+        time_limit: float | str = math.inf,
         retry_failed: bool = False,
         keep_weights: bool = True,
         save_every: float = 60.0,
         compile: bool | None = None,
-        stack: bool | None = None,
+        population: bool | None = None,
         quiet: bool = False,
         track: str | Sink | Sequence[str | Sink] = (),
         extend: bool = False,
@@ -90,9 +100,10 @@ class Study:
     ) -> StudyResult:
         """Run everything that has no result yet, then judge and write the report.
 
-        `workers=0` means one process per core on CPU and one on a GPU. `seconds` is a time limit with a clean stop.
+        `workers=0` means one process per core on CPU and one on a GPU. `time_limit` saves and stops after seconds,
+        or a time such as `8m`.
         `compile=None` compiles models on a GPU from size 5m.
-        `stack` trains the seeds of an arm as one population; None does so on a GPU below size 5m. A study continues the
+        `population` trains the seeds of an arm in one pass; None does so on a GPU below size 5m. A study continues the
         way it was started.
         `track` is a tracker or the names of trackers (`tensorboard`, `wandb`); a failing tracker never fails a run.
         `extend` continues a study in `out` with other datasets, sizes or rules, which is rejected otherwise.
@@ -102,7 +113,7 @@ class Study:
         store = Store(Path(out) if out is not None else default_folder(self.spec))
         if not extend:
             check_same_study(store.path, self.spec)
-        limit = parse_duration(seconds) if isinstance(seconds, str) else seconds
+        limit = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
         chosen = choose_device(device)
         display = choose_display(quiet)
         execution = ExecutionSettings(
@@ -115,7 +126,7 @@ class Study:
             log_circuits=self.spec.log_circuits,
         )
         _check_newer(store.path)
-        stacking = PopulationPolicy(stack, execution, frozen_population(store.path))
+        policy = PopulationPolicy(population, execution, frozen_population(store.path))
         count = processes(chosen, workers, threads)
         end = time.monotonic() + limit
 
@@ -123,7 +134,7 @@ class Study:
             with progress_bar("preparing", quiet) as progress:
                 step_times = FrozenStepTimes(store.path, execution, progress=progress)
                 # Each tuning run has its own learning rate; they are not trained as a population.
-                how = {"stack": stacking} if spec is self.spec else {}
+                how = {"in_population": policy} if spec is self.spec else {}
                 plan = plan_study(
                     spec, data_dir=data_dir, rates=rates, progress=progress, step_times=step_times, **how
                 )
@@ -321,7 +332,7 @@ def _tuned(
 def report_skipped(error: ImportError, quiet: bool) -> None:
     if not quiet:
         print(
-            f"page not written: {error.name} is not installed (pip install altair vl-convert-python jinja2)"
+            f"page not written: {(error.name or '').partition('.')[0]} is not installed (pip install altair vl-convert-python jinja2)"
         )
 
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from headtohead.api.study import processes, report_skipped
+from headtohead.common.deprecation import old_names
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import progress_bar
@@ -14,13 +15,14 @@ from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.environment import choose_device
 
 
+@old_names(seconds="time_limit")
 def run_toy(
     plan: ToyPlan | str,
     out: str | Path,
     *,
     device: str = "auto",
     workers: int = 0,
-    seconds: float | str = math.inf,
+    time_limit: float | str = math.inf,
     quiet: bool = False,
 ) -> Toy:
     """Run what is missing of the toy in `out`, write toy.json, toy.html and the charts there, and return the result.
@@ -29,7 +31,7 @@ def run_toy(
 
     >>> run_toy(ToyPlan(runs=("FAFO", "FACO"), seeds=2, until=0.1), "races/toy").findings
     """
-    limit = as_seconds(seconds)
+    limit = as_seconds(time_limit)
     if isinstance(plan, str):
         scales = read_paper(find_paper("faster_qk")).toy
         if plan not in scales:

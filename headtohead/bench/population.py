@@ -110,7 +110,7 @@ class Case:
             torch.cuda.synchronize()
 
 
-def bench_stack(
+def bench_population(
     seeds: Sequence[int] = (5, 16),
     *,
     size: str = "1m",

@@ -71,7 +71,7 @@ class _Found:
 
     nats: Array
     """Sum over the example's targets."""
-    asked: Array
+    total: Array
     """Number of targets."""
     right: Array
     """Number of right targets."""
@@ -107,15 +107,15 @@ def score_task(
         tokens += int(batch.ends.sum()) + len(batch.ends)
         shown(1.0)
     model.train(was_training)
-    score: dict[str, Any] = {"metric": task.metric, "nats": float(found.nats.sum() / found.asked.sum())}
+    score: dict[str, Any] = {"metric": task.metric, "nats": float(found.nats.sum() / found.total.sum())}
     score |= _metrics(task, examples, found)
     score |= {"examples": count, "tokens": tokens}
     groups = dict.fromkeys(example.group for example in examples)
     if len(groups) > 1:
         inside = {name: np.array([example.group == name for example in examples]) for name in groups}
-        right, asked = _by_example("accuracy" if task.classes else task.metric, found)
+        right, total = _by_example("accuracy" if task.classes else task.metric, found)
         score["groups"] = {
-            name: [float(right[here].sum() / asked[here].sum()), int(here.sum())]
+            name: [float(right[here].sum() / total[here].sum()), int(here.sum())]
             for name, here in inside.items()
         }
     score["blocks"] = {}
@@ -131,19 +131,19 @@ def score_task(
 
 def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
     """Return sums and counts by example whose ratio is the metric; empty if the metric is not a mean over examples."""
-    ones = np.ones(len(found.asked))
+    ones = np.ones(len(found.total))
     if metric == "accuracy":
-        return found.right, found.asked
+        return found.right, found.total
     if metric == "exact_match":
-        return (found.right == found.asked).astype(float), ones
+        return (found.right == found.total).astype(float), ones
     return (found.f1, ones) if metric == "f1" else (ones[:0], ones[:0])
 
 
 def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str, float]:
-    exact = float((found.right == found.asked).mean())
+    exact = float((found.right == found.total).mean())
     if as_phrase(task):
         return {"f1": float(found.f1.mean()), "exact_match": exact}
-    accuracy = float(found.right.sum() / found.asked.sum())
+    accuracy = float(found.right.sum() / found.total.sum())
     if not task.classes:
         return {"accuracy": accuracy, "exact_match": exact}
     table = np.zeros((len(task.classes), len(task.classes)))
@@ -197,7 +197,7 @@ def _one(
     if isinstance(model, Pointer):
         chances = model.chances(tokens, padding).gather(-1, batch.spans.to(device).unsqueeze(-1))
         found.nats[indices] = -chances.sum((1, 2)).double().cpu().numpy()
-        found.asked[indices] = 2
+        found.total[indices] = 2
         progress(0.5)
         texts = [
             _decoded(task.tokenizer, example.tokens[first : last + 1])
@@ -209,7 +209,7 @@ def _one(
         scores = model.scores(tokens, batch.ends.to(device), padding).double()
         guesses, labels = scores.argmax(-1), batch.labels.to(device)
         found.nats[indices] = F.cross_entropy(scores, labels, reduction="none").cpu().numpy()
-        found.asked[indices] = 1
+        found.total[indices] = 1
         found.right[indices] = (guesses == labels).cpu().numpy()
         found.guesses[indices] = guesses.cpu().numpy()
         return
@@ -217,7 +217,7 @@ def _one(
     scores = model.logits(tokens, padding=padding, where=where.to(device)).double().cpu()
     rows, targets = indices[where.nonzero()[:, 0].numpy()], batch.targets[where]
     np.add.at(found.nats, rows, F.cross_entropy(scores, targets, reduction="none").numpy())
-    np.add.at(found.asked, rows, 1)
+    np.add.at(found.total, rows, 1)
     np.add.at(found.right, rows, (scores.argmax(-1) == targets).numpy())
     if as_phrase(task):
         progress(0.0)
@@ -229,7 +229,7 @@ def _judge_texts(found: _Found, indices: Array, examples: Sequence[Example], tex
     for index, example, text in zip(indices, examples, texts, strict=True):
         found.f1[index] = max(answer_f1(text, answer) for answer in example.answers)
         exact = any(plain_answer(text) == plain_answer(answer) for answer in example.answers)
-        found.right[index] = found.asked[index] if exact else 0
+        found.right[index] = found.total[index] if exact else 0
 
 
 def _generated(
@@ -268,7 +268,7 @@ def _generate(
         prompts[row, longest - example.prompt :] = torch.from_numpy(example.tokens[: example.prompt])
     real = torch.arange(longest) >= longest - torch.tensor([[example.prompt] for example in examples])
     padding = None if bool(real.all()) else real.to(device)
-    written: list[list[int]] = [[] for _ in examples]
+    generated: list[list[int]] = [[] for _ in examples]
     open_rows = set(range(len(examples)))
     likeliest = Sampling(temperature=0)
     for count, step in enumerate(generate(model, prompts.to(device), room, likeliest, padding), 1):
@@ -279,10 +279,10 @@ def _generate(
             if token == task.tokenizer.separator:
                 open_rows.discard(row)
             else:
-                written[row].append(token)
+                generated[row].append(token)
         if not open_rows:
             break
-    return [_decoded(task.tokenizer, tokens) for tokens in written]
+    return [_decoded(task.tokenizer, tokens) for tokens in generated]
 
 
 def _decoded(tokenizer: Tokenizer | None, tokens: Sequence[int] | Array) -> str:
@@ -297,7 +297,7 @@ def plain_answer(text: str) -> str:
 
 
 def answer_f1(text: str, answer: str) -> float:
-    """Return the F1 of the words of a text against those of an answer."""
+    """Return the word F1 of a text compared with an answer."""
     mine, theirs = plain_answer(text).split(), plain_answer(answer).split()
     if not mine or not theirs:
         return float(mine == theirs)

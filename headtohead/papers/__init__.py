@@ -1,1 +1,1 @@
-"""What belongs to a single paper."""
+"""Code that belongs to a single paper."""

@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {"size": "nano", "batch": 256, "rounds": 1, "precision":
 
 @pytest.mark.slow
 def test_a_row_holds_population_single_and_separate_rates_with_their_ratios() -> None:
-    (row,) = headtohead.bench_stack((2,), **QUICK)["rows"]
+    (row,) = headtohead.bench_population((2,), **QUICK)["rows"]
     assert row["seeds"] == 2
     assert row["recorded"] is False
     for other in ("single", "separate"):
@@ -33,8 +33,8 @@ def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("H2H_COMMIT", "abc")
     monkeypatch.setattr(stack, "BURST", 1)
     out = tmp_path / "rows.json"
-    first = headtohead.bench_stack((1, 2), processes=False, out=out, **QUICK)
-    again = headtohead.bench_stack((1, 2), processes=False, out=out, **QUICK)
+    first = headtohead.bench_population((1, 2), processes=False, out=out, **QUICK)
+    again = headtohead.bench_population((1, 2), processes=False, out=out, **QUICK)
     assert again["rows"] == first["rows"] == json.loads(out.read_text())["rows"]
     assert [row["over_separate"] for row in again["rows"]] == [None, None]
 
@@ -84,7 +84,7 @@ def test_a_failed_contender_records_its_error_and_the_others_continue(
 
     monkeypatch.setattr(stack, "BURST", 1)
     monkeypatch.setattr(stack.Case, "stack", broken)
-    (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]
+    (row,) = headtohead.bench_population((2,), processes=False, profile=True, **QUICK)["rows"]
     assert row["results"]["stacked, as it stands"] == {"error": "no such graph"}
     assert row["disagreement"] == {"as it stands": "no such graph"}
     assert row["over_single"] is None
@@ -94,7 +94,7 @@ def test_a_failed_contender_records_its_error_and_the_others_continue(
 @pytest.mark.slow
 def test_a_profile_holds_the_kernel_times_of_a_population_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "BURST", 1)
-    (row,) = headtohead.bench_stack((2,), processes=False, profile=True, **QUICK)["rows"]
+    (row,) = headtohead.bench_population((2,), processes=False, profile=True, **QUICK)["rows"]
     found = row["profile"]["stacked, as it stands"]
     assert found["kinds"]["matrix products"] > 0
     assert found["kinds"]["attention"] > 0
@@ -125,4 +125,4 @@ def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_mistakes_are_named(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        headtohead.bench_stack(**{"seeds": (2,), **QUICK, **given})
+        headtohead.bench_population(**{"seeds": (2,), **QUICK, **given})

@@ -77,7 +77,7 @@ def test_a_classifier_is_scored_by_its_own_guesses() -> None:
 
 
 @pytest.mark.parametrize("name", ["copy:train=60,length=4", "reverse:train=60,length=4,form=place"])
-def test_exact_match_asks_for_every_target(name: str) -> None:
+def test_exact_match_requires_every_target(name: str) -> None:
     task = prepare_task(name, context=48)
     causal = "place" not in name
     model = Reader(size(task), layers(), seed=2, causal=causal).eval()  # type: ignore[arg-type]
@@ -85,8 +85,8 @@ def test_exact_match_asks_for_every_target(name: str) -> None:
     every, right = [], 0
     for example in task.splits["train"]:
         guess = model.logits(torch.tensor(example.tokens)[None])[0].argmax(-1).numpy()
-        asked = example.targets >= 0  # type: ignore[operator]
-        hits = guess[asked] == example.targets[asked]  # type: ignore[index]
+        where = example.targets >= 0  # type: ignore[operator]
+        hits = guess[where] == example.targets[where]  # type: ignore[index]
         every.append(hits.all())
         right += hits.sum()
     assert score["metric"] == "exact_match"

@@ -77,7 +77,9 @@ def make_studies(out: Path) -> None:
             trained = next(run for run in runs if run.spec()["arm"] == "standard")
             settings = settings | {"from": str(trained.path)}
         study = Study(name=name, **settings)
-        study.run(out / name, device="cpu", workers=1, stack=name == "stacked", data_dir=DATA, quiet=True)
+        study.run(
+            out / name, device="cpu", workers=1, population=name == "stacked", data_dir=DATA, quiet=True
+        )
     for name in EXPORTED:
         export_runs(Store(out / name), out / f"{name}.tar.xz")
 

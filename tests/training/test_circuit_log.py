@@ -142,21 +142,21 @@ def test_a_study_with_log_circuits_has_the_same_runs(story: Path, tmp_path: Path
     given = {"tokens": 1024, "batch": 256, "seeds": 2, "corpus": f"file:{story}"}
     arms = ["standard", {"arm": "standard", "name": "fast", "circuit_lr": {"qk": "3x"}}]
     plain = Study(arms, name="s", **given).run(tmp_path / "plain", workers=1, quiet=True)
-    asked = Study(arms, name="s", log_circuits=True, **given).run(tmp_path / "asked", workers=1, quiet=True)
+    logged = Study(arms, name="s", log_circuits=True, **given).run(tmp_path / "logged", workers=1, quiet=True)
     names = [
-        sorted(path.name for path in (tmp_path / place / "runs").iterdir()) for place in ("plain", "asked")
+        sorted(path.name for path in (tmp_path / name / "runs").iterdir()) for name in ("plain", "logged")
     ]
     assert names[0] == names[1]
     texts = {
-        place: [path.read_text() for path in sorted((tmp_path / place / "runs").glob("*/metrics.jsonl"))]
-        for place in ("plain", "asked")
+        name: [path.read_text() for path in sorted((tmp_path / name / "runs").glob("*/metrics.jsonl"))]
+        for name in ("plain", "logged")
     }
     assert sorted('"circuits"' in text for text in texts["plain"]) == [False, False, True, True]
-    assert all('"circuits"' in text for text in texts["asked"])
-    assert [row.difference for row in plain.verdicts] == [row.difference for row in asked.verdicts]
-    page = (tmp_path / "asked" / "report.html").read_text()
+    assert all('"circuits"' in text for text in texts["logged"])
+    assert [row.difference for row in plain.verdicts] == [row.difference for row in logged.verdicts]
+    page = (tmp_path / "logged" / "report.html").read_text()
     assert "Circuits during training." in page
-    assert "norm of W_QK, root of the mean square over layers" in page
+    assert "norm of W_QK, root mean square over layers" in page
 
 
 def test_log_circuits_must_be_a_boolean() -> None:

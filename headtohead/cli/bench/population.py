@@ -52,8 +52,8 @@ def command(
         out: file that keeps every row; rows found there are not measured again (default: none)
         quiet: print no progress
     """
-    with progress_bar("bench stack", quiet) as progress:
-        document = api.bench_stack(
+    with progress_bar("bench population", quiet) as progress:
+        document = api.bench_population(
             seeds,
             size=size,
             arms=arms,

@@ -155,11 +155,11 @@ class RunOptions(DeviceOptions):
             "workers": self.workers,
             "threads": self.threads,
             "data_dir": self.data_dir,
-            "seconds": seconds_of(self.time_limit),
+            "time_limit": seconds_of(self.time_limit),
             "retry_failed": self.retry == "failed",
             "keep_weights": self.keep_weights,
             "compile": switched(self.compile),
-            "stack": switched(self.population),
+            "population": switched(self.population),
             "allow_failed_check": self.allow_failed_check,
             "quiet": self.quiet,
         }

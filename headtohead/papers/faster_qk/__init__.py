@@ -1,1 +1,1 @@
-"""A one-layer model small enough for exact theory: how the speed of the qk circuit shapes attention."""
+"""The toy of faster_qk: a one-layer model with exact theory of how the learning rate of the qk circuit shapes attention."""

@@ -1,6 +1,6 @@
-"""Adam on many toy runs in one pass: the published formula, moments in the state beside their parameters.
+"""Adam on many toy runs in one pass: the published formula, with the moments stored in the state.
 
-The theory of the toy is for SGD alone: under Adam the product of two factors does not follow its flow.
+The theory of the toy holds only for SGD; under Adam the product of two factors does not follow its flow.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from headtohead.data.tasks.toy import CLASSES
 from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT, SCALE, State, softmax_backward
 
 FORMS = ("FAFO", "FACO", "CAFO", "CACO")
-"""What Adam trains."""
+"""The forms that Adam supports."""
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 _QK = ("q", "k", "qk")
 
 
 def moments(state: State) -> State:
-    """Return both moments of every parameter at step 0."""
+    """Return both moments of every parameter at step 0 (zeros)."""
     return {
         f"{name} {moment}": torch.zeros_like(state[name]) for name in state for moment in ("mean", "square")
     }
 
 
 def step_sizes(first: int, rates: Tensor, ratios: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a window's steps, counted from 0, need of their number, in float64.
+    """Return the bias corrections of a window's steps, counted from 0, in float64.
 
-    Step sizes of OV and QK (window, 2, runs, 1, 1) from rates (runs) and ratios (window, runs), the first moment's
-    correction in them; and the root of the second moment's correction (window, 1).
+    Step sizes of OV and QK (window, 2, runs, 1, 1) from rates (runs) and ratios (window, runs), including the first
+    moment's correction; and the root of the second moment's correction (window, 1).
     """
     number = torch.arange(first + 1, first + 1 + len(ratios), device=rates.device, dtype=torch.float64)[
         :, None
@@ -42,10 +42,10 @@ def adam_step(
 ) -> Tensor:
     """Do one step of every run in place; return each run's mean loss before it.
 
-    `known` and `ask` are as for `train.sgd_step`; `sizes` (2, runs, 1, 1) and `root` (1) as `step_sizes` gives them.
+    `known` and `ask` are as for `train.sgd_step`; `sizes` (2, runs, 1, 1) and `root` (1) come from `step_sizes`.
     """
     mass = ATTENTION[form[:2]].attend(state, known, ask)
-    # A single step of Adam can make a model sure of a wrong label: p_y - 1 in float32 is -1 from loss 17 on.
+    # One step of Adam can make a model certain of a wrong label: in float32, p_y - 1 is -1 from loss 17 on.
     logarithm = OUTPUT[form[2:]].logits(state, mass).log_softmax(2)
     loss = -(logarithm.narrow(2, target, CLASSES) * ask).sum(2).mean(1)
     error = logarithm.exp_()
@@ -60,7 +60,7 @@ def adam_step(
 
 
 def _gradients(form: str, state: State, mass: Tensor, error: Tensor, ask: Tensor) -> State:
-    """Return the gradient of the mean loss against every parameter; `error` is divided by the batch."""
+    """Return the gradient of the mean loss with respect to every parameter; `error` is divided by the batch size."""
     if form.endswith("FO"):
         back = torch.bmm(error, state["o"].transpose(1, 2))
         found = {

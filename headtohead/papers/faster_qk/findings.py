@@ -1,4 +1,4 @@
-"""What the toy's numbers come to: one finding for each thing that can be right or wrong."""
+"""Compare the toy's numbers with the expected ones: one finding per number."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ COMPLETE = {
     "factors": 4,
     "emulated": 6,
 }
-"""How many numbers each check has, at least, when nothing is missing.
+"""The minimum number of findings of each complete check.
 
 ends, losses and curves are the tables of the runs, fixed and gain those of imposed attention, reduced and solution of the
-reduced equations, factors and emulated of factorised circuits.
+reduced equations, factors and emulated of factored circuits.
 """
 CHECKS = tuple(COMPLETE)
 THEORY = frozenset({"reduced", "solution", "factors"})
-"""What needs no training."""
+"""Checks that need no training."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One number beside the one it should be."""
+    """One number and its expected value."""
 
     check: str
     what: str
@@ -52,21 +52,21 @@ class Finding:
         return asdict(self)
 
     def words(self) -> str:
-        """Return it in words."""
+        """Return it as text."""
         return f"{self.what}: {self.value:.4g}, expected {self.expected:.4g} +- {self.tolerance:.2g}"
 
 
 def near(check: str, what: str, values: Sequence[float], expected: float, tolerance: float) -> Finding:
-    """Return whether the mean of some values lies within a tolerance."""
+    """Return a finding that the mean of some values is within a tolerance of `expected`."""
     mean = sum(values) / len(values)
-    # Tables round to their last digit, and a float may lie on the edge by its last bit.
+    # Table values are rounded, so a mean may be exactly at the tolerance up to float rounding.
     return Finding(
         check, what, mean, expected, tolerance, abs(mean - expected) <= tolerance * (1 + 1e-9), len(values)
     )
 
 
 def below(check: str, what: str, value: float, bound: float, seeds: int = 1) -> Finding:
-    """Return whether a value lies below a bound."""
+    """Return a finding that a value is below a bound."""
     return Finding(check, what, value, 0.0, bound, value < bound, seeds)
 
 
@@ -78,7 +78,7 @@ def _by_name(results: Iterable[ToyResult]) -> dict[str, list[ToyResult]]:
 
 
 def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
-    """Return what the runs say: tables T1 to T4, and the parts of T6 that need training; all of it is about SGD."""
+    """Return the findings of the runs under SGD: tables T1 to T4, and the parts of T6 that need training."""
     named = _by_name(result for result in results if result.run.adam is None)
     findings = []
     for (name, event), (alpha, tolerance) in published.ENDS.items():
@@ -96,12 +96,12 @@ def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
                 what = f"alpha of {name} at loss {bound:g}"
                 findings.append(near("losses", what, values, expected, tolerance))
     for name, (means, tolerance) in published.HUNDREDS.items():
-        for place, expected in enumerate(means):
+        for index, expected in enumerate(means):
             values = [
-                result.hundreds[place] for result in named.get(name, []) if place < len(result.hundreds)
+                result.hundreds[index] for result in named.get(name, []) if index < len(result.hundreds)
             ]
             if values:
-                what = f"mean loss of {name}, epochs {100 * place + 1} to {100 * place + 100}"
+                what = f"mean loss of {name}, epochs {100 * index + 1} to {100 * index + 100}"
                 findings.append(near("curves", what, values, expected, tolerance))
     findings += _fixed_findings(named)
     for name in ("FAFO", "FAFO r=20", "CAFO"):
@@ -114,7 +114,7 @@ def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
 
 
 def alphas_at(results: Iterable[ToyResult], bound: float) -> list[float]:
-    """Return alpha of those runs that came to a loss."""
+    """Return alpha of the runs that reached a loss."""
     event = f"loss {bound:g}"
     return [result.marks[event].alpha for result in results if event in result.marks]
 
@@ -164,19 +164,19 @@ def reduced_findings(
     invariant: float,
     paths: dict[float, list[Point]],
 ) -> list[Finding]:
-    """Return what the reduced equations say: table T5, and that the ratio changes the solution."""
+    """Return the findings of the reduced equations: table T5, and that the ratio changes the solution."""
     findings = []
     exact = {(point.r, point.loss): point for point in solved}
     for r, alphas in published.REDUCED.items():
         for loss, expected in zip(REDUCED_LOSSES, alphas, strict=True):
             if (r, loss) in exact:
                 what = f"alpha of the closed form at r {r:g}, loss {loss:g}"
-                # four digits are given
+                # the table has four digits
                 findings.append(near("reduced", what, [exact[r, loss].alpha], expected, 5.1e-5))
-    for words, points in (("adaptive", integrated), ("Runge-Kutta", stepped)):
+    for method, points in (("adaptive", integrated), ("Runge-Kutta", stepped)):
         gaps = [abs(point.alpha - exact[point.r, point.loss].alpha) for point in points]
         if gaps:
-            what = f"largest distance in alpha of the {words} path from the closed form"
+            what = f"largest distance in alpha of the {method} path from the closed form"
             findings.append(below("reduced", what, max(gaps), published.INTEGRATED))
     findings.append(
         below("reduced", "largest distance of the invariant from 1", invariant, published.INVARIANT)
@@ -193,13 +193,13 @@ def reduced_findings(
             ("mu_QK", [after.mu_qk - before.mu_qk for before, after in pairs]),
             ("-mu_OV", [before.mu_ov - after.mu_ov for before, after in pairs]),
         ):
-            words = f"smallest rise of {what} from one ratio to the next at loss {loss:g}"
-            findings.append(Finding("solution", words, min(steps), 0.0, 0.0, min(steps) > 0))
+            text = f"smallest rise of {what} from one ratio to the next at loss {loss:g}"
+            findings.append(Finding("solution", text, min(steps), 0.0, 0.0, min(steps) > 0))
     return findings
 
 
 def factor_findings(found: Factorised) -> list[Finding]:
-    """Return what descent on two factors says: the first part of T6."""
+    """Return the findings of gradient descent on two factors: the first part of T6."""
     halving = found.flow / found.flow_halved
     return [
         below("factors", "descent on A and B from mu <- mu (1 + s g)^2", found.law, published.LAW),

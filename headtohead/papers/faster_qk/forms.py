@@ -1,11 +1,11 @@
-"""The two circuits of the toy model, factorised or collapsed, with their gradients written out.
+"""The two circuits of the toy model, factored or collapsed, with explicit gradients.
 
     score of token l for query q   s(q, l) / sqrt(50),  s = (W_Q e_q).(W_K e_l)  or  W_QK[q, l]
     logits                         OV sum_l A_l e_l,    OV = W_O W_V             or  W_OV
 
-Every tensor has the runs of a batch in front. Queries are the four tokens 5..8: no other row of W_QK and no other
-column of W_Q ever acts or moves, so only those are held. Output maps are held transposed, (token, logit).
-A first letter pair names the attention part (FA, CA), the second the output part (FO, CO).
+The first dimension of every tensor is the run. Queries are the four tokens 5..8; other rows of W_QK and columns of W_Q
+have no effect and no gradient, so only those four are stored. Output maps are stored transposed, (token, logit).
+The first two letters name the attention part (FA, CA), the last two the output part (FO, CO).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SCALE = 1 / math.sqrt(VOCABULARY)
 TINY = 1e-6
 State = dict[str, Tensor]
 Start = Callable[[int, int], Tensor]
-"""Gives a square start matrix's (rows, columns)."""
-# Half the time of the same operator under torch.ops.
+"""Returns an initial matrix (rows, columns)."""
+# Takes half the time of the same operator under torch.ops.
 softmax_backward = torch._softmax_backward_data
 
 
 def tiny(value: float = TINY) -> Start:
-    """Return the start `value` times the identity."""
+    """Return the initialization `value` times the identity."""
     return lambda rows, columns: value * torch.eye(rows, columns, dtype=torch.float64)
 
 
 def default(generator: torch.Generator) -> Start:
-    """Return the start uniform in +-1/sqrt(50)."""
+    """Return the initialization uniform in +-1/sqrt(50)."""
 
     def drawn(rows: int, columns: int) -> Tensor:
         uniform = torch.rand(rows, columns, generator=generator, dtype=torch.float64)
@@ -48,19 +48,19 @@ def _queries(matrix: Tensor) -> Tensor:
 
 
 class AttentionPart(Protocol):
-    """What sets the attention weights."""
+    """The circuit that computes the attention weights."""
 
     def start(self, start: Start) -> State:
         """Return one run's parameters."""
 
     def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
-        """Return each sequence's mass by token from log counts (may be overwritten) and one-hot classes."""
+        """Return each sequence's mass by token from log counts (overwritten) and one-hot classes."""
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
-        """Move by the slope of the loss against the masses; `pull` is ask transposed, times rate and scale."""
+        """Update by the gradient of the loss with respect to the masses; `pull` is ask transposed times rate and scale."""
 
     def product(self, state: State) -> Tensor:
-        """Return s(q, l) of the four queries (..., 4, vocabulary)."""
+        """Return s(q, l) for the four queries (..., 4, vocabulary)."""
 
 
 class FactorisedAttention:
@@ -76,7 +76,7 @@ class FactorisedAttention:
         return known.baddbmm_(ask, torch.bmm(state["q"], state["k"]), alpha=SCALE).softmax(2)
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
-        """Move both factors by the gradient at the same point."""
+        """Update both factors by the gradient at the same point."""
         q, k = state["q"], state["k"]
         step = torch.bmm(pull, softmax_backward(slope, mass, 2, mass.dtype))
         q_step = torch.bmm(step, k.transpose(1, 2))
@@ -100,7 +100,7 @@ class CollapsedAttention:
         return known.baddbmm_(ask, state["qk"], alpha=SCALE).softmax(2)
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
-        """Move the matrix."""
+        """Update the matrix."""
         state["qk"].baddbmm_(pull, softmax_backward(slope, mass, 2, mass.dtype), alpha=-1)
 
     def product(self, state: State) -> Tensor:
@@ -109,20 +109,20 @@ class CollapsedAttention:
 
 
 class EmulatedAttention(CollapsedAttention):
-    """W_QK with the rate 2 eta sigma_max(W_QK): what a factorised part does where its direction is fixed.
+    """W_QK with the rate 2 eta sigma_max(W_QK), which equals a factored part along a fixed direction.
 
-    sigma_max is followed by one power iteration a step; `top` is the singular vector it has come to.
+    sigma_max is tracked by one power iteration per step; `top` is the current estimate of the singular vector.
     """
 
     def start(self, start: Start) -> State:
-        """Return one run's parameters, W_QK being the product of two tiny factors."""
+        """Return one run's parameters; W_QK is the product of two tiny factors."""
         qk = _queries(tiny(TINY**2)(VOCABULARY, VOCABULARY)).contiguous()
         return {"qk": qk, "top": torch.full((CLASSES, 1), CLASSES**-0.5, dtype=torch.float64)}
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
-        """Move the matrix with its own rate."""
+        """Update the matrix with its own rate."""
         qk, top = state["qk"], state["top"]
-        # W^T top is about sigma long: dividing before going back keeps float32 away from 1e-24.
+        # The norm of W^T top is about sigma; dividing first keeps float32 values far above 1e-24.
         along = torch.bmm(top.transpose(1, 2), qk)
         sigma = along.norm(dim=2, keepdim=True)
         back = torch.bmm(qk, along.transpose(1, 2) / sigma)
@@ -132,26 +132,26 @@ class EmulatedAttention(CollapsedAttention):
 
 
 class ImposedAttention:
-    """No parameters: mass alpha, `share` (1, 1), even over positions with distinct tokens, the rest even over the others."""
+    """No parameters: mass `share` (1, 1) uniform over positions with distinct tokens, the rest uniform over the others."""
 
     def start(self, start: Start) -> State:
         """Return no parameters."""
         return {}
 
     def attend(self, state: State, known: Tensor, ask: Tensor) -> Tensor:
-        """Return the masses, which are what was given."""
+        """Return `known`, which already contains the masses."""
         return known
 
     def learn(self, state: State, mass: Tensor, slope: Tensor, pull: Tensor) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def product(self, state: State) -> Tensor:
-        """Return nothing."""
+        """Return zeros."""
         return torch.zeros(CLASSES, VOCABULARY)
 
 
 class OutputPart(Protocol):
-    """What is carried and written."""
+    """The circuit that maps attended tokens to logits."""
 
     def start(self, start: Start) -> State:
         """Return one run's parameters."""
@@ -160,7 +160,7 @@ class OutputPart(Protocol):
         """Return the logits (runs, batch, vocabulary)."""
 
     def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
-        """Move by the error of the logits; return the slope against the masses, taken before the move."""
+        """Update by the error of the logits; return the gradient with respect to the masses, before the update."""
 
     def product(self, state: State) -> Tensor:
         """Return OV transposed (..., token, logit)."""
@@ -174,12 +174,12 @@ class FactorisedOutput:
         return {"v": start(VOCABULARY, VOCABULARY), "o": start(VOCABULARY, VOCABULARY)}
 
     def logits(self, state: State, mass: Tensor) -> Tensor:
-        """Return the logits; what W_V carried is kept for the way back."""
+        """Return the logits; keep the output of W_V for the backward pass."""
         state["carried"] = torch.bmm(mass, state["v"])
         return torch.bmm(state["carried"], state["o"])
 
     def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
-        """Move both factors by the gradient at the same point."""
+        """Update both factors by the gradient at the same point."""
         back = torch.bmm(error, state["o"].transpose(1, 2))
         state["o"].baddbmm_(state.pop("carried").transpose(1, 2), error, alpha=-rate)
         slope = torch.bmm(back, state["v"].transpose(1, 2))
@@ -203,7 +203,7 @@ class CollapsedOutput:
         return torch.bmm(mass, state["ov"])
 
     def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
-        """Move the matrix."""
+        """Update the matrix."""
         slope = torch.bmm(error, state["ov"].transpose(1, 2))
         state["ov"].baddbmm_(mass.transpose(1, 2), error, alpha=-rate)
         return slope
@@ -225,7 +225,7 @@ class BiasedOutput(CollapsedOutput):
         return torch.baddbmm(state["bias"], mass, state["ov"])
 
     def learn(self, state: State, mass: Tensor, error: Tensor, rate: float) -> Tensor:
-        """Move matrix and bias."""
+        """Update matrix and bias."""
         state["bias"].sub_(error.sum(1, keepdim=True), alpha=rate)
         return super().learn(state, mass, error, rate)
 

@@ -1,7 +1,7 @@
-"""A window of steps of the collapsed form, CACO, in one kernel: a run is one program that keeps its two matrices.
+"""A window of steps of the collapsed form, CACO, in one kernel: each run is one program that keeps its two matrices.
 
-The long runs of the toy are millions of steps of nine kernels that each wait for the one before; here a step waits for
-memory alone. Its plain twin is `train.sgd_step`, and the first window on a device is done by both.
+The long toy runs are millions of steps of nine dependent kernels; here a step waits only for memory. The plain reference
+is `train.sgd_step`; the first window on a device is computed by both and compared.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headtohead.papers.faster_qk.forms import SCALE, State
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no Triton for this machine: the plain twin serves
+except ImportError:  # no Triton on this machine: the plain reference is used
     triton = None
 
 FORM, BATCH = "CACO", 32
 
 
 def serves(form: str, batch: int, device: torch.device) -> bool:
-    """Return whether the kernel may do the steps of a form on a device."""
+    """Return whether the kernel supports a form on a device."""
     return (
         form == FORM
         and batch == BATCH
@@ -64,12 +64,12 @@ if triton is not None:
         four = (run * classes + query)[:, None] * tokens + column[None, :]
         some = (query < classes)[:, None] & real
         s = tl.load(qk + four, mask=some, other=0.0)
-        # Which column of the error belongs to which class.
+        # The class that each column of the error belongs to.
         label = column[None, :] - target
-        asked = (label >= 0) & (label < classes)
+        labels = (label >= 0) & (label < classes)
         total = tl.zeros((batch,), tl.float32)
         for step in range(window):
-            # A window of all runs holds fewer than 2^31 numbers.
+            # A window of all runs has fewer than 2^31 numbers, so 32-bit offsets suffice.
             line = ((step * runs + run) * batch + row)[:, None]
             counts = tl.load(known + line * tokens + column[None, :], mask=real, other=float("-inf"))
             one = tl.load(
@@ -77,7 +77,7 @@ if triton is not None:
                 mask=(query < classes)[None, :] & (row >= 0)[:, None],
                 other=0.0,
             )
-            right = tl.load(ask + line * classes + label, mask=asked & (row >= 0)[:, None], other=0.0)
+            right = tl.load(ask + line * classes + label, mask=labels & (row >= 0)[:, None], other=0.0)
             pulls = tl.load(
                 pull + (step * runs + run) * classes * batch + query[:, None] * batch + row[None, :],
                 mask=(query < classes)[:, None] & (row >= 0)[None, :],
@@ -103,7 +103,7 @@ if triton is not None:
 def window_steps(state: State, known: Tensor, ask: Tensor, pull: Tensor, target: int, rate: float) -> Tensor:
     """Do a window of steps of every run in place; return each run's mean loss (runs,).
 
-    `known` (window, runs, batch, vocabulary) holds log counts; `ask` and `pull` are those of `sgd_step`, step by step.
+    `known` (window, runs, batch, vocabulary) has log counts; `ask` and `pull` are as for `sgd_step`, with a leading window.
     """
     window, runs = known.shape[:2]
     losses = torch.empty(runs, device=known.device)
@@ -124,6 +124,6 @@ def window_steps(state: State, known: Tensor, ask: Tensor, pull: Tensor, target:
         classes=CLASSES,
         wide=64,
         deep=16,
-        num_warps=8,  # four spill twice as much, sixteen read shared memory half as much again
+        num_warps=8,  # 4 warps spill twice as much, 16 read 1.5 times as much shared memory
     )
     return losses

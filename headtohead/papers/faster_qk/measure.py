@@ -1,4 +1,4 @@
-"""What a toy model looks at, and how large its circuits are."""
+"""Measure where a toy model attends, and the norms of its circuits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MORE = 0.005
 
 @dataclass(frozen=True)
 class Mark:
-    """A run at one moment."""
+    """Measurements of a run at one epoch."""
 
     epoch: int
     loss: float
@@ -27,9 +27,9 @@ class Mark:
     alpha: float
     """Mean mass on distinct tokens over the test sequences."""
     asked: float
-    """Mean mass on the query's own id, which is a common token and tells the class all the same."""
+    """Mean mass on the query's own token, which is a common token but also identifies the class."""
     heat: list[list[float]]
-    """Per cent of test sequences by mass (first) and by probability of the label, in five equal bins each."""
+    """Percent of test sequences by mass (rows) and by probability of the label (columns), in five equal bins each."""
     sure: float
     """Share of test sequences whose label has probability above .8."""
     qk: float
@@ -37,11 +37,11 @@ class Mark:
     ov: float
     """Frobenius norm of OV."""
     balance: float | None
-    """||O^T O - V V^T|| / max(norms, 1e-8) of a factorised output part: 0 is conserved."""
+    """||O^T O - V V^T|| / max(norms, 1e-8) of a factored output part; 0 if conserved exactly."""
 
     @property
     def histogram(self) -> list[float]:
-        """Per cent of test sequences by mass on distinct tokens."""
+        """Percent of test sequences by mass on distinct tokens."""
         return [sum(row) for row in self.heat]
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,12 +50,12 @@ class Mark:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Mark:
-        """Return what `as_dict` gave."""
+        """Return the mark stored by `as_dict`."""
         return cls(**values)
 
 
 def attention_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
-    """Return the mass by token (sequences, vocabulary) from s(q, l) of the four queries."""
+    """Return the mass by token (sequences, vocabulary) from s(q, l) for the four queries."""
     return (scores[classes] * SCALE + counts.log()).softmax(-1)
 
 
@@ -65,7 +65,7 @@ def relevant_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
 
 
 def balance(v: Tensor, o: Tensor) -> float:
-    """Return how far O^T O and V V^T lie apart, against their norms; v is (token, inner), o is (inner, logit)."""
+    """Return the relative distance of O^T O and V V^T; v is (token, inner), o is (inner, logit)."""
     ours, theirs = o @ o.T, v.T @ v
     largest = max(float(ours.norm()), float(theirs.norm()), 1e-8)
     return float((ours - theirs).norm()) / largest
@@ -83,8 +83,8 @@ def measure_mark(run: ToyRun, state: State, counts: Tensor, classes: Tensor, epo
     right = logits.softmax(-1).gather(1, (classes + run.source.target)[:, None])[:, 0]
     relevant = mass[:, COMMON:].sum(1)
     bins = len(EDGES) - 1
-    place = [(values * bins).long().clamp(0, bins - 1) for values in (relevant, right)]
-    heat = torch.bincount(place[0] * bins + place[1], minlength=bins * bins) * (100 / len(counts))
+    cell = [(values * bins).long().clamp(0, bins - 1) for values in (relevant, right)]
+    heat = torch.bincount(cell[0] * bins + cell[1], minlength=bins * bins) * (100 / len(counts))
     return Mark(
         epoch=epoch,
         loss=loss,
@@ -99,9 +99,9 @@ def measure_mark(run: ToyRun, state: State, counts: Tensor, classes: Tensor, epo
 
 
 def measure_gain(run: ToyRun, state: State) -> dict[str, float]:
-    """Return the loss with imposed attention on 1000 fresh batches, and what a little more mass takes off it.
+    """Return the loss with imposed attention on 1000 new batches, and its decrease with slightly more mass.
 
-    gain = [loss(alpha) - loss(alpha + .005)] / .005, on the same batches, with the output part as it is; 0 at alpha 1.
+    gain = [loss(alpha) - loss(alpha + .005)] / .005, on the same batches, with a fixed output part; 0 at alpha 1.
     """
     assert run.share is not None
     source = replace(run.source, seed=TEST_SEED)
@@ -120,9 +120,9 @@ def measure_gain(run: ToyRun, state: State) -> dict[str, float]:
 
 
 def imposed_mass(counts: Tensor, share: Tensor | float) -> Tensor:
-    """Return masses (..., vocabulary): `share` even over positions with distinct tokens, the rest even over the others."""
+    """Return masses (..., vocabulary): `share` uniform over positions with distinct tokens, the rest over the others."""
     common, distinct = counts[..., :COMMON], counts[..., COMMON:]
-    # A sequence without distinct tokens gives all it has to the others.
+    # Without distinct tokens, all mass goes to the common ones.
     have = distinct.sum(-1, keepdim=True) > 0
     kept = torch.where(have, share, 0.0)
     mine = distinct / distinct.sum(-1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Toy runs on several cores: each process takes some of the forms."""
+"""Train toy runs on several cores: each process trains some of the forms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headtohead.papers.faster_qk.runs import ToyRun
 from headtohead.papers.faster_qk.train import ToyResult, batched
 
 
-def share_out(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
-    """Return groups of runs for each process, about as long as each other: the longest is given out first."""
+def distribute(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
+    """Return groups of runs for each process, with about equal expected time: longest groups first."""
     groups = sorted(batched(runs), key=_weight, reverse=True)
     parts: list[list[list[ToyRun]]] = [[] for _ in range(min(workers, len(groups)))]
     for group in groups:
@@ -26,23 +26,23 @@ def share_out(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
 
 
 def _weight(group: Sequence[ToyRun]) -> int:
-    # A step of n runs takes about as long as n + 2 thirds of one.
+    # A step of n runs takes about (n + 2) / 3 times as long as a step of one.
     return max(run.expected_steps for run in group) * (len(group) + 2)
 
 
 @contextmanager
-def beside(parts: Sequence[list[list[ToyRun]]]) -> Iterator[Callable[..., None]]:
-    """Train in processes of their own; yields a callable that waits for the end.
+def train_in_processes(parts: Sequence[list[list[ToyRun]]]) -> Iterator[Callable[..., None]]:
+    """Train in separate processes; yield a callable that waits for the end.
 
-    It takes (progress, keep, stop): what is shown, who is told each result, and who is asked whether to stop.
+    It takes (progress, keep, stop): `keep` is called with each result, `stop` returns whether to stop early.
     """
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     workers = [_start(part) for part in parts]
-    for place, worker in enumerate(workers):
+    for index, worker in enumerate(workers):
         assert worker.stdout is not None
-        threading.Thread(target=_read, args=(place, worker.stdout, events), daemon=True).start()
+        threading.Thread(target=_read, args=(index, worker.stdout, events), daemon=True).start()
 
-    def waits(
+    def wait(
         progress: Callable[[str, float], None], keep: Callable[[ToyResult], None], stop: Callable[[], bool]
     ) -> None:
         shares, alive, done = [0.0] * len(parts), len(parts), 0
@@ -51,22 +51,22 @@ def beside(parts: Sequence[list[list[ToyRun]]]) -> Iterator[Callable[..., None]]
             if stop():
                 _close(workers)
             try:
-                place, event = events.get(timeout=0.5)
+                index, event = events.get(timeout=0.5)
             except queue.Empty:
                 continue
             if event is None:
                 alive -= 1
-                if workers[place].wait() != 0:
-                    raise UserError(f"a process of the toy ended with exit code {workers[place].returncode}")
+                if workers[index].wait() != 0:
+                    raise UserError(f"a toy worker failed with exit code {workers[index].returncode}")
             elif "result" in event:
                 keep(ToyResult.from_dict(event["result"]))
                 done += 1
             else:
-                shares[place] = event["share"]
+                shares[index] = event["share"]
                 progress(f"toy: {done} of {total} runs", min(shares))
 
     try:
-        yield waits
+        yield wait
     finally:
         _close(workers)
         for worker in workers:
@@ -79,7 +79,7 @@ def _start(part: list[list[ToyRun]]) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        process_group=0,  # Ctrl-C is for this process, which closes their input: they have no traceback to show
+        process_group=0,  # Ctrl-C reaches only the parent, which closes their input; workers print no traceback
     )
     assert worker.stdin is not None
     worker.stdin.write(json.dumps([[run.as_dict() for run in group] for group in part]) + "\n")
@@ -93,7 +93,7 @@ def _close(workers: Sequence[subprocess.Popen[str]]) -> None:
             worker.stdin.close()
 
 
-def _read(place: int, stream: IO[str], events: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
+def _read(index: int, stream: IO[str], events: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
     for line in stream:
-        events.put((place, json.loads(line)))
-    events.put((place, None))
+        events.put((index, json.loads(line)))
+    events.put((index, None))

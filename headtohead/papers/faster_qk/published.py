@@ -1,11 +1,11 @@
-"""Numbers to reproduce: the published tables of the toy, and those of an independent re-implementation where none were.
+"""Numbers to reproduce: the published tables of the toy, or those of an independent re-implementation if unpublished.
 
-Names of runs are those of `runs.RUNS`. Every table says how far a number may be off.
+Run names are those of `runs.RUNS`. Every table has its tolerance.
 """
 
 from __future__ import annotations
 
-# Mean alpha where a run ends (by the published rule, or its epochs), and tolerance; mean over three seeds or more.
+# Mean alpha at the end of a run (published rule or number of epochs) over at least three seeds, and tolerance.
 ENDS: dict[tuple[str, str], tuple[float, float]] = {
     ("FAFO default", "stop"): (0.381, 0.01),
     ("FAFO", "stop"): (0.349, 0.005),
@@ -20,9 +20,9 @@ ENDS: dict[tuple[str, str], tuple[float, float]] = {
     ("FAFO ramp 1->40", "end"): (0.667, 0.005),
 }
 SURE = 0.99
-"""Share of test sequences that give their label a probability above .8 at the end, at least."""
+"""Minimum share of test sequences whose label has a probability above .8 at the end."""
 
-# Per cent of test sequences by mass on distinct tokens in five equal bins, where it was published.
+# Percent of test sequences by mass on distinct tokens in five equal bins, where published.
 HISTOGRAMS: dict[tuple[str, str], tuple[float, ...]] = {
     ("FAFO default", "stop"): (0.1, 64.1, 35.7, 0.0, 0.0),
     ("FACO", "end"): (0.0, 0.0, 0.0, 5.4, 94.6),
@@ -55,7 +55,7 @@ HUNDREDS: dict[str, tuple[tuple[float, ...], float]] = {
     "CACO ramp 1->10 L=128": ((3.285, 2.220, 1.500, 1.035, 0.711, 0.468, 0.293), 0.02),
 }
 
-# Imposed attention at alpha .2, .4, .6, .8, 1: final loss, and the gain from a little more; tolerances are relative.
+# Imposed attention at alpha .2, .4, .6, .8, 1: final loss, and the gain from slightly more; tolerances are relative.
 FIXED_LOSS: dict[str, tuple[tuple[float, ...], float]] = {
     "fixed collapsed": ((0.598, 0.158, 0.0645, 0.0346, 0.0216), 0.02),
     "fixed factorised": ((0.0038, 0.0015, 0.00089, 0.00063, 0.00049), 0.08),
@@ -65,7 +65,7 @@ FIXED_GAIN: dict[str, tuple[tuple[float, ...], float]] = {
     "fixed factorised": ((0.114, 0.025, 0.0102, 0.0062), 0.1),
 }
 GAIN_RATIO = 0.1
-"""The gain of a factorised output part is less than this part of a collapsed one's, at every alpha below 1."""
+"""Upper bound of the gain of a factored output part divided by that of a collapsed one, at every alpha below 1."""
 
 # The reduced equations: alpha at losses 1, .1, .01, .001, 1e-4 by ratio.
 REDUCED: dict[float, tuple[float, ...]] = {
@@ -76,6 +76,6 @@ REDUCED: dict[float, tuple[float, ...]] = {
     100.0: (0.8180, 0.9577, 0.9804, 0.9887, 0.9927),
 }
 
-# Theory of factors: what descent may differ from it by.
+# Tolerances of the theory of factors.
 LAW, CONSERVED, BALANCE, EMULATED = 1e-10, 1e-4, 0.01, 0.06
 INTEGRATED, INVARIANT = 1e-4, 1e-6

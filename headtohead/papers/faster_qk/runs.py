@@ -1,4 +1,4 @@
-"""The toy's runs: form, start values, schedule of the ratio lr_QK / lr_OV, length; and those that were published."""
+"""Toy runs: form, initialization, schedule of the ratio lr_QK / lr_OV, length; and the published runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT
 RATE = 0.01
 ADAM_RATE = 1e-3
 LOSSES = (1.0, 0.1, 0.01, 0.001)
-"""Where solutions are compared: the first epoch whose mean loss is below."""
+"""Losses at which runs are compared: at the first epoch whose mean loss is below."""
 SEEDS = (1234, 1235, 1236, 1237, 1238)
 STARTS = ("tiny", "default")
 EPOCHS = (50, 100, 200, 250)
-"""Batches an epoch may have."""
+"""Allowed numbers of batches per epoch."""
 RATIOS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
-# About when a form's mean loss falls below .01 and .001, in epochs: for the time left, nothing else.
+# Approximate epochs after which a form's mean loss falls below .01 and .001; used only to estimate the time left.
 _USUAL = {
     "FAFO": (340, 720),
     "FACO": (1220, 2800),
@@ -31,7 +31,7 @@ _USUAL = {
     "EACO": (1110, 2600),
 }
 _USUAL_ADAM = {"FAFO": (60, 90), "FACO": (175, 285), "CAFO": (40, 80), "CACO": (175, 265)}
-# Raise it when the arithmetic of a toy run changes: stored runs are then done again.
+# Increment when the arithmetic of a toy run changes; stored runs are then trained again.
 _NUMERICS = 1
 
 
@@ -41,30 +41,30 @@ class ToyRun:
 
     name: str
     form: str
-    """FAFO, FACO, CAFO, CACO; EA for a collapsed part with a factorised one's rate, IA for imposed attention, BO with a bias."""
+    """FAFO, FACO, CAFO, CACO; EA: collapsed attention with a factored part's rate, IA: imposed attention, BO: with bias."""
     seed: int = SEEDS[0]
     qk_start: str = "tiny"
     ov_start: str = "tiny"
     ratio: float = 1.0
     """lr_QK / lr_OV at the first step."""
     ratio_end: float | None = None
-    """What a linear ramp comes to at step epochs * batches; constant when None."""
+    """The ratio of a linear ramp at step epochs * batches; None: constant."""
     length: int = 64
     epochs: int = 2500
     batches: int = 250
     stops: bool = True
-    """It ends by the published rule: checked once per 100 epochs, that epoch's mean loss <= 1e-3."""
+    """End by the published rule: once per 100 epochs, stop if that epoch's mean loss <= 1e-3."""
     until: float = 0.0
-    """It goes on beyond its epochs, up to `most`, until an epoch's mean loss is below."""
+    """Continue beyond `epochs`, up to `most`, until an epoch's mean loss is below this."""
     most: int = 0
     brief: bool = False
-    """It ends as soon as `until` is reached."""
+    """End as soon as `until` is reached."""
     share: float | None = None
     """The mass imposed on distinct tokens."""
     label_in_input: bool = False
     batch: int = 32
     adam: float | None = None
-    """The rate of OV under Adam, without decay; plain SGD when None."""
+    """The learning rate of OV under Adam, without decay; None: plain SGD."""
 
     def __post_init__(self) -> None:
         if self.form[:2] not in ATTENTION or self.form[2:] not in OUTPUT:
@@ -77,16 +77,14 @@ class ToyRun:
             raise UserError(f"batches takes {', '.join(map(str, EPOCHS))}, got {self.batches!r}")
         ends = (self.ratio, self.ratio if self.ratio_end is None else self.ratio_end)
         if not all(0 <= ratio < float("inf") for ratio in ends):
-            raise UserError(f"the ratio takes numbers, 0 or more, got {ends[0]!r} to {ends[1]!r}")
+            raise UserError(f"ratio takes numbers of at least 0, got {ends[0]!r} to {ends[1]!r}")
         if self.length < 3 or self.epochs < 1 or self.batch < 1 or self.seed < 0:
             raise UserError(
-                "a toy run needs length 3 or more, epochs and batch 1 or more and a seed of 0 or more, got "
+                "a toy run needs length >= 3, epochs >= 1, batch >= 1 and seed >= 0, got "
                 f"length {self.length}, epochs {self.epochs}, batch {self.batch}, seed {self.seed}"
             )
         if (self.share is None) != (self.form[:2] != "IA") or not 0 <= (self.share or 0.0) <= 1:
-            raise UserError(
-                f"share takes a mass from 0 to 1 and goes with form IA.. alone, got {self.share!r}"
-            )
+            raise UserError(f"share takes a mass from 0 to 1 and only with form IA.., got {self.share!r}")
         if self.adam is not None:
             if self.form not in ADAM_FORMS:
                 raise UserError(f"Adam trains {', '.join(ADAM_FORMS)}, got form {self.form}")
@@ -95,24 +93,24 @@ class ToyRun:
 
     @property
     def optimizer(self) -> str:
-        """What trains it."""
+        """The name of its optimizer."""
         return "sgd" if self.adam is None else "adam"
 
     @property
     def source(self) -> Source:
-        """Where its sequences come from."""
+        """The source of its sequences."""
         fixed = self.share is not None
         return Source(self.seed, self.length, self.batch, fixed, self.label_in_input)
 
     @property
     def ramp(self) -> tuple[float, float]:
-        """The ratio at the first step, and how much each step adds."""
+        """The ratio at the first step, and its increment per step."""
         rise = 0.0 if self.ratio_end is None else self.ratio_end - self.ratio
         return self.ratio, rise / (self.epochs * self.batches)
 
     @property
     def expected_steps(self) -> int:
-        """About how many steps it takes."""
+        """The approximate number of steps."""
         usual = (_USUAL if self.adam is None else _USUAL_ADAM).get(self.form, (0, 0))
         reach = 0
         if self.until:
@@ -127,11 +125,11 @@ class ToyRun:
 
     @property
     def key(self) -> str:
-        """A name of its own, from everything that can change its result."""
+        """The hash of everything that can change its result."""
         return digest(canonical_json([_NUMERICS, self.as_dict()]))[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings, JSON-ready; Adam's rate only where there is one, so that older runs keep their names."""
+        """Return the settings, JSON-ready; without `adam` if None, so that existing keys do not change."""
         settings = asdict(self)
         if self.adam is None:
             del settings["adam"]
@@ -143,7 +141,7 @@ _CACO_LONG = replace(_CACO, name="CACO L=128", length=128, epochs=2000, batches=
 _FIXED = ToyRun(
     "fixed", "IACO", qk_start="default", ov_start="default", epochs=500, stops=False, batch=128, share=1.0
 )
-# Epochs are short: most of what Adam does is done within a few thousand steps.
+# Epochs are short because Adam converges within a few thousand steps.
 _ADAM = ToyRun("Adam", "FAFO", epochs=600, batches=50, stops=False, until=1e-3, brief=True, adam=ADAM_RATE)
 _RUNS = (
     ToyRun("FAFO default", "FAFO", qk_start="default", until=1e-3, most=2500),
@@ -189,14 +187,14 @@ RUNS = {run.name: run for run in _RUNS}
 
 
 def choose_runs(names: Iterable[str], seeds: Sequence[int] = SEEDS, **changes: Any) -> list[ToyRun]:
-    """Return runs by their names, once per seed; a name that ends in * takes all that begin so."""
+    """Return runs by name, once per seed; a trailing * matches a prefix."""
     chosen = []
     for name in names:
         found = [known for known in RUNS if known.startswith(name[:-1])] if name.endswith("*") else [name]
-        for word in found:
-            if word not in RUNS:
+        for key in found:
+            if key not in RUNS:
                 raise unknown("toy run", name, RUNS)
-            chosen += [replace(RUNS[word], seed=seed, **changes) for seed in seeds]
+            chosen += [replace(RUNS[key], seed=seed, **changes) for seed in seeds]
         if not found:
             raise unknown("toy run", name, RUNS)
     return chosen

@@ -1,6 +1,6 @@
-"""The toy task as counts: its model has no positions, so a sequence is fully told by how often each token occurs in it.
+"""The toy task as token counts: its model has no positions, so the counts of a sequence determine its output.
 
-The sequences are those of the task `toy` (papers/faster_qk/sequences.py).
+The sequences are those of the task `toy` (data/tasks/toy.py).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from torch import Tensor
 from headtohead.data.tasks.toy import VOCABULARY, Source, draw_tokens
 
 CHUNK = 1000
-"""Steps drawn at once: chunk n of a seed is a function of (seed, n), so there is no state to lose."""
+"""Steps drawn at once; chunk n is a stateless function of (seed, n)."""
 TEST_SEED, TEST_SEQUENCES = 90210, 6400
 
 
 def count_tokens(tokens: Tensor) -> Tensor:
-    """Return how often each token occurs (sequences, vocabulary), as whole numbers."""
+    """Return the count of each token (sequences, vocabulary), as integers."""
     zeros = torch.zeros(len(tokens), VOCABULARY, device=tokens.device, dtype=torch.long)
     return zeros.scatter_add_(1, tokens, tokens.new_ones(1).expand(tokens.shape))
 
 
 def log_counts(counts: Tensor, length: int) -> Tensor:
-    """Return the logarithm of counts, minus infinity where there are none."""
-    # Looked up: on CPU the logarithm of 0 alone takes ten times as long.
+    """Return the logarithm of counts; minus infinity for 0."""
+    # From a table, because on CPU the logarithm of 0 takes ten times as long.
     table = torch.arange(length, device=counts.device).log()
     return table.gather(0, counts.view(-1)).view(counts.shape)
 
@@ -31,12 +31,12 @@ def log_counts(counts: Tensor, length: int) -> Tensor:
 def draw_chunk(source: Source, number: int, device: torch.device, logarithm: bool) -> tuple[Tensor, Tensor]:
     """Return (log) counts (CHUNK, batch, vocabulary) and classes (CHUNK, batch) of a run's steps from CHUNK * number.
 
-    They are the same on every machine of one kind; CPU and GPU draw different ones.
+    They are the same on every CPU and on every GPU, but CPU and GPU draw different ones.
     """
     generator = torch.Generator(device).manual_seed(
         source.seed * 1_000_003 + number * 7_919 + source.length * 31 + source.batch
     )
-    # On CPU a few steps at a time stay in the cache, and take half as long.
+    # On CPU, drawing a few steps at a time stays in the cache and takes half as long.
     piece = CHUNK // 20 if device.type == "cpu" else CHUNK
     parts = []
     for _ in range(CHUNK // piece):
@@ -50,7 +50,7 @@ def draw_chunk(source: Source, number: int, device: torch.device, logarithm: boo
 def held_out(
     source: Source, count: int = TEST_SEQUENCES, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Return counts (count, vocabulary) and classes (count,) that no run trains on; the same for every seed."""
+    """Return counts (count, vocabulary) and classes (count,) of the test sequences; the same for every seed."""
     generator = torch.Generator(device).manual_seed(TEST_SEED + source.length)
     tokens, classes = draw_tokens(source, count, generator)
     return count_tokens(tokens), classes

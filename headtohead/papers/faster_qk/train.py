@@ -1,8 +1,7 @@
-"""Plain SGD, or Adam, on many toy runs in one pass: all runs of one form and batch size share every matmul.
+"""Train many toy runs in one pass with plain SGD or Adam: all runs of one form and batch size share every matmul.
 
-On a GPU a window of steps is one CUDA graph, or one kernel where `fused` has it, and the forms run side by side on
-streams of their own: a step is some ten kernels too small to fill the device, so what counts is how many wait for each
-other.
+On a GPU a window of steps is one CUDA graph, or one kernel if `fused` supports the form. Forms run concurrently on
+separate streams, because a step is about ten kernels that are too small to fill the device.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from headtohead.papers.faster_qk.runs import LOSSES, RATE, ToyRun
 from headtohead.papers.faster_qk.task import CHUNK, draw_chunk, held_out
 
 _POINTS = 60
-"""How many points of a run's path are kept, about."""
-_SLOWER = "the toy goes on without its kernel, and slower"
+"""Approximate number of stored points of a run's path."""
+_SLOWER = "the toy continues without its fused kernel, more slowly"
 
 
 @dataclass
 class ToyResult:
-    """What became of one run."""
+    """The result of one run."""
 
     run: ToyRun
     marks: dict[str, Mark] = field(default_factory=dict)
-    """By event: `loss 0.1` (the first epoch whose mean is below), `stop` (the published rule), `end` (its epochs are over)."""
+    """By event: `loss 0.1` (first epoch with a mean loss below), `stop` (the published rule), `end` (after its epochs)."""
     hundreds: list[float] = field(default_factory=list)
     """Mean loss of every 100 epochs."""
     path: list[dict[str, float]] = field(default_factory=list)
-    """Step, loss and alpha on the way."""
+    """Step, loss and alpha during training."""
     gain: dict[str, float] | None = None
-    """With imposed attention: the loss, and what a little more mass on distinct tokens would take off it."""
+    """With imposed attention: the loss, and its decrease with slightly more mass on distinct tokens."""
 
     diverged: int | None = None
-    """The step at which its loss was no number any more."""
+    """The step at which the loss was no longer finite."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it JSON-ready."""
@@ -59,14 +58,14 @@ class ToyResult:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ToyResult:
-        """Return what `as_dict` gave."""
+        """Return the result stored by `as_dict`."""
         marks = {event: Mark.from_dict(mark) for event, mark in values["marks"].items()}
         run = ToyRun(**values["run"])
         return cls(run, marks, values["hundreds"], values["path"], values["gain"], values["diverged"])
 
 
 def start_state(run: ToyRun) -> State:
-    """Return a run's parameters at step 0, in float64; they depend on its seed and start values alone."""
+    """Return a run's parameters at step 0 in float64; they depend only on its seed and initialization."""
     generator = torch.Generator().manual_seed(run.seed)
     draws = {"tiny": tiny(), "default": default(generator)}
     qk = ATTENTION[run.form[:2]].start(draws[run.qk_start])
@@ -79,8 +78,8 @@ def sgd_step(
 ) -> Tensor:
     """Do one step of every run in place; return the error of the logits (runs, batch, vocabulary) before it.
 
-    `known` holds log counts, or masses where they are imposed (runs, batch, vocabulary), and is overwritten; `ask`
-    the classes, one-hot (runs, batch, 4); `pull` the same transposed, times lr_QK / (batch sqrt(50)).
+    `known` has log counts, or imposed masses (runs, batch, vocabulary), and is overwritten; `ask` has the one-hot
+    classes (runs, batch, 4); `pull` is `ask` transposed, times lr_QK / (batch sqrt(50)).
     """
     attention, output = ATTENTION[form[:2]], OUTPUT[form[2:]]
     mass = attention.attend(state, known, ask)
@@ -92,7 +91,7 @@ def sgd_step(
 
 
 class Batch:
-    """Runs of one form and optimiser, trained together window by window; a window divides every run's epoch."""
+    """Runs of one form and optimizer, trained together window by window; a window divides every run's epoch."""
 
     def __init__(self, runs: Sequence[ToyRun], device: torch.device) -> None:
         self.form, self.device = runs[0].form, device
@@ -113,16 +112,16 @@ class Batch:
 
     @property
     def runs(self) -> list[ToyRun]:
-        """The runs still at work."""
-        return [result.run for place, result in enumerate(self.results) if place not in self.over]
+        """The unfinished runs."""
+        return [result.run for index, result in enumerate(self.results) if index not in self.over]
 
     @property
     def share(self) -> float:
-        """How far its slowest run has come, about."""
+        """The approximate progress of its slowest run."""
         return self.step / self.expected
 
     def _take(self, states: list[State]) -> None:
-        """Stack the states of the runs at work, and make room for a window's sequences."""
+        """Stack the states of the unfinished runs and allocate a window's sequences."""
         runs = self.runs
         self.expected = max(run.expected_steps for run in runs)
         self.window = math.gcd(self.step, *(run.batches for run in runs))
@@ -152,7 +151,7 @@ class Batch:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def _fill(self) -> None:
-        """Put the next window's sequences and rates in place."""
+        """Fill the buffers with the next window's sequences and rates."""
         number, at = divmod(self.step, CHUNK)
         if number != self.chunk:
             logarithm = self.shares is None
@@ -164,15 +163,15 @@ class Batch:
         here = slice(at, at + self.window)
         counts, ask = self.counts[here], self.asks[here]
         if self.stream is None and len(self.sources) == len(self.of):
-            self.ask = ask  # each run has a source of its own, in order: nothing needs copying
+            self.ask = ask  # each run has its own source, in order: no copy needed
         else:
             counts = counts.index_select(1, self.of)
             torch.index_select(ask, 1, self.of, out=self.ask)
-        receive = counts if self.shares is None else imposed_mass(counts, self.shares)
+        known = counts if self.shares is None else imposed_mass(counts, self.shares)
         if self.stream is None:
-            self.known = receive
+            self.known = known
         else:
-            self.known.copy_(receive)
+            self.known.copy_(known)
         steps = torch.arange(self.step, self.step + self.window, device=self.device, dtype=torch.float64)
         ratio = self.ratio + self.rise * steps[:, None]
         if self.adam:
@@ -201,7 +200,7 @@ class Batch:
         return -(right * self.ask).sum(3).log1p().mean((0, 2))
 
     def launch(self) -> None:
-        """Begin a window; on a GPU it goes on while others are begun."""
+        """Start a window; on a GPU it runs asynchronously."""
         if self.stream is None:
             self._fill()
             self.losses = self._steps()
@@ -223,15 +222,13 @@ class Batch:
         return fused.window_steps(state, self.known, self.ask, self.pull, self.target, RATE)
 
     def _fused_as_plain(self) -> bool:
-        """Do the first window both ways from the same state, which stays; return whether they agree."""
+        """Compute the first window both ways from copies of the state; return whether the results agree."""
         states = [{name: value.clone() for name, value in self.state.items()} for _ in range(2)]
         inputs, own = self.known.clone(), self.state
         try:
             losses = self._in_one_kernel(states[0])
-        except (
-            Exception
-        ) as error:  # whatever keeps the kernel from running here, the plain steps do without it
-            warnings.warn(f"{_SLOWER}: it does not run here ({error})".splitlines()[0], stacklevel=2)
+        except Exception as error:  # the plain steps work without the kernel, whatever the error
+            warnings.warn(f"{_SLOWER}: it fails on this device ({error})".splitlines()[0], stacklevel=2)
             return False
         self.state = states[1]
         expected = self._steps()
@@ -240,19 +237,19 @@ class Batch:
         pairs = [(losses, expected), *((states[0][name], states[1][name]) for name in own)]
         agree = all(torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5) for ours, theirs in pairs)
         if not agree:
-            warnings.warn(f"{_SLOWER}: it gives other numbers than plain steps do", stacklevel=2)
+            warnings.warn(f"{_SLOWER}: its results differ from those of plain steps", stacklevel=2)
         return agree
 
     def ready(self) -> bool:
-        """Whether the window that was begun is done."""
+        """Return whether the current window is done."""
         return self.stream is None or self.stream.query()
 
     def _capture(self) -> None:
-        """Record a window as a CUDA graph; the state and the sequences are as before."""
+        """Capture a window as a CUDA graph; restores the state and the sequences."""
         assert self.stream is not None
         kept = {name: value.clone() for name, value in self.state.items()}
         inputs = self.known.clone()
-        self._steps()  # the first use of a matmul sets up its library, which cannot be recorded
+        self._steps()  # the first matmul initializes its library, which cannot be captured
         self.graph = torch.cuda.CUDAGraph()
         self.stream.synchronize()
         with torch.cuda.graph(self.graph, stream=self.stream):
@@ -262,57 +259,57 @@ class Batch:
         self.known.copy_(inputs)
 
     def collect(self) -> None:
-        """End a window: mark what it reached, and let runs go that are over."""
+        """Finish a window: record its events and drop finished runs."""
         if self.stream is not None:
             self.stream.synchronize()
         self.step += self.window
-        for place, loss in enumerate(self.losses.tolist()):
-            if place in self.over:
+        for index, loss in enumerate(self.losses.tolist()):
+            if index in self.over:
                 continue
-            run = self.results[place].run
+            run = self.results[index].run
             if not math.isfinite(loss):
-                self.results[place].diverged = self.step
-                self.over.add(place)
-                self.done.append(self.results[place])
+                self.results[index].diverged = self.step
+                self.over.add(index)
+                self.done.append(self.results[index])
                 continue
-            self.sums[place] += loss * self.window
+            self.sums[index] += loss * self.window
             if self.step % run.batches == 0:
-                mean, self.sums[place] = self.sums[place] / run.batches, 0.0
-                if self._epoch(place, mean):
-                    self.over.add(place)
-                    self.done.append(self.results[place])
-        # On a GPU a run that idles costs less than another graph.
+                mean, self.sums[index] = self.sums[index] / run.batches, 0.0
+                if self._epoch(index, mean):
+                    self.over.add(index)
+                    self.done.append(self.results[index])
+        # On a GPU an idle run costs less than capturing another graph.
         if self.over and (self.stream is None or 2 * len(self.over) >= len(self.results)):
-            left = [place for place in range(len(self.results)) if place not in self.over]
-            states = [self._one(place) for place in left]
+            left = [index for index in range(len(self.results)) if index not in self.over]
+            states = [self._one(index) for index in left]
             for name in ("results", "sums", "hundred"):
-                setattr(self, name, [getattr(self, name)[place] for place in left])
+                setattr(self, name, [getattr(self, name)[index] for index in left])
             self.over = set()
             if left:
                 self._take(states)
 
-    def _epoch(self, place: int, loss: float) -> bool:
-        """Note what an epoch's mean loss means for a run; return whether the run is over."""
-        result = self.results[place]
+    def _epoch(self, index: int, loss: float) -> bool:
+        """Record the events of an epoch with this mean loss; return whether the run is finished."""
+        result = self.results[index]
         run, marks = result.run, result.marks
         epoch = self.step // run.batches
-        self.hundred[place].append(loss)
-        if len(self.hundred[place]) == 100:
-            result.hundreds.append(sum(self.hundred[place]) / 100)
-            self.hundred[place] = []
+        self.hundred[index].append(loss)
+        if len(self.hundred[index]) == 100:
+            result.hundreds.append(sum(self.hundred[index]) / 100)
+            self.hundred[index] = []
         events = [f"loss {bound:g}" for bound in LOSSES if loss < bound and f"loss {bound:g}" not in marks]
         if (epoch - 1) % 100 == 0 and loss <= 1e-3 and "stop" not in marks:
             events.append("stop")
         if epoch == run.epochs:
             events.append("end")
         if events:
-            mark = self._measured(place, epoch, loss)
+            mark = self._measured(index, epoch, loss)
             marks |= dict.fromkeys(events, mark)
         if epoch == run.epochs and run.share is not None:
-            result.gain = measure_gain(run, self._one(place))
+            result.gain = measure_gain(run, self._one(index))
         every = max(1, run.epochs // _POINTS) if run.epochs > 1 else max(1, epoch // 16)
         if (epoch % every == 0 or events) and run.share is None:
-            alpha = marks[events[0]].alpha if events else self._alpha(place)
+            alpha = marks[events[0]].alpha if events else self._alpha(index)
             result.path.append({"step": self.step, "loss": loss, "alpha": alpha})
         reached = not run.until or f"loss {run.until:g}" in marks
         if run.brief and reached:
@@ -320,8 +317,8 @@ class Batch:
         finished = epoch >= run.epochs or (run.stops and "stop" in marks)
         return finished and (reached or epoch >= run.most)
 
-    def _one(self, place: int) -> State:
-        return {name: value[place] for name, value in self.state.items()}
+    def _one(self, index: int) -> State:
+        return {name: value[index] for name, value in self.state.items()}
 
     def _test(self, run: ToyRun) -> tuple[Tensor, Tensor]:
         source = Source(0, run.length, label_in_input=run.label_in_input)
@@ -329,15 +326,15 @@ class Batch:
             self.tests[source] = held_out(source, device=self.device)
         return self.tests[source]
 
-    def _alpha(self, place: int) -> float:
-        run = self.results[place].run
+    def _alpha(self, index: int) -> float:
+        run = self.results[index].run
         counts, classes = self._test(run)
-        scores = ATTENTION[run.form[:2]].product(self._one(place))
+        scores = ATTENTION[run.form[:2]].product(self._one(index))
         return float(relevant_mass(scores, counts, classes).mean())
 
-    def _measured(self, place: int, epoch: int, loss: float) -> Mark:
-        run = self.results[place].run
-        return measure_mark(run, self._one(place), *self._test(run), epoch, loss)
+    def _measured(self, index: int, epoch: int, loss: float) -> Mark:
+        run = self.results[index].run
+        return measure_mark(run, self._one(index), *self._test(run), epoch, loss)
 
 
 def batched(runs: Sequence[ToyRun]) -> list[list[ToyRun]]:
@@ -352,21 +349,21 @@ def batched(runs: Sequence[ToyRun]) -> list[list[ToyRun]]:
 def train(
     runs: Sequence[ToyRun],
     device: torch.device | str = "cpu",
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    progress: Callable[[str, float], None] = lambda message, share: None,
     finished: Callable[[ToyResult], None] = lambda result: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[ToyResult]:
-    """Train the runs side by side; return those that came to their end, in the order given.
+    """Train the runs concurrently; return the results of the finished ones, in the order given.
 
-    `finished` is told each result as it comes; `stop` is asked between windows and ends the work early.
+    `finished` is called with each result as it completes; `stop` is checked between windows and ends training early.
     """
-    place = torch.device(device)
-    batches = [] if stop() else [Batch(group, place) for group in batched(runs)]
+    where = torch.device(device)
+    batches = [] if stop() else [Batch(group, where) for group in batched(runs)]
     ended: dict[ToyRun, ToyResult] = {}
     for batch in batches:
         batch.launch()
     while batches and not stop():
-        # A form's next window does not wait for the other forms.
+        # The next window of a form does not wait for other forms.
         for batch in [batch for batch in batches if batch.ready()]:
             batch.collect()
             for result in batch.done:

@@ -1,4 +1,4 @@
-"""The toy at one scale: what is missing is done, the rest is read; the findings and toy.json."""
+"""Run the toy at one scale: train the missing runs, read the finished ones, write the findings and toy.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.common.stop import Stop
 from headtohead.papers.faster_qk.findings import Finding, factor_findings, reduced_findings, run_findings
-from headtohead.papers.faster_qk.processes import beside, share_out
+from headtohead.papers.faster_qk.processes import distribute, train_in_processes
 from headtohead.papers.faster_qk.runs import LOSSES, SEEDS, ToyRun, choose_runs
 from headtohead.papers.faster_qk.theory.factored import examine_factorised
 from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
@@ -26,17 +26,17 @@ from headtohead.papers.faster_qk.train import ToyResult, train
 
 @dataclass(frozen=True)
 class ToyPlan:
-    """What of the toy is done at a scale."""
+    """The toy runs of a scale."""
 
     runs: tuple[str, ...]
-    """Names of `runs.RUNS`; one that ends in * takes all that begin so."""
+    """Names in `runs.RUNS`; a trailing * matches a prefix."""
     seeds: int = 1
     until: float | None = None
-    """Every run ends when an epoch's mean loss is below; each goes its published way when None."""
+    """Every run ends when an epoch's mean loss is below this; None: each run ends as published."""
     stepped: float = 1e-3
-    """The published Runge-Kutta method is followed down to this loss; below .001 it takes a minute."""
+    """The published Runge-Kutta method is run down to this loss; below .001 it takes a minute."""
     long: Mapping[str, int] = field(default_factory=dict)
-    """How many seeds of a run go on to loss .001, however long that takes."""
+    """Number of seeds by run that continue to loss .001, however long that takes."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= len(SEEDS):
@@ -63,19 +63,19 @@ class ToyPlan:
 
 @dataclass
 class Toy:
-    """What the toy came to."""
+    """The results of the toy."""
 
     results: list[ToyResult]
     left: int
-    """Runs that were not done for want of time."""
+    """Number of runs not done within the time limit."""
     solved: list[Point]
     paths: dict[float, list[Point]]
     findings: list[Finding]
     path: Path | None = None
-    """toy.json."""
+    """The path of toy.json."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return toy.json's content."""
+        """Return the content of toy.json."""
         runs = [
             {
                 "form": result.run.form,
@@ -128,7 +128,7 @@ def work_toy(
     seconds: float = math.inf,
     quiet: bool = False,
 ) -> Toy:
-    """Do what is missing of the toy in `out`, and write `toy.json` there; finished runs stay in `out/toy`."""
+    """Train the missing runs of the toy in `out` and write `toy.json` there; finished runs are kept in `out/toy`."""
     stop = Stop.after(seconds)
     store = out / "toy"
     try:
@@ -141,13 +141,13 @@ def work_toy(
     with progress_bar("toy", quiet) as progress:
 
         def keep(result: ToyResult) -> None:
-            stop.advance()  # a toy's run has no checkpoint: what outlasts a start is a whole run
+            stop.advance()  # toy runs have no checkpoints: only a finished run is progress
             known[result.run] = result
-            write_document(_place(store, result.run, device), result.as_dict(), indent=None)
+            write_document(_path(store, result.run, device), result.as_dict(), indent=None)
 
-        parts = share_out(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
+        parts = distribute(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:
-            with beside(parts) as wait:
+            with train_in_processes(parts) as wait:
                 # The equations are solved while other processes train.
                 solved, paths, findings = _theory(plan.stepped, progress)
                 wait(progress, keep, stop)
@@ -162,14 +162,14 @@ def work_toy(
 
 
 def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
-    """Return what a finished or stopped toy in `out` came to, nothing done or solved again; None where none stands there."""
+    """Return the results of a finished or stopped toy in `out` without computing anything; None if there is none."""
     try:
         findings = [Finding(**row) for row in read_document(out / "toy.json")["findings"]]
     except MissingFile:
         return None
     except (KeyError, TypeError) as error:
         raise DamagedFile(
-            f"damaged file {out / 'toy.json'}: {error}; the toy's own command writes it again"
+            f"damaged file {out / 'toy.json'}: {error}; run the toy again to rewrite it"
         ) from None
     runs, store = plan.chosen(), out / "toy"
     stored = [[_stored(store, run, torch.device(kind)) for run in runs] for kind in ("cuda", "cpu")]
@@ -180,7 +180,7 @@ def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
 def _theory(
     stepped: float, progress: Callable[[str, float], None]
 ) -> tuple[list[Point], dict[float, list[Point]], list[Finding]]:
-    """Return the reduced equations' solutions and paths, and what they and the factors come to."""
+    """Return the solutions and paths of the reduced equations, and the findings of the theory."""
     model = Reduced()
     solved = [model.solve(r, loss) for r in RATIOS for loss in REDUCED_LOSSES]
     integrated: list[Point] = []
@@ -188,13 +188,13 @@ def _theory(
     paths: dict[float, list[Point]] = {}
     worst = 0.0
     down = [loss for loss in REDUCED_LOSSES if loss >= stepped]
-    for place, r in enumerate(RATIOS):
+    for index, r in enumerate(RATIOS):
         points, paths[r] = model.integrate(r)
         integrated += [
             Point(r, loss, p.alpha, p.mu_qk, p.mu_ov, p.tau) for loss, p in zip(REDUCED_LOSSES, points)
         ]
         worst = max([worst, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
-        progress("toy: the reduced equations", place / len(RATIOS))
+        progress("toy: the reduced equations", index / len(RATIOS))
         found, distance = model.runge_kutta(r, down)
         runge_kutta += found
         worst = max(worst, distance)
@@ -204,15 +204,15 @@ def _theory(
     return solved, paths, findings + factor_findings(examine_factorised())
 
 
-def _place(store: Path, run: ToyRun, device: torch.device) -> Path:
+def _path(store: Path, run: ToyRun, device: torch.device) -> Path:
     # CPU and GPU draw different sequences.
     return store / f"{run.key}-{device.type}.json"
 
 
 def _stored(store: Path, run: ToyRun, device: torch.device) -> ToyResult | None:
-    """Return a finished run's result; a damaged file is done again."""
+    """Return a finished run's result; None if its file is missing or damaged."""
     try:
-        record = read_document(_place(store, run, device))
+        record = read_document(_path(store, run, device))
     except UnreadableFile:
         return None
     try:

@@ -1,7 +1,7 @@
-"""A process that trains toy runs and reports on standard output.
+"""Worker process that trains toy runs and reports on standard output.
 
-It is told its runs on the first line of standard input, in groups that go through one pass each; the end of standard
-input, whether the parent closed it or died, means: stop.
+The first line of standard input lists its runs, in groups that are trained in one pass. It stops at the end of standard
+input, whether the parent closed it or died.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from headtohead.papers.faster_qk.train import train
 
 
 def main() -> None:
-    """Do the work that standard input names."""
+    """Train the runs given on standard input."""
     torch.set_num_threads(1)
     order, stop = receive()
     groups = [[ToyRun(**run) for run in group] for group in order]
     weights = [max(run.expected_steps for run in group) for group in groups]
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
 
-        def show(words: str, share: float, place: int = place) -> None:
-            emit({"share": (sum(weights[:place]) + share * weights[place]) / sum(weights)})
+        def show(message: str, share: float, index: int = index) -> None:
+            emit({"share": (sum(weights[:index]) + share * weights[index]) / sum(weights)})
 
         train(group, "cpu", show, lambda result: emit({"result": result.as_dict()}), stop)
 

@@ -39,11 +39,11 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda message, share: None,
     step_times: StepTimes | None = None,
-    stack: Callable[[Sequence[Run]], bool] = lambda runs: False,
+    in_population: Callable[[Sequence[Run]], bool] = lambda runs: False,
 ) -> Plan:
     """Return the plan of a study, preparing datasets where needed.
 
-    `step_times` returns seconds per step for length rules that hold time equal. `stack` returns whether the runs are
+    `step_times` returns seconds per step for length rules that hold time equal. `in_population` returns whether the runs are
     rows of populations, for all runs of a study or for none.
     """
     check_probes_ready(spec.probes, data_dir)
@@ -82,7 +82,7 @@ def plan_study(
                     runs += found[0]
                     trunks += found[1]
                     solved += found[2]
-    if stack(runs):
+    if in_population(runs):
         runs = [dataclasses.replace(run, stacked=True) for run in runs]
     statistics = _statistics(spec, runs, datasets, progress)
     return Plan(spec, tuple(runs), datasets, tuple(solved), tuple(trunks), statistics)

@@ -45,9 +45,9 @@ class PopulationPolicy:
         if wanted:
             if reason := self._reason_against(runs):
                 how = (
-                    "stack=True"
+                    "population=True"
                     if self.wanted
-                    else "this study's runs are rows of populations (stack=False starts all of them again)"
+                    else "this study's runs are rows of populations (population=False starts all of them again)"
                 )
                 raise UserError(f"{how}: {reason}")
             return True

@@ -1,4 +1,4 @@
-"""The kernel of a window of steps, in Triton's interpreter, against the plain steps."""
+"""The fused kernel of a window of steps, in Triton's interpreter, compared with plain steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.usefixtures("interpreted")
 @torch.inference_mode()
-def test_a_window_in_one_kernel_is_its_steps_one_by_one() -> None:
+def test_a_window_in_one_kernel_equals_its_steps_one_by_one() -> None:
     runs = choose_runs(["CACO", "CACO r=5 L=128"], (1234, 1235))
     assert fused.serves("CACO", 32, CPU)
     assert not fused.serves("FACO", 32, CPU)

@@ -1,4 +1,4 @@
-"""The toy's sequences: distribution, determinism, and the variants."""
+"""The toy's sequences: distribution, determinism, variants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_uniform_attention_sees_the_share_of_distinct_tokens() -> None:
     assert abs(float((counts[:, 10:].sum(1) / 63.0).mean()) - 0.349) < 0.003
 
 
-def test_the_variant_shows_the_label_and_asks_for_the_query() -> None:
+def test_the_variant_has_the_label_as_input_and_the_query_as_target() -> None:
     source = Source(1, balanced=True, label_in_input=True)
     tokens, classes = draw_tokens(source, 128, torch.Generator().manual_seed(1))
     assert torch.equal(tokens[:, -1], 1 + classes)

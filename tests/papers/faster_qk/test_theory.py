@@ -1,4 +1,4 @@
-"""The reduced equations and the factors, against the reference table and the closed form."""
+"""The reduced equations and the factors, compared with the reference table and the closed form."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TABLE = {
 }
 
 
-def test_it_starts_where_it_should() -> None:
+def test_the_initial_state_is_the_published_one() -> None:
     model = Reduced()
     assert math.isclose(model.alpha(0.0), 0.0909, abs_tol=5e-5)
     assert math.isclose(model.loss(0.0, 0.0), 2.9957, abs_tol=5e-5)
 
 
 @pytest.mark.parametrize("r", RATIOS)
-def test_closed_form_and_path_give_the_table(r: float) -> None:
+def test_closed_form_and_path_match_the_table(r: float) -> None:
     model = Reduced()
     reached, path = model.integrate(r)
     for loss, point, alpha in zip(LOSSES, reached, published.REDUCED[r], strict=True):
@@ -58,7 +58,7 @@ def test_the_published_method_agrees(r: float) -> None:
     assert worst < 1e-6
 
 
-def test_the_slope_is_that_of_the_equations() -> None:
+def test_the_slope_matches_the_equations() -> None:
     model, ov, qk, r = Reduced(), 3.0, 0.7, 4.0
     alpha = 5 * math.exp(qk) / (5 * math.exp(qk) + 50)
     width = math.exp(alpha * ov) + 19
@@ -71,13 +71,13 @@ def test_factors_follow_their_law() -> None:
     assert all(finding.holds for finding in factor_findings(found))
     assert found.law < 1e-10
     assert found.conserved < 1e-4
-    # a first-order error: half the step, half the distance
+    # first-order error: half the step size, half the distance
     assert 1.9 < found.flow / found.flow_halved < 2.1
     broken = dataclasses.replace(found, law=1e-3, conserved=0.1)
     assert sum(not finding.holds for finding in factor_findings(broken)) == 2
 
 
-def test_what_cannot_be_solved_is_rejected() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(UserError, match=r"a loss between 0 and 2\.9957"):
         Reduced().solve(1.0, 5.0)
     with pytest.raises(UserError, match="more than one class"):

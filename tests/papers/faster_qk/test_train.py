@@ -1,4 +1,4 @@
-"""The toy's training: against autograd on the formula, over batches of runs, and a short run that can fail."""
+"""The toy's training: compared with autograd on the formula, in batches of runs, and divergence."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ QUERIES = slice(5, 9)
 
 
 def whole(form: str, seed: int) -> dict[str, Tensor]:
-    """Return full 50 x 50 matrices of a form."""
+    """Return the full 50 x 50 matrices of a form."""
     draw = torch.Generator().manual_seed(seed)
     names = (["Q", "K"] if form[0] == "F" else ["QK"]) + (["O", "V"] if form[2] == "F" else ["OV"])
     return {name: torch.randn(50, 50, generator=draw, dtype=torch.float64) * 0.4 for name in names}
 
 
 def held(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the same as the toy holds them: four queries, output maps transposed, one run in front."""
+    """Return them as the toy stores them: four queries, output maps transposed, leading dimension 1."""
     views = {
         "q": lambda: weights["Q"].T[QUERIES],
         "k": lambda: weights["K"],
@@ -43,7 +43,7 @@ def held(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("form", ["FAFO", "FACO", "CAFO", "CACO"])
-def test_a_step_is_the_gradient_of_the_formula(form: str) -> None:
+def test_a_step_follows_the_gradient_of_the_formula(form: str) -> None:
     source, ratio = Source(1, length=20), 3.0
     tokens, classes = draw_tokens(source, 16, torch.Generator().manual_seed(5))
     weights = whole(form, 2)
@@ -69,7 +69,7 @@ def test_a_step_is_the_gradient_of_the_formula(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_steps_of_adam_are_those_of_torch_on_the_formula(form: str) -> None:
+def test_adam_steps_equal_those_of_torch_on_the_formula(form: str) -> None:
     source, ratio, rate, steps = Source(1, length=20), 3.0, 0.01, 4
     draw = torch.Generator().manual_seed(5)
     weights = whole(form, 2)
@@ -100,7 +100,7 @@ def test_steps_of_adam_are_those_of_torch_on_the_formula(form: str) -> None:
         assert torch.allclose(state[key], value, rtol=1e-8, atol=1e-12), key
 
 
-def test_the_loss_of_a_model_that_is_sure_of_a_wrong_label_is_a_number_under_adam() -> None:
+def test_under_adam_the_loss_of_a_model_certain_of_a_wrong_label_is_finite() -> None:
     state = {"qk": torch.zeros(1, 4, 50), "ov": torch.zeros(1, 50, 50)}
     state["ov"][..., 0] = 200.0  # no label
     state |= moments(state)
@@ -110,7 +110,7 @@ def test_the_loss_of_a_model_that_is_sure_of_a_wrong_label_is_a_number_under_ada
     assert torch.allclose(loss, torch.tensor([200.0]))
 
 
-def test_adam_in_one_pass_is_the_runs_one_by_one_and_leaves_sgd_as_it_is() -> None:
+def test_adam_in_one_pass_equals_the_runs_one_by_one_and_does_not_affect_sgd() -> None:
     plain = ToyRun("a", "CACO", 1, epochs=2, batches=50, length=16)
     runs = [plain, replace(plain, adam=1e-3), replace(plain, adam=3e-3, seed=2, ratio=10, epochs=4)]
     together = train(runs)
@@ -123,7 +123,7 @@ def test_adam_in_one_pass_is_the_runs_one_by_one_and_leaves_sgd_as_it_is() -> No
     assert together[1].marks["end"].loss < together[0].marks["end"].loss
 
 
-def test_runs_without_adam_keep_their_names() -> None:
+def test_runs_without_adam_keep_their_keys() -> None:
     names = {
         "FAFO": "09ab86c23e40d808",
         "CACO": "8e8be967b2dd9830",
@@ -135,7 +135,7 @@ def test_runs_without_adam_keep_their_names() -> None:
     assert ToyRun(**adam.as_dict()) == adam
 
 
-def test_the_forms_under_adam_start_as_under_sgd() -> None:
+def test_adam_and_sgd_have_the_same_initialization() -> None:
     for name in FORMS:
         ours, theirs = start_state(RUNS[f"Adam {name}"]), start_state(RUNS[name])
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
@@ -143,7 +143,7 @@ def test_the_forms_under_adam_start_as_under_sgd() -> None:
         assert len(ours) == 3 * len(theirs)
 
 
-def test_runs_in_one_pass_are_the_runs_one_by_one() -> None:
+def test_runs_in_one_pass_equal_the_runs_one_by_one() -> None:
     runs = [
         ToyRun("a", "FAFO", 1, qk_start="default", epochs=2, batches=50, length=16),
         ToyRun("b", "FAFO", 2, ratio=20, epochs=1, batches=100, length=24),
@@ -158,7 +158,7 @@ def test_runs_in_one_pass_are_the_runs_one_by_one() -> None:
     assert train(runs[:1])[0].as_dict() == train(runs[:1])[0].as_dict()
 
 
-def test_a_ramp_rises_by_the_step() -> None:
+def test_a_ramp_rises_at_every_step() -> None:
     run = ToyRun("r", "CACO", ratio=1, ratio_end=40, epochs=10, batches=50, length=16)
     batch = Batch([run], torch.device("cpu"))
     batch.step = 250
@@ -167,7 +167,7 @@ def test_a_ramp_rises_by_the_step() -> None:
     assert math.isclose(float(rate), RATE * 20.5, rel_tol=1e-5)
 
 
-def test_start_values_depend_on_the_seed_alone() -> None:
+def test_initial_values_depend_only_on_the_seed() -> None:
     first, again = (start_state(RUNS["CACO"]) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert first["ov"].abs().max() <= 1 / math.sqrt(50)
@@ -188,17 +188,17 @@ def test_the_emulated_rate_follows_the_largest_singular_value() -> None:
     assert math.isclose(float(found), float(torch.linalg.matrix_norm(qk[0], 2)), rel_tol=1e-3)
 
 
-def test_imposed_attention_is_even_over_positions() -> None:
+def test_imposed_attention_is_uniform_over_positions() -> None:
     counts = torch.zeros(2, 50)
     counts[0, [0, 3, 12, 15]] = torch.tensor([1.0, 3.0, 1.0, 1.0])
-    counts[1, 2] = 5  # nothing distinct: all goes to the others
+    counts[1, 2] = 5  # no distinct tokens: all mass goes to the others
     mass = imposed_mass(counts, 0.8)
     assert torch.allclose(mass[0, [0, 3, 12, 15]], torch.tensor([0.05, 0.15, 0.4, 0.4]))
     assert torch.equal(mass[1].nonzero(), torch.tensor([[2]]))
     assert torch.allclose(mass.sum(1), torch.ones(2))
 
 
-def test_a_factorised_output_ends_lower_at_equal_attention() -> None:
+def test_a_factored_output_has_a_lower_final_loss_at_equal_attention() -> None:
     names = ["fixed collapsed alpha=0.8", "fixed factorised alpha=0.8"]
     runs = choose_runs(names, SEEDS[:1], epochs=80, batches=100, batch=32)
     collapsed, factorised = (result.gain for result in train(runs))
@@ -208,7 +208,7 @@ def test_a_factorised_output_ends_lower_at_equal_attention() -> None:
     assert collapsed["gain"] > 0
 
 
-def test_the_conserved_quantity_stays_while_a_run_trains() -> None:
+def test_the_conserved_quantity_stays_constant_during_training() -> None:
     batch = Batch([ToyRun("x", "FAFO", batches=50, length=16)], torch.device("cpu"))
     for name in ("q", "k", "v", "o"):
         batch.state[name] *= 1e5
@@ -222,7 +222,7 @@ def test_the_conserved_quantity_stays_while_a_run_trains() -> None:
     assert balance(v, 1.1 * o) > 0.05
 
 
-def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
+def test_a_diverged_run_is_a_result_and_the_others_continue() -> None:
     runs = [
         ToyRun(name, "CACO", ratio=ratio, epochs=3, batches=50) for name, ratio in (("a", 1.0), ("b", 1.0))
     ]
@@ -244,19 +244,19 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on() -> None:
         ({"form": "FAFA"}, "unknown toy form 'FAFA'; did you mean 'FAFO'?"),
         ({"qk_start": "small"}, "unknown start 'small'"),
         ({"batches": 70}, "batches takes 50, 100, 200, 250, got 70"),
-        ({"ratio": -1.0}, "the ratio takes numbers, 0 or more"),
-        ({"length": 2}, "length 3 or more"),
-        ({"share": 0.5}, "goes with form IA.. alone"),
+        ({"ratio": -1.0}, "ratio takes numbers of at least 0"),
+        ({"length": 2}, "length >= 3"),
+        ({"share": 0.5}, "only with form IA.."),
         ({"form": "EACO", "adam": 1e-3}, "Adam trains FAFO, FACO, CAFO, CACO, got form EACO"),
         ({"adam": 0.0}, "adam takes a rate above 0, got 0.0"),
     ],
 )
-def test_what_cannot_be_is_rejected(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?").replace(".", r"\.")):
         ToyRun(**({"name": "x", "form": "FAFO"} | settings))  # type: ignore[arg-type]
 
 
-def test_an_unknown_run_is_named_with_its_nearest() -> None:
+def test_an_unknown_run_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="did you mean 'FACO'"):
         choose_runs(["FACX"])
     with pytest.raises(UserError, match="unknown toy run"):

@@ -1,4 +1,4 @@
-"""The toy from end to end: a shorter smoke, its files, going on, and what claims make of it."""
+"""The toy end to end: a short smoke run, its files, resuming, and the claims about it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """FACO down to loss 1, with everything that theory gives."""
-    place = tmp_path_factory.mktemp("toy")
-    h2h.run_toy(ToyPlan(("FACO",), until=1.0, stepped=0.1), place, device="cpu", quiet=True)
-    return place
+    """Train FACO down to loss 1 and compute the theory; return the output directory."""
+    out = tmp_path_factory.mktemp("toy")
+    h2h.run_toy(ToyPlan(("FACO",), until=1.0, stepped=0.1), out, device="cpu", quiet=True)
+    return out
 
 
 @pytest.mark.slow
-def test_a_shorter_smoke_gives_the_published_numbers(folder: Path) -> None:
+def test_a_short_smoke_run_gives_the_published_numbers(folder: Path) -> None:
     found = json.loads((folder / "toy.json").read_text())
     assert len(found["ode"]) == 25
     assert {"r", "loss", "alpha"} <= found["ode"][0].keys()
@@ -49,7 +49,7 @@ def test_a_shorter_smoke_gives_the_published_numbers(folder: Path) -> None:
     assert found["left"] == 0
 
 
-def test_charts_and_page_are_there_and_need_no_script(folder: Path) -> None:
+def test_charts_and_page_exist_and_need_no_script(folder: Path) -> None:
     pytest.importorskip("vl_convert")
     names = {"heat", "alpha-at-loss", "alpha-over-time", "phases"}
     assert {path.name for path in (folder / "charts").iterdir()} == {
@@ -60,12 +60,12 @@ def test_charts_and_page_are_there_and_need_no_script(folder: Path) -> None:
     assert "<script" not in page
 
 
-def test_finished_runs_are_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_arm(runs: list[Any], *rest: Any) -> list[ToyResult]:
+def test_finished_runs_are_not_trained_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_training(runs: list[Any], *rest: Any) -> list[ToyResult]:
         assert not runs
         return []
 
-    monkeypatch.setattr("headtohead.papers.faster_qk.work.train", check_arm)
+    monkeypatch.setattr("headtohead.papers.faster_qk.work.train", no_training)
     before = json.loads((folder / "toy.json").read_text())
     plan = ToyPlan(("FACO",), until=1.0, stepped=0.1)
     work_toy(plan, folder, CPU, quiet=True)
@@ -73,13 +73,13 @@ def test_finished_runs_are_not_done_again(folder: Path, monkeypatch: pytest.Monk
     (kept,) = (folder / "toy").iterdir()
     content = kept.read_bytes()
     kept.write_bytes(content[:100])
-    with pytest.raises(AssertionError):  # damaged: it is to be done again
+    with pytest.raises(AssertionError):  # damaged: it would be trained again
         work_toy(plan, folder, CPU, quiet=True)
     kept.write_bytes(content)
 
 
 @pytest.mark.slow
-def test_processes_share_the_forms_and_stop_after_a_run_at_the_latest(tmp_path: Path) -> None:
+def test_processes_share_the_forms_and_stop_after_at_most_one_run(tmp_path: Path) -> None:
     plan = ToyPlan(("FACO", "FAFO"), until=1.0, stepped=1.0)
     toy = work_toy(plan, tmp_path, CPU, workers=2, seconds=0.0, quiet=True)
     assert toy.left < 2
@@ -96,23 +96,23 @@ def test_processes_share_the_forms_and_stop_after_a_run_at_the_latest(tmp_path: 
         ({"runs": ("FACO",), "long": {"CACO": 1}}, "unknown toy run 'CACO'"),
     ],
 )
-def test_plans_that_cannot_be_are_rejected(settings: dict[str, Any], message: str) -> None:
+def test_invalid_plans_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         ToyPlan(**settings)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_unknown_scale_is_named(tmp_path: Path) -> None:
+def test_an_unknown_scale_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'small'"):
         h2h.run_toy("smal", tmp_path)
 
 
 def made(alphas: dict[str, dict[float, float]]) -> Toy:
-    """Return a toy of five seeds with given alpha by run and loss."""
+    """Return toy results of five seeds with the given alpha by run and loss."""
     results = []
     for name, row in alphas.items():
-        for place, seed in enumerate(SEEDS):
-            shift = 0.002 * math.sin(7 * place + sum(map(ord, name)))
+        for index, seed in enumerate(SEEDS):
+            shift = 0.002 * math.sin(7 * index + sum(map(ord, name)))
             marks = {
                 f"loss {loss:g}": Mark(1, loss, alpha + shift, 0.05, [[0.0] * 5] * 5, 1.0, 1.0, 1.0, None)
                 for loss, alpha in row.items()
@@ -130,7 +130,7 @@ def answer(toy: Toy | None, claim: int, scale: str = "small") -> tuple[str, str]
     return found.direction, found.scale
 
 
-def test_claims_about_the_toy_are_decided_by_it() -> None:
+def test_claims_about_the_toy_are_decided_by_its_results() -> None:
     at = {0.01: 0.0, 0.001: 0.0}
     rows = {"FAFO": (0.35, 0.35), "CAFO": (0.36, 0.365), "CACO": (0.525, 0.619), "FACO": (0.653, 0.882)}
     table = {name: dict(zip(at, values)) for name, values in rows.items()}
@@ -141,26 +141,26 @@ def test_claims_about_the_toy_are_decided_by_it() -> None:
     assert answer(None, 1) == ("open", "not run")
 
 
-def test_runs_under_adam_stand_apart() -> None:
+def test_runs_under_adam_do_not_affect_findings_and_claims() -> None:
     table = {"FACO": {0.1: 0.377, 0.01: 0.653, 0.001: 0.882}}
-    alone, beside = made(table), made(table | {"Adam FACO": {0.1: 1.0, 0.01: 1.0, 0.001: 1.0}})
+    alone, both = made(table), made(table | {"Adam FACO": {0.1: 1.0, 0.01: 1.0, 0.001: 1.0}})
     assert alone.findings
-    assert beside.findings == alone.findings
-    assert {(row["name"], row["optimiser"]) for row in beside.as_dict()["runs"]} == {
+    assert both.findings == alone.findings
+    assert {(row["name"], row["optimiser"]) for row in both.as_dict()["runs"]} == {
         ("FACO", "sgd"),
         ("Adam FACO", "adam"),
     }
-    disguised = [ToyResult(replace(result.run, name="FACO"), result.marks) for result in beside.results[5:]]
+    disguised = [ToyResult(replace(result.run, name="FACO"), result.marks) for result in both.results[5:]]
     assert run_findings(disguised) == []
     paper = read_paper(find_paper("faster_qk"))
     adam = {scale: {run.name for run in plan.chosen() if run.adam} for scale, plan in paper.toy.items()}
     assert adam["smoke"] == set()
     assert adam["small"] == adam["paper"] == {name for name in RUNS if name.startswith("Adam ")}
-    asked = {name for claim in paper.claims for criterion in claim.criteria for name in criterion.order}
-    assert not asked & adam["small"]
+    used = {name for claim in paper.claims for criterion in claim.criteria for name in criterion.order}
+    assert not used & adam["small"]
 
 
-def test_adam_is_drawn_in_a_picture_of_its_own() -> None:
+def test_adam_has_its_own_chart() -> None:
     pytest.importorskip("altair")
     from headtohead.report.toy import draw_toy
 
@@ -178,12 +178,12 @@ def test_adam_is_drawn_in_a_picture_of_its_own() -> None:
     assert "adam" not in draw_toy(made({"FACO": {0.1: 0.377}}))
 
 
-def test_a_number_out_of_place_contradicts_and_a_missing_one_leaves_open() -> None:
+def test_a_wrong_number_contradicts_and_a_missing_one_leaves_open() -> None:
     table = {"FACO": {0.1: 0.377, 0.01: 0.653, 0.001: 0.882}, "CACO": {0.1: 0.436, 0.01: 0.525, 0.001: 0.619}}
     emulated = {"FACO emulated": {0.1: 0.377, 0.01: 0.607, 0.001: 0.832}}
     toy = made(table | emulated)
     assert [finding.holds for finding in toy.findings if finding.check == "emulated"] == [True] * 6
-    assert answer(toy, 5)[0] == "open"  # the factors are not there
+    assert answer(toy, 5)[0] == "open"  # the findings of the factors are missing
     far = made(table | {"FACO emulated": {0.1: 0.377, 0.01: 0.5, 0.001: 0.832}})
     assert answer(far, 5)[0] == "contradicted"
 
@@ -191,7 +191,7 @@ def test_a_number_out_of_place_contradicts_and_a_missing_one_leaves_open() -> No
 def test_settings_of_toy_claims_are_checked(tmp_path: Path) -> None:
     text = find_paper("faster_qk").read_text()
     path = tmp_path / "p.toml"
-    for old, new, words in (
+    for old, new, message in (
         ('order = ["FAFO", "CAFO"', 'order = ["FAFO", "CAFE"', "did you mean 'CAFO'"),
         (
             "losses = [0.01, 0.001], margins",
@@ -205,11 +205,11 @@ def test_settings_of_toy_claims_are_checked(tmp_path: Path) -> None:
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(UserError) as caught:
             read_paper(path)
-        assert words in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_an_interruption_reaches_this_process_alone() -> None:
-    """Its processes end when their input is closed; a KeyboardInterrupt of theirs would be a traceback on the screen."""
+def test_workers_have_their_own_process_group() -> None:
+    """Ctrl-C must not reach workers, which would print a traceback; they end when their input is closed."""
     (run,) = ToyPlan(("FACO",), until=1.0).chosen()
     worker = _start([[run]])
     try:

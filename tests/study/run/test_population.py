@@ -46,7 +46,7 @@ def study(story: Path, **values: Any) -> Study:
 
 
 def runs_of(story: Path, **values: Any) -> list[Run]:
-    return list(plan_study(study(story, **values).spec, stack=lambda runs: True).runs)
+    return list(plan_study(study(story, **values).spec, in_population=lambda runs: True).runs)
 
 
 def scores(folder: Path) -> dict[tuple[str, int], float]:
@@ -77,7 +77,9 @@ def countdown(count: int) -> Callable[[], bool]:
 @pytest.fixture(scope="module")
 def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stacked")
-    result = study(story, evaluations=2, probes=["positions"]).run(folder, workers=1, stack=True, quiet=True)
+    result = study(story, evaluations=2, probes=["positions"]).run(
+        folder, workers=1, population=True, quiet=True
+    )
     assert result.summary.done == 6
     return folder
 
@@ -119,7 +121,7 @@ def test_compiled_rows_are_the_same_runs(
 
     monkeypatch.setattr("torch._inductor.compile", compile)
     chosen = study(story, evaluations=2, probes=["positions"], arms=["standard"])
-    chosen.run(tmp_path, workers=1, stack=True, compile=True, quiet=True)
+    chosen.run(tmp_path, workers=1, population=True, compile=True, quiet=True)
     assert len(graphs) == 1
     assert {run.id for run in Store(tmp_path).runs()} <= {run.id for run in Store(finished).runs()}
     before = scores(finished)
@@ -130,7 +132,7 @@ def test_compiled_rows_are_the_same_runs(
 def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
     tasks = {"arms": ["standard"], "tasks": ["grammar:train=70"], "tokens": 3000, "batch": 300, "seeds": 3}
     for folder, stack in (("stacked", True), ("separate", False)):
-        Study(**tasks).run(tmp_path / folder, workers=1, stack=stack, quiet=True)
+        Study(**tasks).run(tmp_path / folder, workers=1, population=stack, quiet=True)
     found = [
         {run.spec()["seed"]: run.result() for run in Store(tmp_path / folder).runs()}
         for folder in ("stacked", "separate")
@@ -160,17 +162,17 @@ def test_a_forecast_counts_the_finished_rows(story: Path, finished: Path) -> Non
 def test_a_study_started_without_populations_stays_without(story: Path, tmp_path: Path) -> None:
     study(story, tokens=512, seeds=2).run(tmp_path, workers=1, quiet=True)
     runs = {run.id for run in Store(tmp_path).runs()}
-    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, stack=True, quiet=True)
+    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, population=True, quiet=True)
     stacked = {run.id for run in Store(tmp_path).runs()} - runs
     assert len(stacked) == 4
-    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, stack=False, quiet=True)
+    study(story, tokens=512, seeds=2).run(tmp_path, workers=1, population=False, quiet=True)
     assert {run.id for run in Store(tmp_path).runs()} == runs | stacked
     assert json.loads((tmp_path / "study.lock.json").read_text())["stacked"] is False
 
 
 @pytest.mark.slow
 def test_each_worker_takes_a_population(story: Path, finished: Path, tmp_path: Path) -> None:
-    study(story, evaluations=2, probes=["positions"]).run(tmp_path, workers=2, stack=True, quiet=True)
+    study(story, evaluations=2, probes=["positions"]).run(tmp_path, workers=2, population=True, quiet=True)
     assert results(tmp_path) == results(finished)
 
 
@@ -240,7 +242,7 @@ def test_a_diverged_row_is_a_result_and_the_others_continue(
             self.readout.data.fill_(float("nan"))
 
     monkeypatch.setattr(Decoder, "initialise", broken)
-    study(story, arms=["standard"]).run(tmp_path, workers=1, stack=True, quiet=True)
+    study(story, arms=["standard"]).run(tmp_path, workers=1, population=True, quiet=True)
     states = {run.spec()["seed"]: run.state() for run in Store(tmp_path).runs()}
     assert states == {1: "done", 2: "diverged", 3: "done"}
 
@@ -252,7 +254,7 @@ def test_an_error_of_the_population_is_recorded_for_each_row(
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr("headtohead.training.population.PopulationTrainer._clip", failing)
-    study(story, arms=["standard"]).run(tmp_path, workers=1, stack=True, quiet=True)
+    study(story, arms=["standard"]).run(tmp_path, workers=1, population=True, quiet=True)
     for run in Store(tmp_path).runs():
         result = run.result()
         assert result is not None
@@ -300,14 +302,14 @@ def test_a_study_of_populations_killed_repeatedly_ends_with_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:
     chosen = study(story, tokens=2560)
-    chosen.run(tmp_path / "whole", workers=1, stack=True, quiet=True)
+    chosen.run(tmp_path / "whole", workers=1, population=True, quiet=True)
     folder = tmp_path / "parts"
     for steps in (3, 12):  # summed over all rows
-        process = processes.start(processes.race, chosen.values, folder, stack=True, save_every=0.0)
+        process = processes.start(processes.race, chosen.values, folder, population=True, save_every=0.0)
         processes.until(lambda steps=steps: saved_steps(folder) >= steps)
         process.kill()
         assert processes.ended(process) == -signal.SIGKILL
-    chosen.run(folder, workers=1, stack=True, quiet=True)
+    chosen.run(folder, workers=1, population=True, quiet=True)
     assert results(folder) == results(tmp_path / "whole")
 
 
@@ -330,19 +332,19 @@ def test_settings_that_exclude_populations_are_rejected(
     given = {key: value for key, value in (SMALL | values).items() if value is not None}
     chosen = Study(arms=["standard"], corpus=f"file:{story}", **given)
     with pytest.raises(UserError, match=message):
-        chosen.run(tmp_path, workers=1, stack=True, quiet=True)
+        chosen.run(tmp_path, workers=1, population=True, quiet=True)
 
 
 def test_length_time_excludes_populations(story: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="length=time"):
-        study(story, length="time").run(tmp_path, workers=1, stack=True, quiet=True)
+        study(story, length="time").run(tmp_path, workers=1, population=True, quiet=True)
 
 
 def test_an_arm_that_vmap_does_not_support_is_named(story: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     chosen = study(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"])
     with pytest.raises(UserError, match=r"mine.py.*torch.vmap fails on this model"):
-        chosen.run(tmp_path / "out", workers=1, stack=True, quiet=True)
+        chosen.run(tmp_path / "out", workers=1, population=True, quiet=True)
 
 
 def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
@@ -415,6 +417,8 @@ def test_the_population_flags(story: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_one_seed_alone_is_no_population(story: Path, tmp_path: Path) -> None:
     for stack in (None, True):  # the second time there is nothing left to do
-        result = study(story, arms=["standard"], seeds=1).run(tmp_path, workers=1, stack=stack, quiet=True)
+        result = study(story, arms=["standard"], seeds=1).run(
+            tmp_path, workers=1, population=stack, quiet=True
+        )
     assert result.summary.done == 0
     assert len(result.results) == 1

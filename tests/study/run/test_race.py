@@ -98,10 +98,10 @@ def test_a_start_with_a_time_limit_of_zero_makes_progress_and_the_study_ends_the
     story: Path, tmp_path: Path, stack: bool
 ) -> None:
     chosen = study(story, arms=["standard"], tokens=768, seeds=2, evaluations=2, probes=["positions", "skip"])
-    chosen.run(tmp_path / "whole", workers=1, stack=stack, quiet=True)
+    chosen.run(tmp_path / "whole", workers=1, population=stack, quiet=True)
     reached = [0]
     while reached[-1] < progress_of(tmp_path / "whole"):
-        result = chosen.run(tmp_path / "parts", workers=1, stack=stack, seconds=0.0, quiet=True)
+        result = chosen.run(tmp_path / "parts", workers=1, population=stack, time_limit=0.0, quiet=True)
         reached.append(progress_of(tmp_path / "parts"))
         assert reached[-1] > reached[-2], f"a start made no progress: {reached}"
         assert result.summary.stopped == bool(result.summary.left)
@@ -112,7 +112,7 @@ def test_a_start_with_a_time_limit_of_zero_makes_progress_and_the_study_ends_the
 
 @pytest.mark.slow
 def test_workers_with_a_time_limit_of_zero_make_progress(story: Path, tmp_path: Path) -> None:
-    result = study(story, seeds=1).run(tmp_path, workers=2, seconds=0.0, quiet=True)
+    result = study(story, seeds=1).run(tmp_path, workers=2, time_limit=0.0, quiet=True)
     assert result.summary.stopped
     assert result.summary.left == 2
     assert [path.name for path in tmp_path.glob("runs/*/checkpoint/*")] == ["step-0000000001"] * 2
@@ -163,7 +163,7 @@ def test_an_interrupt_stops_cleanly_and_prints_how_to_continue(story: Path, tmp_
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=processes.PATIENCE)[0]
     assert process.returncode == 0, output
-    assert "the same command continues" in output
+    assert "repeat the same command to continue" in output
     assert list(tmp_path.glob("runs/*/checkpoint/step-*"))
     assert not list(tmp_path.glob("runs/*/lock"))
 

@@ -1,6 +1,6 @@
-"""A factorised matrix learns like a collapsed one with a growing rate: the numbers behind the words.
+"""Check numerically that a factored matrix learns like a collapsed one with a growing learning rate.
 
-W = A B under gradient flow: dW/dt = -eta (A A^T G + G B^T B), and A^T A - B B^T never changes. From A = B = eps I,
+W = A B under gradient flow: dW/dt = -eta (A A^T G + G B^T B), and A^T A - B B^T is conserved. From A = B = eps I,
 A A^T = (W W^T)^{1/2} and B^T B = (W^T W)^{1/2}. Along a fixed direction, W = mu U and G = -g U with U a projector,
 this is dmu/dt = 2 eta mu g: the collapsed flow with rate 2 eta mu(t).
 """
@@ -17,14 +17,14 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Factorised:
-    """How far descent on two factors is from what the theory says; all relative."""
+    """Relative distances of gradient descent on two factors from the theory."""
 
     law: float
-    """From mu <- mu (1 + s g)^2, the exact law of steps, along a fixed direction."""
+    """From mu <- mu (1 + s g)^2, the exact law of discrete steps, along a fixed direction."""
     flow: float
-    """From dmu/dt = 2 eta mu g, at step s."""
+    """From dmu/dt = 2 eta mu g, at step size s."""
     flow_halved: float
-    """The same at s / 2: half as much where the error is of first order."""
+    """The same at s / 2: half as much if the error is of first order."""
     conserved: float
     """||A^T A - B B^T|| / ||A^T A|| after descent on a quadratic loss in every direction."""
     root: float
@@ -36,7 +36,7 @@ class Factorised:
 
 
 def examine_factorised(size: int = 12, rank: int = 5, step: float = 0.005, seed: int = 0) -> Factorised:
-    """Return how well descent on A and B follows the theory, in float64."""
+    """Return how well gradient descent on A and B follows the theory, in float64."""
     draw = np.random.default_rng(seed)
     law, flow = _fixed_direction(size, rank, step, draw)
     _, halved = _fixed_direction(size, rank, step / 2, np.random.default_rng(seed))
@@ -45,17 +45,17 @@ def examine_factorised(size: int = 12, rank: int = 5, step: float = 0.005, seed:
 
 
 def _pull(mu: float) -> float:
-    """Return g(mu) = 1 - mu: a loss whose least value is at mu = 1."""
+    """Return g(mu) = 1 - mu, from a loss with its minimum at mu = 1."""
     return 1.0 - mu
 
 
 def _fixed_direction(size: int, rank: int, step: float, draw: np.random.Generator) -> tuple[float, float]:
-    """Return the largest distance of A B from the law of steps and from the flow, against mu."""
+    """Return the largest distances of A B from the law of steps and from the flow, relative to mu."""
     basis = np.linalg.qr(draw.standard_normal((size, size)))[0][:, :rank]
     projector = basis @ basis.T
     start = 1e-3
     a, b = start * np.eye(size), start * np.eye(size)
-    # eps I has a part outside U that no gradient moves: mu is what stands along U.
+    # eps I has a component outside U that no gradient changes; mu is the component along U.
     mu = start**2
     law = flow = 0.0
     for count in range(1, round(8 / step) + 1):
@@ -72,7 +72,7 @@ def _fixed_direction(size: int, rank: int, step: float, draw: np.random.Generato
 
 
 def _every_direction(size: int, step: float, draw: np.random.Generator) -> tuple[float, float]:
-    """Return how far the conserved quantity and the square root have gone in descent on ||A B - T||^2 / 2."""
+    """Return the drift of the conserved quantity and of the square root after descent on ||A B - T||^2 / 2."""
     target = draw.standard_normal((size, size)) / np.sqrt(size)
     a, b = 1e-3 * np.eye(size), 1e-3 * np.eye(size)
     for _ in range(round(6 / step)):

@@ -1,10 +1,10 @@
-"""The toy model reduced to two numbers: how far each circuit has gone along its fixed direction.
+"""The toy model reduced to two numbers: the magnitude of each circuit along its fixed direction.
 
     alpha      = m e^{mu_QK} / (m e^{mu_QK} + n)          loss = log(1 + (M-1) e^{-alpha mu_OV})
     dmu_OV/dt  = eta_OV alpha / (b D)                      D = e^{alpha mu_OV} + M - 1
     dmu_QK/dt  = eta_QK (M-1) alpha (1-alpha) mu_OV / (M b^2 D)
 
-Dividing one equation by the other gives what never changes along a path, and with it the solution at any loss:
+Dividing one equation by the other gives the invariant of a path, and with it the solution at any loss:
 
     mu_QK + (m/n)(e^{mu_QK} - 1) = r (M-1)/(2 M b) mu_OV^2      alpha mu_OV = log((M-1) / (e^loss - 1))
 """
@@ -72,16 +72,16 @@ class Reduced:
         return ov, r * (self.classes - 1) / (self.classes * self.b) * (1 - alpha) * mu_ov * ov
 
     def invariant(self, r: float, mu_ov: float, mu_qk: float) -> float:
-        """Return the ratio of the two sides of the closed form: 1 along every path."""
+        """Return the ratio of the two sides of the closed form, which is 1 along every path."""
         left = mu_qk + self.m / self.n * math.expm1(mu_qk)
         return left / (r * (self.classes - 1) / (2 * self.classes * self.b) * mu_ov**2)
 
     def solve(self, r: float, loss: float) -> Point:
-        """Return the state at a loss by the closed form; no path is followed."""
+        """Return the state at a loss by the closed form, without integration."""
         most = math.log(self.classes)
         if not 0 < loss < most or not 0 < r < math.inf:
             raise UserError(
-                f"a loss between 0 and {most:.4f} and a ratio above 0 are needed, got {loss!r}, {r!r}"
+                f"solve takes a loss between 0 and {most:.4f} and a ratio above 0, got {loss!r}, {r!r}"
             )
         from scipy.optimize import brentq
 
@@ -100,9 +100,9 @@ class Reduced:
         return Point(r, loss, alpha, mu_qk, wanted / alpha)
 
     def integrate(self, r: float, losses: Sequence[float] = LOSSES) -> tuple[list[Point], list[Point]]:
-        """Return the states at falling losses, and some two hundred on the way, by an adaptive method.
+        """Return the states at decreasing losses, and 201 states along the path, by an adaptive method.
 
-        Time is taken as log(1 + tau): a path spends nine tenths of it on the last tenth of the loss.
+        The time variable is log(1 + tau), because a path spends nine tenths of tau on the last tenth of the loss.
         """
 
         from scipy.integrate import solve_ivp
@@ -139,9 +139,9 @@ class Reduced:
         losses: Sequence[float] = LOSSES,
         progress: Callable[[float], None] = lambda loss: None,
     ) -> tuple[list[Point], float]:
-        """Return the states at falling losses by the published method, and how far the invariant ever was from 1.
+        """Return the states at decreasing losses by the published method, and the largest distance of the invariant from 1.
 
-        Classic Runge-Kutta at the published step; a state is interpolated, in log loss, to its threshold.
+        Classic Runge-Kutta at the published step; states are interpolated in log loss to each threshold.
         """
         ov = qk = tau = worst = 0.0
         points: list[Point] = []
