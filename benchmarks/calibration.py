@@ -2,7 +2,7 @@
 
     python benchmarks/calibration.py [--studies 40] [--seeds 5] [--tokens 300k] [--workers 0] [--out FILE]
 
-Trains `standard` and a copy with different start values (benchmarks/renamed.py) on the same windows, `studies` times `seeds`
+Trains `standard` and a copy with different initial values (benchmarks/renamed.py) on the same windows, `studies` times `seeds`
 seeds of each, and judges every group of seeds as a separate study. Every verdict of better or worse is a false winner. The
 same differences are also regrouped at random many times, which narrows the confidence interval of the false-winner rate on
 real noise. Runs are kept in --runs and reused. The last line is one JSON document; --out writes it to a file.

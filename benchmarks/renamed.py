@@ -1,4 +1,4 @@
-"""`standard` with different start values: its parameters are drawn under different names.
+"""`standard` with different initial values: its parameters are drawn under different names.
 
 Used by `benchmarks/calibration.py`: it is equal to `standard` in distribution, so its runs differ from those of `standard`
 only as two seeds of one arm do.
@@ -14,7 +14,7 @@ from headtohead.mechanisms.standard import Standard
 
 
 class Renamed(Standard):
-    """Standard attention whose start values are drawn under different names."""
+    """Standard attention whose initial values are drawn under different names."""
 
     def initialise(self, draw: Any) -> None:
         """Draw every start value under a name that `standard` does not use."""

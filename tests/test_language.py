@@ -178,7 +178,6 @@ PHRASES = """
     is told
     is heard
     of before
-    of their own accord
     as they stand
     when nothing is said
     when not given
@@ -189,14 +188,92 @@ PHRASES = """
     way through the house
     behind one face
     plain twin
+    compiled twin
     stacked seeds
+    recorded steps
+    steps one by one
     mends what
     sealed with
     see to the cause
     stands in no circuit
+    stands in two circuits
+    would move it
     does the runs
     the one trainer
-    the person at the keyboard
+    at the keyboard
+    turned keys
+    turned in the score
+    what came of it
+    what was learnt
+    by the clock
+    on the clock
+    told apart
+    fine in company
+    done anew
+    made anew
+    joined anew
+    start anew
+    writes it anew
+    sign of life
+    stands outside
+    alike in all but
+    so-many-th
+    its checksum is not its own
+    what it says it is
+    can be mended
+    needs you
+    which run stands where
+    is of studies of
+    looks both ways
+    not at hand
+    were asked for
+    cannot stand
+    as many as the model says
+    what the layer says of itself
+    start values
+    is no trainable parameter
+    added after looking
+    leans wholly on
+    still fell steeply
+    the difference could be none
+    can be told
+    who is ahead
+    if the line goes on
+    are left as they are
+    had been silent too long
+    the machinery runs
+    stands in row
+    behind its name
+    is not at hand
+    of so many steps
+    what counts nowhere
+    goes on as it is
+    and that is said
+    is not coming back
+    using the one before
+    is not of this run
+    negative or no number
+    acts on no parameter
+    holds no text
+    half of a character
+    as they stand in
+    whatever stands beside it
+    no state to lose
+    like lengths together
+    to write on from
+    came to their end
+    what became of
+    for the way back
+    beside the one it should be
+    hold attention against
+    where it looks
+    where they look
+    lies at the edge
+    keeps no cache
+    dearer
+    whoever
+    thereby
+    wherein
 """.strip().splitlines()
 
 

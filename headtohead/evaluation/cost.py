@@ -23,7 +23,7 @@ def arm_cost(
     dtype: torch.dtype = torch.bfloat16,
     batch: int = 1,
 ) -> dict[str, Any]:
-    """Return the cost of one arm at a size and context; cache sizes are None if a layer keeps no cache.
+    """Return the cost of one arm at a size and context; cache sizes are None if a layer has no cache.
 
     Work that `batch` sequences share, such as a companion, is divided among them.
     """
