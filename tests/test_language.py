@@ -274,6 +274,23 @@ PHRASES = """
     whoever
     thereby
     wherein
+    how sure that is
+    before you believe it
+    what these data bear
+    what became of the paper
+    trained here, tested there
+    who wins which task
+    looking and being right
+    what tells nothing
+    what the quality costs
+    nothing here speaks for it
+    may stand in for
+    as near as whole steps come
+    rows that stand there
+    two sides of tokens
+    is no tracker
+    the study goes on
+    no run is at work
 """.strip().splitlines()
 
 

@@ -30,7 +30,7 @@ __all__ = [
 def bench_kernels(
     *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
 ) -> dict[str, Any]:
-    """Return the time and error of every fused kernel against its plain reference, byte floor and float64; small shapes on CPU.
+    """Return time and error of every fused kernel against its plain reference and float64; small shapes on CPU.
 
     `out` stores each row as soon as it is measured; rows already stored for this commit and device are reused.
     """

@@ -337,7 +337,7 @@ def report_skipped(error: ImportError, quiet: bool) -> None:
 
 
 def processes(device: torch.device, workers: int, threads: int = 1) -> int:
-    """Return the number of training processes: `workers`, by default one per core on CPU and one on a GPU, over `threads`."""
+    """Return the number of training processes: `workers` (0: one per core on CPU, one on a GPU) over `threads`."""
     if workers < 0:
         raise UserError(f"workers={workers} must be 0 (one per core on CPU, one on a GPU) or more")
     if threads < 1:

@@ -63,8 +63,9 @@ def bench_growth(
 
     Defaults: all mechanisms; on a GPU a slice of 60m, contexts 512 to 32,768, bf16, one compiled block; on CPU a slice of
     nano, contexts 128 to 2,048, float32, eager. `workers=0` compiles with one process per core. `batch` is tokens per
-    step, by default the longest context. A row whose predicted step time exceeds `longest` seconds is skipped with a note. After `seconds` the
-    benchmark stops with the rows measured so far; `out` stores them, and the same call continues.
+    step, by default the longest context. A row whose predicted step time exceeds `longest` seconds is skipped
+    with a note. After `seconds` the benchmark stops with the rows measured so far; `out` stores them, and the same call
+    continues.
     """
     where = choose_device(device)
     on_gpu = where.type == "cuda"
@@ -152,7 +153,7 @@ def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequ
 
 
 def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
-    """Return the slices that can be built, and the reasons for the others: a layout of two mechanisms cannot fill one layer."""
+    """Return the slices that can be built, and why not for the others (two mechanisms cannot fill one layer)."""
     able, left_out = [], []
     for one in every:
         try:
@@ -177,7 +178,7 @@ def declared(one: Slice) -> Row:
 
 
 def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
-    """Return predicted seconds per step from smaller rows on its axes: the larger of FLOP scaling and the last slope; else 0."""
+    """Return predicted seconds per step from smaller rows on its axes, the larger of FLOP scaling and last slope; else 0."""
     facts, best = facts_of(one, base) | declared(one), 0.0
     for axis in AXES:
         if not on_axis(facts, axis):
