@@ -190,7 +190,7 @@ def _attempt_pass(
             if isinstance(error, OSError)
             else str(error)
         )
-        emit({"kind": "obstacle", "run": runs[0].id, "words": message})
+        emit({"kind": "deferred", "run": runs[0].id, "message": message})
         return "blocked"
     if any(run.finished() for run in runs):
         stop.advance()
@@ -234,7 +234,7 @@ def _attempt(
         message = (
             f"cannot write to {run.path}: {error.strerror}" if isinstance(error, OSError) else str(error)
         )
-        emit({"kind": "obstacle", "run": run.id, "words": message})
+        emit({"kind": "deferred", "run": run.id, "message": message})
         return "blocked"
     if run.finished():
         stop.advance()

@@ -330,9 +330,9 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
         display.scoring(run.id, event["share"])
     elif kind == "warning":
         display.note(f"{name}: {event['words']}")
-    elif kind == "obstacle":
-        if event["words"] not in summary.trouble:
-            summary.trouble.append(event["words"])
+    elif kind == "deferred":
+        if event["message"] not in summary.trouble:
+            summary.trouble.append(event["message"])
             display.note(f"{name}: {event['words']}")
     elif kind == "waiting":
         display.note(f"waiting for {name}, which {event['owner']} is running")

@@ -124,20 +124,20 @@ def with_failures_recorded(run: RunDirectory, emit: Event, work: Callable[[], st
     try:
         return work()
     except (ExternalError, NewerFile) as error:
-        emit({"kind": "obstacle", "run": run.id, "words": str(error)})
+        emit({"kind": "deferred", "run": run.id, "message": str(error)})
         return "deferred"
     except OSError as error:
         message = f"cannot write to {run.path}: {error.strerror or error}"
     except Exception as error:
         if run.finished():  # its result is still valid
-            emit({"kind": "obstacle", "run": run.id, "words": f"{type(error).__name__}: {error}"})
+            emit({"kind": "deferred", "run": run.id, "message": f"{type(error).__name__}: {error}"})
             return "deferred"
         status = "out of memory" if _out_of_memory(error) else "failed"
         try:
             return _fail(run, status, error)
         except OSError as second:
             message = f"cannot write to {run.path}: {second.strerror}"
-    emit({"kind": "obstacle", "run": run.id, "words": message})
+    emit({"kind": "deferred", "run": run.id, "message": message})
     return "blocked"
 
 
@@ -218,7 +218,7 @@ def begin(
             evaluate=evaluate,
             rewind=run.rewind,
             compiling=lambda: emit({"kind": "compiling", "run": run.id}),
-            warn=lambda message: emit({"kind": "warning", "run": run.id, "words": message}),
+            warn=lambda message: emit({"kind": "warning", "run": run.id, "message": message}),
         ),
     )
     return StartedRun(run, trainer, dataset, changes, stacked)
@@ -340,7 +340,7 @@ def take_probes(
             raise
         except Exception as error:  # the run is still valid; the next start tries the probe again
             message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            emit({"kind": "obstacle", "run": run.id, "words": f"probe {name}: {message}".splitlines()[0]})
+            emit({"kind": "deferred", "run": run.id, "message": f"probe {name}: {message}".splitlines()[0]})
             continue
         run.keep_probe(name, found)
         stop.advance()

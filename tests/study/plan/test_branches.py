@@ -225,7 +225,7 @@ def test_branches_of_a_deferred_trunk_do_not_run(story: Path, tmp_path: Path) ->
     store = Store(tmp_path / "study")
     store.make()
     work(store, [Job(run.record()) for run in plan.distinct()], ExecutionSettings(), NEVER, events.append)
-    assert {event["kind"] for event in events} == {"started", "obstacle", "ended"}
+    assert {event["kind"] for event in events} == {"started", "deferred", "ended"}
     assert {event["run"] for event in events} == {run.id for run in plan.trunks}
 
 
