@@ -329,11 +329,11 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     elif kind == "scoring":
         display.scoring(run.id, event["share"])
     elif kind == "warning":
-        display.note(f"{name}: {event['words']}")
+        display.note(f"{name}: {event['message']}")
     elif kind == "deferred":
         if event["message"] not in summary.trouble:
             summary.trouble.append(event["message"])
-            display.note(f"{name}: {event['words']}")
+            display.note(f"{name}: {event['message']}")
     elif kind == "waiting":
         display.note(f"waiting for {name}, which {event['owner']} is running")
     elif kind == "ended" and event["state"] not in ("stopped", "deferred", "blocked"):
