@@ -34,11 +34,12 @@ from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
 """A temporary file or ownerless lock is stale after this time without a change."""
+_TAKEN_OVER = "h2h race takes it over after watching it for a minute"
 _ROOM_BYTES = 2**30
 _TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
 
-Step = Callable[[], object]
-"""A repair; it returns False if it turns out to be impossible."""
+Step = Callable[[], str | None]
+"""A repair; if it turns out to be impossible, it returns what to do instead."""
 Progress = Callable[[str, float], None]
 
 
@@ -79,7 +80,10 @@ def repair(findings: list[Finding]) -> None:
     """Repair every finding that is safe to repair."""
     for finding in findings:
         if finding.repair is not None:
-            finding.repaired = finding.repair() is not False
+            if instead := finding.repair():
+                finding.remedy, finding.repair = instead, None
+            else:
+                finding.repaired = True
 
 
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
@@ -268,14 +272,18 @@ def _lock(lock: Path) -> Iterator[Finding]:
         return
     owner = owner_of(lock)
     if owner is not None and owner.dead:
-        yield Finding(lock, f"{owner} is dead", "removed", lambda: released(lock))
+        yield Finding(lock, f"{owner} is dead", "removed", partial(_release, lock))
     elif owner is not None and not owner.here:
         idle = time.time() - lock.stat().st_mtime
         if idle > _OLD_SECONDS:
             problem = f"{owner} has not updated it for {idle / 3600:.0f} hours"
-            yield Finding(lock, problem, "h2h race takes it over after watching it for a minute")
+            yield Finding(lock, problem, _TAKEN_OVER)
     elif owner is None and time.time() - lock.stat().st_mtime > _OLD_SECONDS:
-        yield Finding(lock, "no owner", "removed", lambda: released(lock))
+        yield Finding(lock, "no owner", "removed", partial(_release, lock))
+
+
+def _release(lock: Path) -> str | None:
+    return None if released(lock) else _TAKEN_OVER
 
 
 def _temporary(path: Path) -> Iterator[Finding]:

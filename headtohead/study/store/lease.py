@@ -50,8 +50,8 @@ class Owner:
 
     def __str__(self) -> str:
         name = self.host.partition("?")[0]
-        container = "" if self.here or name != _this_host().partition("?")[0] else "another container on "
-        return f"process {self.pid} on {container}{name}"
+        near = not self.here and name == _this_host().partition("?")[0]
+        return f"process {self.pid} {'in another container ' if near else ''}on {name}"
 
 
 @cache
