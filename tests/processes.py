@@ -7,17 +7,19 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from headtohead import Study
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
+from headtohead.study.plan.freeze import planned_seeds
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
@@ -114,6 +116,14 @@ def _schedule_kill(choose: random.Random) -> None:
 
     checkpoint._write = deadly(write)
     os.rename, os.replace, os.fsync = deadly(os.rename), deadly(os.replace), deadly(os.fsync)
+
+
+def plan_seeds(folder: Path, seeds: Sequence[int]) -> None:
+    """Wait for the file `go`, then plan one seed after the other; each is added after results existed."""
+    until((folder / "go").is_file)
+    for seed in seeds:
+        plan: Any = SimpleNamespace(spec=SimpleNamespace(seeds=(seed,)), runs=())
+        planned_seeds(folder, plan, started=True)
 
 
 def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:

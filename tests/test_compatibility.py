@@ -16,11 +16,10 @@ import torch
 import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import DamagedFile, NewerFile
-from headtohead.common.files import finite
+from headtohead.common.files import finite, with_checksum
 from headtohead.common.schema import SCHEMA, check_schema, with_schema
 from headtohead.study.store.archive import import_runs
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import with_checksum
 from headtohead.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from tests.golden.make import DATA, EXPORTED, STUDIES, make_studies
 

@@ -179,21 +179,11 @@ class Study:
         store.make()
         known = found(plan)
         manifest = dataclasses.replace(plan.manifest(), tuning=tuning.rows)
-        history = History.read(store.path)
-        history.plan(manifest, plain(self.values), lambda run: run in known or store.run(run).finished())
-        late = planned_seeds(store.path, plan, started=bool(known))
-        added = study_marks(store.path, manifest, late).added_seeds
+        added = self._freeze(store, plan, manifest)
         for message in [*tuning.warnings(), *unprobed_note(store, known, self.spec.probes), *manifest.notes]:
             display.note(message)
         for message in check_lines(manifest.checks):
             display.note(message)
-        record = {
-            "outline": manifest.as_dict(),
-            "added_seeds": sorted(added),
-            "settings": plain(self.values),
-            "seconds": frozen_seconds(store.path),
-        }
-        write_document(store.path / "study.json", record, indent=None)
         summary = done(plan)
         result = _judge_all(store, manifest, added, known)
         result.summary = summary
@@ -203,6 +193,26 @@ class Study:
             summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
             display.note(summary.trouble[-1])
         return result
+
+    def _freeze(self, store: Store, plan: Plan, manifest: Manifest) -> frozenset[int]:
+        """Write the plan to history.jsonl, study.lock.json and study.json; return the seeds added after results existed."""
+
+        def done(run: str) -> bool:
+            return store.run(run).finished()
+
+        settings = plain(self.values)
+        with History.changing(store.path) as history:
+            history.plan(manifest, settings, done)
+            late = planned_seeds(store.path, plan, started=any(done(run.id) for run in plan.distinct()))
+            added = study_marks(store.path, manifest, late).added_seeds
+            record = {
+                "outline": manifest.as_dict(),
+                "added_seeds": sorted(added),
+                "settings": settings,
+                "seconds": frozen_seconds(store.path),
+            }
+            write_document(store.path / "study.json", record)
+        return added
 
 
 @dataclass
@@ -227,14 +237,15 @@ class StudyResult:
 
         Without the chart library the page is skipped with a message. `only_if_changed` keeps an up-to-date page.
         """
-        History.read(self.path).report(
-            [
-                {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
-                for row in self.verdicts
-                for contest in self.manifest.contests()
-                if row.of(contest) and row.p is not None
-            ]
-        )
+        with History.changing(self.path) as history:
+            history.report(
+                [
+                    {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                    for row in self.verdicts
+                    for contest in self.manifest.contests()
+                    if row.of(contest) and row.p is not None
+                ]
+            )
         rows = [row.as_dict() for row in self.verdicts]
         write_json(self.path / "verdicts.json", rows)
         if trends := self.trends():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,3 +88,36 @@ def digest_file(path: Path) -> str:
     """Return the sha256 of a file's bytes in hex."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def with_checksum(value: Mapping[str, Any]) -> str:
+    """Return `value` as JSON text, one line per member; the last member is the checksum of the text before it.
+
+    A checksum in `value` is replaced, NaN and infinity become null.
+    """
+    lines = (
+        f" {json.dumps(key)}: {json.dumps(item, ensure_ascii=False, allow_nan=False)}"
+        for key, item in finite(value).items()
+        if key != "checksum"
+    )
+    body = "{\n" + ",\n".join(lines)
+    return f'{body},\n "checksum": "{digest(body)[:16]}"\n}}\n'
+
+
+_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{16})"\n}\n')
+_CHECKSUM_LENGTH = len(',\n "checksum": ""\n}\n') + 16
+
+
+def verify_checksum(content: bytes) -> Any:
+    """Return the value of a JSON text with checksum; raise ValueError on a mismatch.
+
+    A text without a checksum is accepted.
+    """
+    value = json.loads(content)
+    match = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
+    if match:
+        if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != match[1]:
+            raise ValueError("checksum mismatch")
+    elif isinstance(value, dict) and "checksum" in value:
+        raise ValueError("the checksum is not the last member")
+    return value

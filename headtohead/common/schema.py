@@ -1,17 +1,17 @@
-"""The schema number of the JSON documents in a study directory, and its check.
+"""The JSON documents in a study directory: each has a schema number and a checksum, both checked when it is read.
 
-A document without a number has schema 0. docs/compatibility.md lists the numbers.
+A document without a number has schema 0; one without a checksum was written by an older version and is accepted.
+docs/compatibility.md lists the numbers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, NewerFile
-from headtohead.common.files import read_json, write_json
+from headtohead.common.files import read_json, verify_checksum, with_checksum, write_atomic
 
 SCHEMA = 1
 """The number that this version writes, and the highest that it reads."""
@@ -34,12 +34,12 @@ def check_schema(value: Any, source: Path | str) -> None:
         )
 
 
-def write_document(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Write a document with its schema number, atomically."""
-    write_json(path, with_schema(value), indent)
+def write_document(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a document with its schema number and its checksum, atomically."""
+    write_atomic(path, with_checksum(with_schema(value)))
 
 
-def read_document(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
+def read_document(path: Path, parse: Callable[[bytes], Any] = verify_checksum) -> Any:
     """Return the JSON in `path`. Errors for a missing, damaged or newer file name it."""
     value = read_json(path, parse)
     check_schema(value, path)

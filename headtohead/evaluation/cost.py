@@ -15,6 +15,9 @@ from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 
+FORMULAS = 1
+"""The version of these formulas. Raise it when a count of an existing arm changes, so that stored counts keep their meaning."""
+
 
 def arm_cost(
     size: Size,

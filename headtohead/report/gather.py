@@ -82,10 +82,14 @@ def gather(
                             facts.probes.setdefault(name, {})[seed] = found
                     except UnreadableFile as error:
                         damage.append(str(error))
-            if cost := run.costs():
+            if cost := run.costs(results.get(run_id)):
                 facts.costs.append(cost)
-            if curve := [_point(row) for row in run.metrics(every) if isinstance(row.get("nats"), float)]:
-                facts.curves[seed] = curve
+            try:
+                rows = run.curve(results.get(run_id), every)
+                if curve := [_point(row) for row in rows if isinstance(row.get("nats"), float)]:
+                    facts.curves[seed] = curve
+            except UnreadableFile as error:
+                damage.append(str(error))
         if not facts.record:
             facts.curves = {}
         arms.append(facts)
@@ -172,6 +176,7 @@ def _settings(record: Row) -> dict[str, str]:
     flat["forward FLOPs per token (causal)"] = short_count(record["flops_per_token"])
     cache = record.get("cache_bytes_per_token")
     flat["cache bytes per token (bf16)"] = "no cache" if cache is None else f"{cache:,}"
+    flat["version of the cost formulas"] = str(record.get("formulas", "unknown"))
     flat |= {name: str(size[name]) for name in ("width", "layers", "heads", "context", "vocabulary")}
     flat["feed-forward width"] = str(size["ffn"])
     flat |= {f"model: {name}": str(value) for name, value in size["settings"].items()}

@@ -94,7 +94,7 @@ def latest_checkpoint(
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in `path`; raise DamagedFile, naming the file, when a checksum does not match."""
     try:
-        facts = read_document(path / "state.json")
+        facts = read_document(path / "state.json", json.loads)
         checksum = facts.pop("checksum")
         if checksum != digest(canonical_json(facts)):
             raise ValueError("it does not match its checksum")

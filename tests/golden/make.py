@@ -8,6 +8,7 @@ recreated: they show what older versions wrote. Pack them: tar -C tests/golden -
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -86,6 +87,8 @@ def make_studies(out: Path) -> None:
 
 def strip(out: Path) -> None:
     """Remove weights, pages, and the paths of this machine."""
+    from headtohead.common.files import with_checksum
+
     for path in [
         *out.glob("*/runs/*/checkpoint"),
         *out.glob("*/runs/*/branches"),
@@ -96,7 +99,7 @@ def strip(out: Path) -> None:
         path.unlink()
     for path in [*out.glob("*/study.json"), *out.glob("*/runs/*/spec.json")]:
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(f"{out}/", ""), encoding="utf-8")
+        path.write_text(with_checksum(json.loads(text.replace(f"{out}/", ""))), encoding="utf-8")
 
 
 def main() -> None:

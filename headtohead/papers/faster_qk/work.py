@@ -143,7 +143,7 @@ def work_toy(
         def keep(result: ToyResult) -> None:
             stop.advance()  # toy runs have no checkpoints: only a finished run is progress
             known[result.run] = result
-            write_document(_path(store, result.run, device), result.as_dict(), indent=None)
+            write_document(_path(store, result.run, device), result.as_dict())
 
         parts = distribute(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:

@@ -63,7 +63,8 @@ def runs_csv(
                 run = store.run(run_id)
                 # These facts are the same for all seeds of an arm, so one record is enough.
                 facts = facts or _facts(store, run_id)
-                result, cost = results.get(run_id, {}), run.costs()
+                result = results.get(run_id, {})
+                cost = run.costs(result)
                 row: dict[str, Any] = {
                     "run": run_id,
                     "arm": text,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headtohead.common.errors import UnreadableFile
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest
@@ -66,7 +68,8 @@ def contest_stability(
         for label in curves_of:
             run = manifest.runs(contest, label).get(seed, "")
             if results.get(run, {}).get("status") in ("done", "diverged"):
-                curves[label] = store.run(run).metrics()
+                with suppress(UnreadableFile):  # the page names it
+                    curves[label] = store.run(run).curve(results[run])
         for label, rows in curves.items():
             if rows:
                 curves_of[label].add(rows, curves.get(manifest.baseline, []))

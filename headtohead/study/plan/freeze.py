@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.files import canonical_json, digest
-from headtohead.common.schema import write_document
 from headtohead.study.plan.run_spec import Plan
-from headtohead.study.store.frozen import NAME, read_lock
+from headtohead.study.store.frozen import changing_lock
 
 
 def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
@@ -16,20 +15,18 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
 
     `started`: whether a run of this plan already has a result.
     """
-    path = folder / NAME
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
     key = digest(canonical_json(_comparison(plan)))[:16]
-    known = lock.get("recovered", plan.spec.seeds)
-    planned = [seed for seed in plan.spec.seeds if seed in known]
-    entry = lock["plans"].setdefault(key, {"seeds": planned, "added": [], "solved": _solved(plan)})
-    new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
-    if new and started:
-        entry["added"] += new
-    else:
-        entry["seeds"] += new
-    if "stacked" in lock or any(run.stacked for run in plan.runs):
-        lock["stacked"] = any(run.stacked for run in plan.runs)
-    write_document(path, lock)
+    with changing_lock(folder) as lock:
+        known = lock.get("recovered", plan.spec.seeds)
+        planned = [seed for seed in plan.spec.seeds if seed in known]
+        entry = lock["plans"].setdefault(key, {"seeds": planned, "added": [], "solved": _solved(plan)})
+        new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
+        if new and started:
+            entry["added"] += new
+        else:
+            entry["seeds"] += new
+        if "stacked" in lock or any(run.stacked for run in plan.runs):
+            lock["stacked"] = any(run.stacked for run in plan.runs)
     return frozenset(entry["added"])
 
 

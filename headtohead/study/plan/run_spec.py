@@ -10,6 +10,7 @@ from typing import Any
 
 from headtohead.common.files import canonical_json, digest
 from headtohead.evaluation.corpus_stats import Statistics
+from headtohead.evaluation.cost import FORMULAS
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
@@ -116,6 +117,7 @@ class Run:
             "flops_per_token": self.flops,
             "flops_source": self.flops_source,
             "cache_bytes_per_token": self.cache,
+            "formulas": FORMULAS,
             "identity": self.identity,
             **self._further,
             **({"branches": list(self.branches)} if self.branches else {}),

@@ -20,14 +20,13 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
-from headtohead.common.schema import write_document
 from headtohead.kernels import plain
 from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
 from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
 from headtohead.study.plan.run_spec import Run, StepTime
-from headtohead.study.store.frozen import NAME, frozen_seconds, read_lock
+from headtohead.study.store.frozen import NAME, changing_lock, frozen_seconds
 from headtohead.study.store.lease import LeaseManager
 from headtohead.training.acceleration import compiles
 from headtohead.training.trainer import Trainer
@@ -98,14 +97,13 @@ class FrozenStepTimes:
         samples = self._measure([runs[key] for key in names], dataset, path)
         # The known arm keeps its value; the others are scaled by it.
         whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
-        lock_path = self.folder / NAME
-        lock = read_lock(lock_path) if lock_path.is_file() else {"plans": {}}
+        measured = {}
         for index, key in enumerate(names):
             if key not in missing:
                 continue
             first = samples[0] if index else np.median(samples[0])
             low, ratio, high = (float(share) for share in np.percentile(samples[index] / first, (25, 50, 75)))
-            lock.setdefault("seconds", {})[key] = {
+            measured[key] = {
                 "arm": runs[key].arm.text,
                 "size": runs[key].size.dims,
                 "seconds": whole * ratio,
@@ -113,7 +111,8 @@ class FrozenStepTimes:
                 "steps": samples.shape[1],
                 "where": where,
             }
-        write_document(lock_path, lock)
+        with changing_lock(self.folder) as lock:
+            lock.setdefault("seconds", {}).update(measured)
 
     def _where(self, path: str, size: Size) -> str:
         device = torch.device(self.execution.device)

@@ -14,10 +14,9 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import canonical_json, digest
-from headtohead.common.schema import write_document
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.plan.run_spec import Plan, Rates
-from headtohead.study.store.frozen import NAME, read_lock
+from headtohead.study.store.frozen import NAME, changing_lock, read_lock
 from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
 
@@ -83,10 +82,10 @@ def tune_study(
         say(
             f"a best learning rate is at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
         )
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
-    lock.setdefault("tuning", {})[key] = [dataclasses.asdict(row) for row in rows]
-    write_document(path, lock)
-    return Tuning(tuple(rows))
+    with changing_lock(store.path) as lock:
+        # Another process may have finished the tuning first; all processes use the same rates.
+        chosen = lock.setdefault("tuning", {}).setdefault(key, [dataclasses.asdict(row) for row in rows])
+    return Tuning(tuple(_row(row, path) for row in chosen))
 
 
 def _beyond(inner: float, edge: float) -> float:

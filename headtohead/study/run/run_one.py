@@ -20,7 +20,6 @@ from safetensors.torch import save
 from headtohead.common.errors import DamagedFile, NewerFile, UserError
 from headtohead.common.files import digest_file, write_atomic
 from headtohead.common.progress import part_of
-from headtohead.common.schema import write_document
 from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
@@ -287,7 +286,7 @@ def finish_run(
     stop()  # last check that no other process has taken the run over
     if (run.path / "metrics.jsonl").is_file():
         cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
-    write_document(run.path / "cost.json", cost)
+    run.keep("cost.json", cost)
     if dataset.tokenizer is not None:
         run.keep_tokenizer(dataset.tokenizer)
     _finish(run, model, result, execution.keep_weights)
@@ -469,7 +468,7 @@ def _record_environment(run: RunDirectory, now: dict[str, Any], branching: Branc
     if not resumed and branching.start is not None and branching.start.is_dir():
         before = RunDirectory(run.path.with_name(branching.trunk)).stretches()
     stretches = [*before, now]
-    write_document(run.path / "environment.json", {"stretches": stretches})
+    run.keep("environment.json", {"stretches": stretches})
     return [change for before, after in pairwise(stretches) for change in differences(before, after)]
 
 

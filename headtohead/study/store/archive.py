@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import sync_directory, write_atomic
+from headtohead.common.files import digest, sync_directory, verify_checksum, with_checksum, write_atomic
 from headtohead.common.schema import check_schema
 from headtohead.study.probes import PROBES, is_valid
 from headtohead.study.store.history import MAX_BYTES, History, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.run_store import RUN_ID, RunDirectory, Store
-from headtohead.study.store.validation import validate_result, validate_spec, verify_checksum
+from headtohead.study.store.validation import (
+    validate_cost,
+    validate_match,
+    validate_owner,
+    validate_result,
+    validate_spec,
+)
 
 FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
+_DOCUMENTS = ("cost.json", "environment.json")
 _PROBE_FILE = re.compile(rf"probes/(?:{'|'.join(PROBES)})(?:-[0-9a-f]{{8}})?\.json")
 _MAX_BYTES = 256 * 2**20
 _MAX_PROBE_BYTES = 8 * 2**20
@@ -32,7 +39,7 @@ _MAX_PROBE_BYTES = 8 * 2**20
 def export_runs(store: Store, target: Path) -> int:
     """Write all finished runs of a study and its history to a .tar.gz or .tar.xz file; return the number of runs.
 
-    Damaged runs are skipped.
+    Damaged runs and files are skipped.
     """
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
@@ -41,9 +48,9 @@ def export_runs(store: Store, target: Path) -> int:
     try:
         with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
             for run in finished:
-                _add(archive, f"{run.id}/spec.json", json.dumps(_portable(run.spec()), indent=1).encode())
+                _add(archive, f"{run.id}/spec.json", with_checksum(_portable(run.spec())).encode())
                 for name in (*_probe_files(run), *FILES[1:]):
-                    if (run.path / name).is_file() and not (run.path / name).is_symlink():
+                    if _exportable(run, name):
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
                 _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -53,6 +60,23 @@ def export_runs(store: Store, target: Path) -> int:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     sync_directory(target.parent.resolve())
     return len(finished)
+
+
+def _exportable(run: RunDirectory, name: str) -> bool:
+    """Return whether a file of a finished run exists, is undamaged and belongs to the run."""
+    path = run.path / name
+    if not path.is_file() or path.is_symlink():
+        return False
+    try:
+        if name == "metrics.jsonl":
+            run.check_metrics_unchanged(run.result() or {})
+        elif name == "cost.json":
+            return bool(run.costs(run.result()))
+        elif name == "environment.json":
+            run.document(name)
+    except UnreadableFile:
+        return False
+    return True
 
 
 def _portable(record: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +113,8 @@ def validate_probe(run: RunDirectory, name: str, content: bytes) -> str:
     check_schema(value, run.path / name)
     if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
         return "no probe name"
+    if problem := validate_owner(value, run.id):
+        return problem
     if run.probe_path(value["probe"]) != run.path / name or not is_valid(value["probe"], value.get("found")):
         return f"not a result of probe {value['probe'][:80]}"
     return ""
@@ -148,7 +174,8 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
             if name in files and not (name in probes and (run.path / name).exists()):
                 run.path.mkdir(parents=True, exist_ok=True)
                 write_atomic(run.path / name, files[name])
-    History.read(store.path).imported(source.name, len(runs) - known, rows)
+    with History.changing(store.path) as history:
+        history.imported(source.name, len(runs) - known, rows)
     return len(runs) - known, known
 
 
@@ -164,14 +191,35 @@ def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
         check_schema(value, f"{source}: {run_id}/{name}")
 
 
+def _validate_metrics(cost: dict[str, Any], files: dict[str, bytes]) -> str:
+    wanted = cost.get("metrics_sha256")
+    changed = wanted and "metrics.jsonl" in files and digest(files["metrics.jsonl"]) != wanted
+    return "metrics.jsonl has changed since the run ended" if changed else ""
+
+
 def _check_archive_rows(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
     try:
-        spec, result = json.loads(files["spec.json"]), verify_checksum(files["result.json"])
-        problem = validate_spec(spec, run.id) or validate_result(result)
+        spec, result = verify_checksum(files["spec.json"]), verify_checksum(files["result.json"])
+        problem = (
+            validate_spec(spec, run.id)
+            or validate_result(result)
+            or validate_owner(result, run.id)
+            or validate_match(spec, result)
+        )
     except (KeyError, ValueError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
         raise UserError(f"{source}: run {run.id} is damaged or does not match its id: {problem}")
+    for name in (name for name in _DOCUMENTS if name in files):
+        try:
+            value = verify_checksum(files[name])
+            problem = validate_owner(value, run.id)
+            if not problem and name == "cost.json":
+                problem = validate_cost(value, result) or _validate_metrics(value, files)
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+        if problem:
+            raise UserError(f"{source}: {run.id}/{name} is damaged: {problem}")
     for name in (name for name in files if name not in FILES):
         if problem := validate_probe(run, name, files[name]):
             raise UserError(f"{source}: {run.id}/{name} is damaged: {problem}")

@@ -14,24 +14,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
-from headtohead.common.files import digest_file, write_atomic
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
+from headtohead.common.files import canonical_json, write_atomic
 from headtohead.common.schema import read_document, write_document
 from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
 from headtohead.study.store.frozen import read_lock, valid_seconds
-from headtohead.study.store.lease import LeaseManager, owner_of
-from headtohead.study.store.manifest import read_manifest
+from headtohead.study.store.history import NAME as HISTORY
+from headtohead.study.store.history import History
+from headtohead.study.store.lease import owner_of, released
+from headtohead.study.store.manifest import Contest, read_manifest
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
+from headtohead.study.store.shared import NAME as UPDATE_LOCK
+from headtohead.study.store.shared import exclusive
+from headtohead.study.store.validation import validate_cost, validate_match
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
 """A temporary file or ownerless lock is stale after this time without a change."""
+_TAKEN_OVER = "h2h race takes it over after watching it for a minute"
 _ROOM_BYTES = 2**30
 _TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
 
-Step = Callable[[], None]
+Step = Callable[[], str | None]
+"""A repair; if it turns out to be impossible, it returns what to do instead."""
 Progress = Callable[[str, float], None]
 
 
@@ -59,7 +67,9 @@ def examine(folder: Path, progress: Progress = lambda message, share: None) -> l
         raise UserError(f"no study in {folder}: no such directory")
     store = Store(folder)
     runs = store.runs()
-    findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
+    findings = [*_study_files(folder, bool(runs)), *_strays(folder), *_entries(store)]
+    for name in ("lock", UPDATE_LOCK):
+        findings += _lock(folder / name)
     for index, run in enumerate(runs):
         progress("checking runs", index / len(runs))
         findings += [*_run(run), *_kept(run)]
@@ -70,8 +80,10 @@ def repair(findings: list[Finding]) -> None:
     """Repair every finding that is safe to repair."""
     for finding in findings:
         if finding.repair is not None:
-            finding.repair()
-            finding.repaired = True
+            if instead := finding.repair():
+                finding.remedy, finding.repair = instead, None
+            else:
+                finding.repaired = True
 
 
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
@@ -90,6 +102,9 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         except UnreadableFile as error:
             remedy = "restored from study.json; seeds not listed there count as added after results existed"
             yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
+    if damaged := History.read(folder).damaged:
+        remedy = "left unchanged; verdicts mention it"
+        yield Finding(folder / HISTORY, f"{damaged} rows are damaged", remedy)
     free = shutil.disk_usage(folder).free
     if free < _ROOM_BYTES:
         yield Finding(
@@ -97,16 +112,41 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         )
 
 
+def _entries(store: Store) -> Iterator[Finding]:
+    """Compare study.json with the specs of its runs: each run has the seed it is listed with, and an arm has one setup."""
+    study = store.path / "study.json"
+    try:
+        manifest, _ = read_manifest(study)
+    except UnreadableFile:  # missing or damaged: reported elsewhere
+        return
+    setups: dict[tuple[Contest, str], str] = {}
+    for entry in (*manifest.entries, *manifest.trunks):
+        problem = f"run {entry.run[:40]} is not a run of {entry.label} with seed {entry.seed}"
+        if RUN_ID.fullmatch(entry.run):
+            try:
+                identity = store.run(entry.run).spec()["identity"]
+            except UnreadableFile:
+                continue
+            # The id of a branch's parent depends on the seed.
+            setup = canonical_json({key: identity[key] for key in identity if key not in ("seed", "parent")})
+            known = setups.setdefault((entry.contest, entry.label), setup)
+            if identity["seed"] == entry.seed and known == setup:
+                continue
+        yield _aside(study, problem, "the study's own command writes it again")
+        return
+
+
 def _renew_lock(lock: Path, study: Path) -> None:
     """Rename the damaged lock and restore seeds and seconds per step from study.json."""
-    try:
-        manifest, added = read_manifest(study)
-        planned = [seed for seed in manifest.seeds if seed not in added]
-        seconds = valid_seconds(read_document(study).get("seconds"))
-    except UnreadableFile:
-        planned, seconds = [], {}
-    set_aside(lock)
-    write_document(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
+    with exclusive(lock.parent):
+        try:
+            manifest, added = read_manifest(study)
+            planned = [seed for seed in manifest.seeds if seed not in added]
+            seconds = valid_seconds(read_document(study).get("seconds"))
+        except UnreadableFile:
+            planned, seconds = [], {}
+        set_aside(lock)
+        write_document(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
 
 
 def _strays(folder: Path) -> Iterator[Finding]:
@@ -124,10 +164,11 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
     for path in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
         yield from _temporary(path)
     yield from _probes(run)
-    yield from _lock(run)
+    yield from _lock(run.path / "lock")
     again = "the study's own command writes it again"
+    spec = None
     try:
-        run.spec()
+        spec = run.spec()
     except DamagedFile as error:
         yield _aside(run.path / "spec.json", error, again)
     except UnreadableFile as error:
@@ -135,14 +176,15 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
     finished = None
     try:
         finished = run.result()
+        if spec is not None and finished is not None and (problem := validate_match(spec, finished)):
+            raise DamagedFile(f"damaged file {run.path / 'result.json'}: {problem}")
     except DamagedFile as error:
         remedy = "renamed; the study's own command repeats the run"
         yield _aside(run.path / "result.json", error, remedy)
-    yield from _metrics(run, finished is not None)
+    yield from _metrics(run, finished)
     for name in ("cost.json", "environment.json"):
-        path = run.path / name
-        if path.is_file() and not (run.costs() if name == "cost.json" else run.stretches()):
-            yield _aside(path, "unreadable", "renamed; the result does not depend on it")
+        if problem := _fact_problem(run, name, finished or {}):
+            yield _aside(run.path / name, problem, "renamed; the result does not depend on it")
     if run.weights.is_file():
         try:
             run.check_weights_unchanged()
@@ -197,42 +239,51 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
-def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
+def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
+    """Return what is wrong with cost.json or environment.json, or an empty string."""
+    try:
+        found = run.document(name)
+    except MissingFile:
+        return ""
+    except UnreadableFile as error:
+        return _cause(error)
+    if name == "cost.json":
+        return validate_cost(found, result)
+    return "" if run.stretches() else "no environments"
+
+
+def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
     if not path.is_file():
         return
-    wanted = run.costs().get("metrics_sha256")
-    if finished and wanted and digest_file(path) != wanted:
-        yield Finding(
-            path, "changed since the run ended", "its curve may be wrong; the result is not affected"
-        )
+    try:
+        run.curve(finished)
+    except DamagedFile as error:
+        yield Finding(path, _cause(error), "reports leave out its curve; the result is not affected")
     whole, lines = run.metrics(), path.read_text(encoding="utf-8", errors="replace").splitlines()
-    if len(whole) < len(lines) and (finished or run.owner() is None):
+    if len(whole) < len(lines) and (finished is not None or run.owner() is None):
         text = "".join(json.dumps(row) + "\n" for row in whole)
         problem = f"{len(lines) - len(whole)} of {len(lines)} lines are truncated or invalid"
         yield Finding(path, problem, "those lines are dropped", lambda: write_atomic(path, text))
 
 
-def _lock(run: RunDirectory) -> Iterator[Finding]:
-    lock = run.path / "lock"
+def _lock(lock: Path) -> Iterator[Finding]:
     if not lock.exists():
         return
     owner = owner_of(lock)
     if owner is not None and owner.dead:
-        yield Finding(lock, f"{owner} is dead", "removed", lambda: _release(run))
+        yield Finding(lock, f"{owner} is dead", "removed", partial(_release, lock))
     elif owner is not None and not owner.here:
         idle = time.time() - lock.stat().st_mtime
         if idle > _OLD_SECONDS:
             problem = f"{owner} has not updated it for {idle / 3600:.0f} hours"
-            yield Finding(lock, problem, "h2h race takes it over after watching it for a minute")
+            yield Finding(lock, problem, _TAKEN_OVER)
     elif owner is None and time.time() - lock.stat().st_mtime > _OLD_SECONDS:
-        yield Finding(lock, "no owner", "removed", lambda: _release(run))
+        yield Finding(lock, "no owner", "removed", partial(_release, lock))
 
 
-def _release(run: RunDirectory) -> None:
-    """Take over the lock as an executor would, and release it."""
-    with LeaseManager().acquire(run.path):
-        pass
+def _release(lock: Path) -> str | None:
+    return None if released(lock) else _TAKEN_OVER
 
 
 def _temporary(path: Path) -> Iterator[Finding]:

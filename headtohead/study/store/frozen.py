@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile
-from headtohead.common.schema import read_document
+from headtohead.common.schema import read_document, write_document
+from headtohead.study.store.shared import exclusive
 
 NAME = "study.lock.json"
 
 
 def read_lock(path: Path) -> dict[str, Any]:
     """Return the lock; raise DamagedFile if damaged, since it records which seeds were planned in advance."""
-    lock = read_document(path)
+    remedy = f"h2h doctor {path.parent} restores it from study.json"
+    try:
+        lock = read_document(path)
+    except DamagedFile as error:
+        raise DamagedFile(f"{error}; {remedy}") from None
     try:
         good = all(
             all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))
@@ -22,10 +29,18 @@ def read_lock(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError):
         good = False
     if not good:
-        raise DamagedFile(
-            f"damaged file {path}: no valid plans; h2h doctor {path.parent} restores it from study.json"
-        )
+        raise DamagedFile(f"damaged file {path}: no valid plans; {remedy}")
     return dict(lock)
+
+
+@contextmanager
+def changing_lock(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lock of a study, empty if there is none, and write it back; no other process writes in between."""
+    path = folder / NAME
+    with exclusive(folder):
+        lock = read_lock(path) if path.is_file() else {"plans": {}}
+        yield lock
+        write_document(path, lock)
 
 
 def frozen_seconds(folder: Path) -> dict[str, Any]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
-from headtohead.common.files import sync_directory
+from headtohead.common.files import digest, sync_directory
 from headtohead.common.schema import read_document
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
+from headtohead.study.store.shared import exclusive
 
 NAME = "history.jsonl"
 MAX_BYTES = 16 * 2**20
@@ -65,6 +67,13 @@ class History:
             return cls(path, [])
         rows, damaged = parse_rows(content)
         return cls(path, rows, damaged)
+
+    @classmethod
+    @contextmanager
+    def changing(cls, folder: Path) -> Iterator[History]:
+        """Yield the history for appending; no other process appends in between."""
+        with exclusive(folder):
+            yield cls.read(folder)
 
     def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
         """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
@@ -163,8 +172,10 @@ class History:
         return manifest.entries
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Append a row with a single write and fsync."""
-        row = row if "date" in row else {**row, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        """Append a row with a single write and fsync; a new row gets its date and its checksum."""
+        if "date" not in row:
+            row = row | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+            row["checksum"] = _checksum(row)
         new = not self.path.exists()
         line = json.dumps(row, sort_keys=True).encode() + b"\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -177,6 +188,11 @@ class History:
         if new:
             sync_directory(self.path.parent)
         self.rows.append(json.loads(line))
+
+
+def _checksum(row: Mapping[str, Any]) -> str:
+    content = {key: value for key, value in row.items() if key != "checksum"}
+    return digest(json.dumps(content, sort_keys=True))[:16]
 
 
 def study_marks(folder: Path, manifest: Manifest, added_seeds: frozenset[int]) -> Marks:
@@ -230,6 +246,8 @@ def _is_valid(row: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
     if not isinstance(row, dict) or row.get("event") not in _EVENTS:
+        return False
+    if "checksum" in row and row["checksum"] != _checksum(row):
         return False
     if row["event"] == "plan":
         return (

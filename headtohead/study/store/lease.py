@@ -2,8 +2,9 @@
 
 The lock file is created exclusively and taken over by rename; both operations are atomic on network file systems too.
 Byte-range locks and clocks of other hosts are not used. The owner updates the lock every 20 seconds. A lock whose owner
-is dead on this host is taken over at once. A lock of another host is taken over after this process has seen no update
-for 60 seconds of its own monotonic clock, so that changing a clock on either host cannot end a live lease.
+is dead on this host is taken over at once. A lock of another host, or of another container on this host, is taken over
+after this process has seen no update for 60 seconds of its own monotonic clock, so that changing a clock on either host
+cannot end a live lease.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import SoftFileLease, Timeout
 
@@ -29,12 +32,12 @@ class Owner:
 
     @property
     def here(self) -> bool:
-        """Whether it runs on this host."""
-        return self.host.partition("?")[0] == socket.gethostname()
+        """Whether this process can see it: it runs on this host and in the same container (PID namespace)."""
+        return self.host == _this_host()
 
     @property
     def dead(self) -> bool:
-        """Whether it is known to be dead: a process of this host that does not exist."""
+        """Whether it is known to be dead: a process that would be visible here and does not exist."""
         if not self.here:
             return False
         try:
@@ -46,13 +49,36 @@ class Owner:
         return False
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host.partition('?')[0]}"
+        name = self.host.partition("?")[0]
+        near = not self.here and name == _this_host().partition("?")[0]
+        return f"process {self.pid} {'in another container ' if near else ''}on {name}"
+
+
+@cache
+def _this_host() -> str:
+    """Return the host name that this process writes into its locks: it includes the PID namespace."""
+    with TemporaryDirectory() as folder:
+        lease = SoftFileLease(Path(folder) / "lock", lease_duration=LEASE_SECONDS)
+        with lease:
+            owner = lease.owner
+    return socket.gethostname() if owner is None else owner.hostname
 
 
 def owner_of(lock: Path) -> Owner | None:
     """Return the owner of a lock file, or None if there is no readable lock."""
     record = SoftFileLease(lock, lease_duration=LEASE_SECONDS).owner
     return None if record is None else Owner(record.hostname, record.pid)
+
+
+def released(lock: Path) -> bool:
+    """Take over a lock as an executor would and remove it; return False if its owner cannot be shown to be dead."""
+    lease = SoftFileLease(lock, lease_duration=LEASE_SECONDS)
+    try:
+        lease.acquire(timeout=0)
+    except Timeout:
+        return False
+    lease.release()
+    return True
 
 
 class Lease:

@@ -244,12 +244,15 @@ def flops_label(sources: dict[str, str]) -> str:
 
 def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
     """Return the manifest in a study.json and the seeds added after results existed; raise DamagedFile if damaged."""
-    record = read_document(path)
+    remedy = "the study's own command writes it again"
+    try:
+        record = read_document(path)
+    except DamagedFile as error:
+        raise DamagedFile(f"{error}; {remedy}") from None
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
         return manifest_from(record["outline"]), added
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        remedy = "the study's own command writes it again"
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
 

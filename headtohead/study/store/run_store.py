@@ -5,10 +5,13 @@ runs/ID/spec.json         what the run is
         metrics.jsonl     one row per logged interval
         checkpoint/       training state; when the run is done, the trained weights and their checksum
         cost.json         time, memory, throughput: not reproducible
-        probes/           measurements on the trained run other than its loss, one file with a checksum each
-        result.json       written last, with a checksum: only reproducible numbers
+        probes/           measurements on the trained run other than its loss, one file each
+        result.json       written last: only reproducible numbers
         branches/         the checkpoints a trunk keeps until its branches are done
         lock              the process that works on it
+
+Every JSON file has a checksum and the id of its run, so that neither a changed file nor the file of another run is
+read as this run's. Files of older versions have no id; they are compared with the spec and the result.
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, finite, write_atomic
-from headtohead.common.schema import read_document, with_schema, write_document
+from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
 from headtohead.study.probes import Found, is_valid
 from headtohead.study.store.lease import Owner, owner_of
 from headtohead.study.store.validation import (
     RUN_ID,
+    validate_cost,
+    validate_match,
+    validate_metrics,
+    validate_owner,
     validate_result,
     validate_spec,
-    verify_checksum,
-    with_checksum,
 )
 
 DAMAGED = ".damaged"
@@ -98,16 +103,29 @@ class RunDirectory:
         """Return the result, or None if there is none; raise DamagedFile if damaged. `arrays`: blocks as arrays."""
         path = self.path / "result.json"
         try:
-            result = read_document(path, verify_checksum)
+            result = self.document(path.name)
         except MissingFile:
             return None
-        if problem := validate_result(result, arrays):
+        problem = validate_result(result, arrays)
+        if problem or ("run" not in result and (problem := self._mismatch(result))):
             raise DamagedFile(f"damaged file {path}: {problem}")
-        return dict(result)
+        return result
+
+    def _mismatch(self, result: dict[str, Any]) -> str:
+        """Return how a result without a run id contradicts the spec, or an empty string."""
+        try:
+            return validate_match(self.spec(), result)
+        except UnreadableFile:
+            return ""
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the result with its checksum, which marks the run as done."""
-        write_atomic(self.path / "result.json", with_checksum(with_schema(result)))
+        """Write the result, which marks the run as done."""
+        self.keep("result.json", result)
+
+    def keep(self, name: str, value: dict[str, Any]) -> None:
+        """Write one of the run's documents with the run's id."""
+        content = {key: item for key, item in value.items() if key != "run"}
+        write_document(self.path / name, {"run": self.id} | content)
 
     def owner(self) -> Owner | None:
         """Return the process that works on the run, or None if there is none or it is dead."""
@@ -162,6 +180,15 @@ class RunDirectory:
             found = [_row(line) for line in lines]
         return [row for row in found if _is_row(row)]
 
+    def curve(self, result: dict[str, Any] | None, every: int = 1) -> list[dict[str, Any]]:
+        """Return the logged rows as `metrics`; raise DamagedFile if they are not those of the run with this result.
+
+        None: the run is not finished, and any rows are accepted.
+        """
+        if result is not None:
+            self.check_metrics_unchanged(result)
+        return self.metrics(every)
+
     def log(self, row: dict[str, Any]) -> None:
         """Append one row."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as stream:
@@ -180,9 +207,22 @@ class RunDirectory:
             if path.name not in ("spec.json", "lock"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def costs(self) -> dict[str, Any]:
-        """Return the content of cost.json; empty if missing or damaged."""
-        return self._facts("cost.json")
+    def costs(self, result: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the content of cost.json; empty if missing, damaged, or in contradiction to the given result."""
+        costs = self._facts("cost.json")
+        return {} if result and validate_cost(costs, result) else costs
+
+    def check_metrics_unchanged(self, result: dict[str, Any]) -> None:
+        """Raise DamagedFile if metrics.jsonl is not the one of the finished run with this result."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return
+        if wanted := self.costs().get("metrics_sha256"):
+            problem = "" if digest_file(path) == wanted else "changed since the run ended"
+        else:
+            problem = validate_metrics(self.metrics(), result)
+        if problem:
+            raise DamagedFile(f"damaged file {path}: {problem}")
 
     def stretches(self) -> list[dict[str, Any]]:
         """Return the environment of each start of the run; empty if missing or damaged."""
@@ -193,10 +233,10 @@ class RunDirectory:
         """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
         path = self.probe_path(name)
         try:
-            found = read_document(path, verify_checksum)
+            found = self.document(f"{PROBES}/{path.name}")
         except MissingFile:
             return None
-        if not isinstance(found, dict) or found.get("probe") != name or not isinstance(found["found"], dict):
+        if found.get("probe") != name or not isinstance(found.get("found"), dict):
             raise DamagedFile(f"damaged file {path}: not a result of probe {name}")
         return dict(found["found"])
 
@@ -204,7 +244,7 @@ class RunDirectory:
         """Write the result of a probe."""
         path = self.probe_path(name)
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, with_checksum(with_schema({"probe": name, "found": found})))
+        self.keep(f"{PROBES}/{path.name}", {"probe": name, "found": found})
 
     def probe_path(self, name: str) -> Path:
         """Return the file of a probe: its name and a digest of its argument."""
@@ -214,10 +254,16 @@ class RunDirectory:
 
     def _facts(self, name: str) -> dict[str, Any]:
         try:
-            value = read_document(self.path / name)
+            return self.document(name)
         except UnreadableFile:
             return {}
-        return value if isinstance(value, dict) else {}
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return one of the run's documents; raise DamagedFile if it is damaged or belongs to another run."""
+        value = read_document(self.path / name)
+        if problem := validate_owner(value, self.id):
+            raise DamagedFile(f"damaged file {self.path / name}: {problem}")
+        return dict(value)
 
     def keep_weights(self, content: bytes) -> None:
         """Write the trained weights and a file with their checksum."""

@@ -6,15 +6,14 @@ checked here.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json, digest, finite
+from headtohead.common.files import canonical_json, digest
 from headtohead.model.sizes import Settings, Size
 from headtohead.training.settings import TrainSettings, recorded_settings
 
@@ -23,35 +22,6 @@ STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
 _LARGEST = 1e15
 """Upper bound of counts and scores; larger values and NaN are invalid."""
-
-
-def with_checksum(value: dict[str, Any]) -> str:
-    """Return `value` as JSON text, one line per member; the last member is the checksum of the text before it."""
-    lines = (
-        f" {json.dumps(key)}: {json.dumps(item, ensure_ascii=False, allow_nan=False)}"
-        for key, item in finite(value).items()
-    )
-    body = "{\n" + ",\n".join(lines)
-    return f'{body},\n "checksum": "{digest(body)[:16]}"\n}}\n'
-
-
-_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{16})"\n}\n')
-_CHECKSUM_LENGTH = len(',\n "checksum": ""\n}\n') + 16
-
-
-def verify_checksum(content: bytes) -> Any:
-    """Return the value of a JSON text with checksum; raise ValueError on a mismatch.
-
-    A text without a checksum is accepted.
-    """
-    value = json.loads(content)
-    match = _CHECKSUM.fullmatch(content[-_CHECKSUM_LENGTH:])
-    if match:
-        if digest(content[:-_CHECKSUM_LENGTH])[:16].encode() != match[1]:
-            raise ValueError("checksum mismatch")
-    elif isinstance(value, dict) and "checksum" in value:
-        raise ValueError("the checksum is not the last member")
-    return value
 
 
 def size_of(record: Mapping[str, Any]) -> Size:
@@ -91,6 +61,8 @@ def validate_spec(record: Any, run_id: str) -> str:
             return "its start is not a run id"
         if not all(_number(step) for step in record.get("branches", ())):
             return "a step of its branches is not a number"
+        if not _number(record.get("steps", 0)):
+            return "its number of steps is not a number"
         size_of(record)
         training_of(record)
         texts = [record["arm"], record["label"], record["shape"], record["length"], record["size"]["name"]]
@@ -102,6 +74,58 @@ def validate_spec(record: Any, run_id: str) -> str:
             return "a count is not a number"
     except (KeyError, TypeError, ValueError, AttributeError, UserError, RecursionError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+def validate_owner(document: Any, run_id: str) -> str:
+    """Return the problem of a run's document that names another run, or an empty string.
+
+    Documents of older versions name none; `validate_match` compares their content with the spec.
+    """
+    if not isinstance(document, dict):
+        return "not an object"
+    named = document.get("run", run_id)
+    return "" if named == run_id else f"it belongs to run {str(named)[:40]}"
+
+
+def validate_match(spec: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return how a valid result contradicts the valid spec of its run, or an empty string."""
+    if result["status"] not in ("done", "diverged"):
+        return ""
+    if result["parameters"] != spec["parameters"]:
+        return f"it has {result['parameters']:,} parameters, the spec of its run {spec['parameters']:,}"
+    batch = spec["training"]["batch"]
+    # The steps of a task have whole examples; their number is in the spec.
+    steps = spec.get("steps", spec["training"]["tokens"] // batch)
+    if result["step"] != steps if result["status"] == "done" else result["step"] > steps:
+        return f"it ends at step {result['step']:,}, its run at step {steps:,}"
+    if "task" not in spec and result["tokens"] != result["step"] * batch:
+        return f"it has {result['tokens']:,} tokens, its run {result['step'] * batch:,}"
+    return ""
+
+
+def validate_cost(cost: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return how a cost contradicts the valid result of its run, or an empty string."""
+    seconds: Any = cost.get("train_seconds")
+    speed: Any = cost.get("tokens_per_second")
+    if not _number(seconds) or not _number(speed) or "tokens" not in result:
+        return ""
+    # Both are rounded when they are stored.
+    low, high = ((seconds + sign * 6e-4) * (speed + sign * 0.06) for sign in (-1, 1))
+    if low <= result["tokens"] <= high:
+        return ""
+    return f"its {seconds * speed:,.0f} tokens are not the {result['tokens']:,} of the result"
+
+
+def validate_metrics(rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> str:
+    """Return how the rows of metrics.jsonl contradict the valid result of their run, or an empty string."""
+    if not rows or "step" not in result:
+        return ""
+    last = rows[-1]
+    if last["step"] > result["step"]:
+        return f"it has a row of step {last['step']:,}, the result ends at step {result['step']:,}"
+    if last["step"] == result["step"] and last.get("tokens", result["tokens"]) != result["tokens"]:
+        return f"it ends with {last['tokens']} tokens, the result with {result['tokens']}"
     return ""
 
 

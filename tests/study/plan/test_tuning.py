@@ -11,6 +11,7 @@ import pytest
 
 from headtohead import Study, forecast, open_study
 from headtohead.common.errors import UserError
+from headtohead.common.schema import write_document
 from headtohead.study.config.spec import build_study
 from headtohead.study.store.run_store import Store
 
@@ -71,7 +72,7 @@ def test_what_was_chosen_is_frozen(story: Path, tmp_path: Path) -> None:
     (key,) = lock["tuning"]
     for row in lock["tuning"][key]:
         row["chosen"] = row["lr"] == 1e-4
-    path.write_text(json.dumps(lock))
+    write_document(path, lock)
     again = study(story, [1e-4, 1e-2, 1.0], seeds=1).run(tmp_path, workers=1, quiet=True)
     assert {row.lr for row in again.manifest.tuning if row.chosen} == {1e-4}
     assert again.summary.done == 2

@@ -16,6 +16,7 @@ import pytest
 import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import UserError
+from headtohead.common.schema import write_document
 from headtohead.study.store.run_store import Store, find_run
 from tests import processes
 
@@ -224,7 +225,7 @@ def test_runs_of_another_commit_are_reused_with_a_note(
         path = run.path / "environment.json"
         record = json.loads(path.read_text())
         record["stretches"][-1]["commit"] = "0123456789ab"
-        path.write_text(json.dumps(record))
+        write_document(path, record)
     study(story, seeds=1).run(tmp_path, workers=1)
     assert "2 runs of commit 0123456789ab are reused: the same numerics" in capsys.readouterr().out
 
@@ -236,7 +237,7 @@ def test_a_run_resumed_in_another_environment_is_noted(story: Path, tmp_path: Pa
     path = run.path / "environment.json"
     record = json.loads(path.read_text())
     record["stretches"][-1]["torch"] = "1.0"
-    path.write_text(json.dumps(record))
+    write_document(path, record)
     longer(story).run(folder, workers=1, quiet=True)
     assert any("torch 1.0 ->" in change for change in (run.result() or {})["environment_changed"])
     notes = h2h.open_study(folder).verdicts[0].notes

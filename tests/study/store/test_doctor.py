@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from headtohead import Study, examine_study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.study.store.lease import Owner
 from headtohead.study.store.run_store import RunDirectory, Store
 from tests.study.run.test_faults import foreign_lock
 
@@ -213,6 +215,45 @@ def test_a_lock_of_another_host_is_not_changed(copy: Path) -> None:
     assert [finding.repaired for finding in findings] == [False]
     assert lock.is_file()
     assert "elsewhere" in str(findings[0])
+
+
+def container_lock(run: RunDirectory) -> Path:
+    """Create the lock of another container on this host, in which a process has the number of a dead one here."""
+    dead_lock(run)
+    lock = run.path / "lock"
+    text = re.sub(r"(?m)^host=.*$", f"host={os.uname().nodename}?pidns-1234abcd", lock.read_text())
+    lock.write_text(text)
+    return lock
+
+
+def test_a_lock_of_another_container_on_this_host_is_not_changed(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Store(copy).runs()[0]
+    unfinished(run)
+    lock = container_lock(run)
+    assert examine_study(copy, repair=True, quiet=True) == []
+    assert run.state() == "running"
+    with pytest.raises(SystemExit):
+        main(["runs", str(copy)])
+    assert "running" in capsys.readouterr().out
+    old(lock)
+    (finding,) = examine_study(copy, repair=True, quiet=True)
+    assert not finding.repaired
+    assert f"in another container on {os.uname().nodename} has not updated it" in str(finding)
+    assert "takes it over" in str(finding)
+    assert lock.is_file()
+
+
+def test_a_lock_that_cannot_be_removed_is_not_reported_as_removed(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = container_lock(Store(copy).runs()[0])
+    monkeypatch.setattr(Owner, "dead", True)
+    (finding,) = examine_study(copy, repair=True, quiet=True)
+    assert str(finding).startswith("not repaired")
+    assert "takes it over" in str(finding)
+    assert lock.is_file()
 
 
 def test_little_disk_space_is_a_finding(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from safetensors.torch import save
 import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import canonical_json, digest
+from headtohead.common.files import canonical_json, digest, verify_checksum, with_checksum
+from headtohead.common.schema import write_document
 from headtohead.report.gather import ArmFacts, gather
 from headtohead.report.panels.training.curves import curve_rows
 from headtohead.study.judge.verdict import sentence, study_verdicts
@@ -27,7 +28,7 @@ from headtohead.study.store.archive import export_runs
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import RunDirectory, Store
-from headtohead.study.store.validation import validate_result, validate_spec, verify_checksum, with_checksum
+from headtohead.study.store.validation import validate_result, validate_spec
 from tests.fuzz import JSON, damaged, fuzz, mutated
 
 
@@ -166,9 +167,10 @@ def test_a_page_is_built_despite_damaged_runs_and_names_them(mine: Path) -> None
 
 
 def forge(folder: Path, **changes: Any) -> RunDirectory:
-    """Rewrite a run so that its id is the hash of its changed identity."""
+    """Rewrite a run so that its id is the hash of its changed identity, with valid checksums."""
     run = first(folder)
-    spec = run.spec()
+    spec, result = run.spec(), run.result()
+    assert result is not None
     for key, value in changes.items():
         target = spec["identity"] if key in spec["identity"] and key != "layers" else spec
         if isinstance(value, dict):
@@ -183,7 +185,8 @@ def forge(folder: Path, **changes: Any) -> RunDirectory:
     spec["id"] = digest(canonical_json(spec["identity"]))[:16]
     target_path = run.path.with_name(spec["id"])
     run.path.rename(target_path)
-    (target_path / "spec.json").write_text(json.dumps(spec))
+    write_document(target_path / "spec.json", spec)
+    RunDirectory(target_path).finish(result)
     return RunDirectory(target_path)
 
 

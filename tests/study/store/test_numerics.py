@@ -11,6 +11,7 @@ import pytest
 import headtohead as h2h
 from headtohead import Study, open_study
 from headtohead.cli.main import main
+from headtohead.common.schema import write_document
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.numerics import NUMERICS
 from headtohead.study.store.archive import export_runs, import_runs
@@ -36,7 +37,7 @@ def old(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = json.loads(path.read_text())
     for row in (*record["outline"]["entries"], *record["outline"]["solved"]):
         assert row["contest"].pop("numerics") == "1"
-    path.write_text(json.dumps(record))
+    write_document(path, record)
     return folder
 
 
