@@ -16,7 +16,7 @@ import torch
 
 from headtohead.common.deprecation import old_names
 from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import digest, digest_file, write_atomic, write_json
+from headtohead.common.files import digest, digest_file, open_regular, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
@@ -404,9 +404,9 @@ def _stamp(
 
 def _carries(page: Path, stamp: str) -> bool:
     try:
-        with open(page, encoding="utf-8") as stream:
-            return stamp in stream.read(1000)
-    except (OSError, UnicodeDecodeError):
+        with open_regular(page) as stream:
+            return stamp.encode() in stream.read(1000)
+    except (OSError, UnreadableFile):
         return False
 
 

@@ -41,6 +41,14 @@ def write_document(path: Path, value: Mapping[str, Any], indent: int | None = 1)
 
 def read_document(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
     """Return the JSON in `path`. Errors for a missing, damaged or newer file name it."""
-    value = read_json(path, parse)
-    check_schema(value, path)
-    return value
+
+    def parsed(content: bytes) -> Any:
+        try:
+            value = parse(content)
+        except ValueError:
+            check_schema(json.loads(content), path)  # a newer version may have checksums of another kind
+            raise
+        check_schema(value, path)
+        return value
+
+    return read_json(path, parsed)

@@ -17,7 +17,7 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
     `started`: whether a run of this plan already has a result.
     """
     path = folder / NAME
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    lock = read_lock(path)
     key = digest(canonical_json(_comparison(plan)))[:16]
     known = lock.get("recovered", plan.spec.seeds)
     planned = [seed for seed in plan.spec.seeds if seed in known]

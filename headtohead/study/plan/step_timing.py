@@ -99,7 +99,7 @@ class FrozenStepTimes:
         # The known arm keeps its value; the others are scaled by it.
         whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
         lock_path = self.folder / NAME
-        lock = read_lock(lock_path) if lock_path.is_file() else {"plans": {}}
+        lock = read_lock(lock_path)
         for index, key in enumerate(names):
             if key not in missing:
                 continue

@@ -63,7 +63,7 @@ def tune_study(
         )
     )[:16]
     path = store.path / NAME
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    lock = read_lock(path)
     if known := lock.get("tuning", {}).get(key):
         return Tuning(tuple(_row(row, path) for row in known))
     grid, extensions = list(spec.tune.lr), 0
@@ -83,7 +83,7 @@ def tune_study(
         say(
             f"a best learning rate is at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
         )
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    lock = read_lock(path)
     lock.setdefault("tuning", {})[key] = [dataclasses.asdict(row) for row in rows]
     write_document(path, lock)
     return Tuning(tuple(rows))

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest_file, write_atomic
 from headtohead.common.schema import read_document, write_document
 from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
 from headtohead.study.store.frozen import read_lock, valid_seconds
+from headtohead.study.store.history import NAME as HISTORY
+from headtohead.study.store.history import History
 from headtohead.study.store.lease import LeaseManager, owner_of
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
@@ -77,19 +79,22 @@ def repair(findings: list[Finding]) -> None:
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
     study, lock = folder / "study.json", folder / LOCK_NAME
     again = "the study's own command writes it again"
-    if not study.is_file() and has_runs:
-        yield Finding(study, "missing", again)
-    elif study.is_file():
-        try:
-            read_manifest(study)
-        except UnreadableFile as error:
-            yield _aside(study, error, again)
-    if lock.is_file():
-        try:
-            read_lock(lock)
-        except UnreadableFile as error:
-            remedy = "restored from study.json; seeds not listed there count as added after results existed"
-            yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
+    try:
+        read_manifest(study)
+    except MissingFile:
+        if has_runs:
+            yield Finding(study, "missing", again)
+    except UnreadableFile as error:
+        yield _aside(study, error, again)
+    try:
+        read_lock(lock)
+    except UnreadableFile as error:
+        remedy = "restored from study.json; seeds not listed there count as added after results existed"
+        yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
+    try:
+        History.read(folder)
+    except DamagedFile as error:
+        yield _aside(folder / HISTORY, error, "renamed; what the study reported earlier is lost")
     free = shutil.disk_usage(folder).free
     if free < _ROOM_BYTES:
         yield Finding(
@@ -139,10 +144,11 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         remedy = "renamed; the study's own command repeats the run"
         yield _aside(run.path / "result.json", error, remedy)
     yield from _metrics(run, finished is not None)
-    for name in ("cost.json", "environment.json"):
-        path = run.path / name
-        if path.is_file() and not (run.costs() if name == "cost.json" else run.stretches()):
-            yield _aside(path, "unreadable", "renamed; the result does not depend on it")
+    for name, read in (("cost.json", run.costs), ("environment.json", run.stretches)):
+        damage: list[str] = []
+        read(damage=damage)
+        for problem in damage:
+            yield _aside(run.path / name, _cause(problem), "renamed; the result does not depend on it")
     if run.weights.is_file():
         try:
             run.check_weights_unchanged()
@@ -191,26 +197,25 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
     folder = run.path / PROBES
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from _temporary(path)
-        if path.suffix == ".json" and (
-            problem := validate_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
-        ):
+        if path.suffix == ".json" and (problem := validate_probe(run, f"{PROBES}/{path.name}")):
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
 def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
-    if not path.is_file():
+    damage: list[str] = []
+    rows = run.metrics(damage=damage)
+    if damage and not rows:
+        yield _aside(path, _cause(damage[0]), "renamed; the result does not depend on it")
         return
     wanted = run.costs().get("metrics_sha256")
-    if finished and wanted and digest_file(path) != wanted:
+    if rows and finished and wanted and digest_file(path) != wanted:
         yield Finding(
             path, "changed since the run ended", "its curve may be wrong; the result is not affected"
         )
-    whole, lines = run.metrics(), path.read_text(encoding="utf-8", errors="replace").splitlines()
-    if len(whole) < len(lines) and (finished or run.owner() is None):
-        text = "".join(json.dumps(row) + "\n" for row in whole)
-        problem = f"{len(lines) - len(whole)} of {len(lines)} lines are truncated or invalid"
-        yield Finding(path, problem, "those lines are dropped", lambda: write_atomic(path, text))
+    if damage and (finished or run.owner() is None):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
 
 
 def _lock(run: RunDirectory) -> Iterator[Finding]:
@@ -255,6 +260,6 @@ def _put_aside(path: Path) -> None:
     set_aside(path)
 
 
-def _cause(error: UserError) -> str:
+def _cause(error: UserError | str) -> str:
     """Return an error message without the path at its start."""
     return str(error).partition(": ")[2] or str(error)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile
+from headtohead.common.errors import DamagedFile, MissingFile
 from headtohead.common.schema import read_document
 
 NAME = "study.lock.json"
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Return the lock; raise DamagedFile if damaged, since it records which seeds were planned in advance."""
-    lock = read_document(path)
+    """Return the lock, without plans if there is none.
+
+    Raise DamagedFile if damaged, since it records which seeds were planned in advance.
+    """
+    try:
+        lock = read_document(path)
+    except MissingFile:
+        return {"plans": {}}
     try:
         good = all(
             all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))
@@ -30,14 +36,12 @@ def read_lock(path: Path) -> dict[str, Any]:
 
 def frozen_seconds(folder: Path) -> dict[str, Any]:
     """Return the seconds per step in the lock of a study."""
-    path = folder / NAME
-    return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
+    return dict(read_lock(folder / NAME).get("seconds", {}))
 
 
 def frozen_population(folder: Path) -> bool | None:
     """Return whether the runs of a planned study are rows of populations, or None if there is no plan."""
-    path = folder / NAME
-    lock = read_lock(path) if path.is_file() else {}
+    lock = read_lock(folder / NAME)
     return bool(lock.get("stacked", False)) if lock.get("plans") else None
 
 
