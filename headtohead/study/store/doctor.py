@@ -7,6 +7,7 @@ repeats that run. Locks and temporary files of dead processes are removed.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -149,7 +150,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         read(damage=damage)
         for problem in damage:
             yield _aside(run.path / name, _cause(problem), "renamed; the result does not depend on it")
-    if run.weights.is_file():
+    if os.path.lexists(run.weights):
         try:
             run.check_weights_unchanged()
         except DamagedFile as error:

@@ -163,7 +163,7 @@ class RunDirectory:
             return []
         lines = text.split("\n")
         last = lines.pop()
-        if _row(last) is not None:  # without its line end, it may be half of a row that is being written
+        if last and (_row(last) is not None or self.owner() is None):  # else it is being written
             lines.append(last)
         if every > 1:
             lines = lines[::-every][::-1]

@@ -28,15 +28,23 @@ from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.study.store.validation import validate_result, validate_spec, verify_checksum, with_checksum
+from tests import processes
 from tests.fuzz import JSON, damaged, fuzz, mutated
+
+SETTINGS: dict[str, Any] = {
+    "arms": ["standard", "diagonal"],
+    "tokens": 2560,
+    "batch": 256,
+    "seeds": 2,
+    "lr": 5e-3,
+    "probes": ["positions"],
+}
 
 
 @pytest.fixture(scope="module")
 def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "study"
-    Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=2560, batch=256, seeds=2, lr=5e-3).run(
-        folder, workers=1, quiet=True
-    )
+    Study(**(SETTINGS | {"corpus": f"file:{story}"})).run(folder, workers=1, quiet=True)
     return folder
 
 
@@ -144,6 +152,28 @@ def test_the_checksum_covers_every_byte() -> None:
                 continue
             # Only a checksum that is no longer recognized can pass, with every value unchanged.
             assert {key: found[key] for key in ("status", "x")} == {"status": "done", "x": [1.5, None, "é"]}
+
+
+@pytest.mark.parametrize("every_command", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_pipe_or_an_endless_device_instead_of_a_file_stops_no_command(
+    mine: Path, tmp_path: Path, story: Path, every_command: bool
+) -> None:
+    settings = SETTINGS | {"corpus": f"file:{story}"}
+    child = processes.start(
+        processes.read_with_irregular_files, settings, mine, tmp_path / "log", every_command
+    )
+    assert processes.ended(child) == 0
+    log = (tmp_path / "log").read_text().splitlines()
+    assert {line.split()[0] for line in log} >= {
+        "study.json",
+        "history.jsonl",
+        "result.json",
+        "metrics.jsonl",
+        "lock",
+    }
+    assert all("\n" not in line for line in log)
+    (found,) = [line for line in log if line.startswith("study.json pipe report")]
+    assert "study.json: not a regular file" in found
 
 
 @pytest.mark.page
