@@ -154,7 +154,7 @@ def read_with_irregular_files(settings: dict[str, Any], folder: Path, log: Path,
                 for name in commands if every_command else ("report", "runs", "doctor"):
                     path.unlink(missing_ok=True)
                     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-                    stream.write(f"{path.name} {kind} {name}: {_outcome(commands[name])}\n")
+                    stream.write(f"{path.name} {kind} {name}: {outcome(commands[name])}\n")
                     stream.flush()
             path.unlink(missing_ok=True)
             if kept.exists():
@@ -182,7 +182,8 @@ def study_commands(settings: dict[str, Any], folder: Path) -> dict[str, Callable
     }
 
 
-def _outcome(command: Callable[[], Any]) -> str:
+def outcome(command: Callable[[], Any]) -> str:
+    """Call a command; return nothing, or the message of a UserError."""
     try:
         command()
     except UserError as error:
