@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +18,14 @@ from typing import Any
 
 import torch
 
-from headtohead import Study
+from headtohead import Study, UserError, examine_study, load, open_study
+from headtohead.cli.main import dispatch
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
+from headtohead.report.dashboard.status import StatusReader
+from headtohead.report.gather import gather
 from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.store.archive import export_runs, import_runs
+from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
@@ -137,6 +143,79 @@ def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
 
     RunDirectory.finish = logged  # type: ignore[method-assign]
     race(settings, folder, save_every=0.2)
+
+
+def read_with_irregular_files(settings: dict[str, Any], folder: Path, log: Path, every_command: bool) -> None:
+    """Put a pipe and an endless device in place of each file of a study, one at a time, and read the study.
+
+    The outcome of each command is logged: nothing, or the message of a UserError. Any other error ends the process.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, 8 * 2**30))
+    page.write_report = _gather_all  # type: ignore[assignment]
+    commands = study_commands(settings, folder)
+    run = Store(folder).runs()[0]
+    files = [path for path in [*folder.iterdir(), *run.path.rglob("*")] if path.is_file()]
+    with open(log, "w", encoding="utf-8") as stream:
+        for path in [*sorted(files), folder / "claims.json", run.path / "lock"]:
+            kept = folder.with_name("kept")
+            if path.exists():
+                path.rename(kept)
+            for kind in ("pipe", "device"):
+                for name in commands if every_command else ("report", "runs", "doctor"):
+                    path.unlink(missing_ok=True)
+                    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+                    stream.write(f"{path.name} {kind} {name}: {outcome(commands[name])}\n")
+                    stream.flush()
+            path.unlink(missing_ok=True)
+            if kept.exists():
+                kept.rename(path)
+
+
+def _gather_all(
+    path: Path, manifest: Manifest, _: object, results: Any, damage: list[str], stamp: str
+) -> Path:
+    for contest in manifest.contests():
+        gather(path, manifest, contest, results, damage)
+    return path / "report.html"
+
+
+def study_commands(settings: dict[str, Any], folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return the commands that read a study, by name."""
+    return {
+        "report": lambda: open_study(folder).write(quiet=True),
+        "runs": lambda: dispatch(["runs", str(folder)]),
+        "doctor": lambda: examine_study(folder, quiet=True),
+        "watch": lambda: StatusReader(folder).look(),
+        "export": lambda: export_runs(Store(folder), folder.with_name("export.tar.gz")),
+        "load": lambda: load(Store(folder).runs()[0].path),
+        "race": lambda: Study(**settings).run(folder, workers=1, quiet=True),
+    }
+
+
+def outcome(command: Callable[[], Any]) -> str:
+    """Call a command; return nothing, or the message of a UserError."""
+    try:
+        command()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def import_in_little_memory(source: Path, folder: Path) -> None:
+    """Import a file that must be rejected, with 300 MB of memory above what the process has."""
+    limit_memory(300 * 10**6)
+    try:
+        import_runs(Store(folder), source)
+    except UserError:
+        return
+    raise AssertionError("it was accepted")
+
+
+def limit_memory(more: int) -> None:
+    """Limit the private memory of this process to `more` bytes above what it has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    limit = more + 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def holds_a_lease(process: BaseProcess, folder: Path) -> bool:

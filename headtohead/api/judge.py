@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from headtohead.api.study import Study, StudyResult, open_study, processes, repo
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import progress_bar
+from headtohead.common.schema import write_document
 from headtohead.study.environment import choose_device
 from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
@@ -25,7 +25,7 @@ from headtohead.study.plan.population import PopulationPolicy
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import grid_spec
 from headtohead.study.store.frozen import NAME as LOCK
-from headtohead.study.store.frozen import frozen_population
+from headtohead.study.store.frozen import frozen_population, read_lock
 from headtohead.study.store.run_store import Store
 
 
@@ -128,8 +128,8 @@ def forecast(
         execution = ExecutionSettings(device=str(chosen), threads=threads)
         policy = PopulationPolicy(None, execution, started)
         # A forecast uses the study's frozen step times but does not store new ones.
-        if folder is not None and (folder / LOCK).is_file():
-            shutil.copy(folder / LOCK, scratch)
+        if folder is not None:
+            write_document(Path(scratch) / LOCK, read_lock(folder / LOCK))
         step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)
         plan = plan_study(
             study.spec, data_dir=data_dir, progress=progress, step_times=step_times, in_population=policy

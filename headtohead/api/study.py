@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from headtohead.common.deprecation import old_names
-from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import digest, digest_file, write_atomic, write_json
+from headtohead.common.errors import MissingFile, UnreadableFile, UserError
+from headtohead.common.files import digest, digest_file, open_regular, write_atomic, write_json
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
@@ -367,9 +367,10 @@ def _check_newer(folder: Path) -> None:
 def open_study(path: str | Path) -> StudyResult:
     """Return a finished study's result, read from its directory."""
     folder = Path(path)
-    if not (folder / "study.json").is_file():
-        raise UserError(f"no study in {folder}: study.json is missing")
-    manifest, added = read_manifest(folder / "study.json")
+    try:
+        manifest, added = read_manifest(folder / "study.json")
+    except MissingFile:
+        raise UserError(f"no study in {folder}: study.json is missing") from None
     return _judge_all(Store(folder), manifest, added, {})
 
 
@@ -378,7 +379,7 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
     if not 0 <= port <= 65535:
         raise UserError(f"port {port} is out of range; allowed: 0 to 65535, where 0 picks a free port")
     folder = Path(path)
-    if not (folder / "study.json").is_file():
+    if not os.path.lexists(folder / "study.json"):
         raise UserError(f"no study in {folder}: study.json is missing")
     try:
         from headtohead.report.dashboard.server import serve
@@ -415,9 +416,9 @@ def _stamp(
 
 def _carries(page: Path, stamp: str) -> bool:
     try:
-        with open(page, encoding="utf-8") as stream:
-            return stamp in stream.read(1000)
-    except (OSError, UnicodeDecodeError):
+        with open_regular(page) as stream:
+            return stamp.encode() in stream.read(1000)
+    except (OSError, UnreadableFile):
         return False
 
 

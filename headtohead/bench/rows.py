@@ -28,7 +28,7 @@ class Rows:
         if not os.access(self.path.parent, os.W_OK):
             raise UserError(f"out={out}: directory {self.path.parent} is not writable")
         if self.path.exists():
-            document = read_json(self.path)
+            document = read_json(self.path, links=True)
             if not isinstance(document, dict) or document.get("benchmark") != benchmark:
                 raise UserError(f"out={out} is not a file of the benchmark '{benchmark}'")
             rows = document.get("rows", [])

@@ -1,20 +1,24 @@
-"""Atomic file writes (temporary name, fsync, rename), JSON and checksums."""
+"""Files: reading regular files up to a size limit, atomic writes (temporary name, fsync, rename), JSON, checksums."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
 
-_MAX_BYTES = 256 * 2**20
+MAX_BYTES = 64 * 2**20
+"""The default size limit of a file that is read into memory."""
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -58,20 +62,84 @@ def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
     write_atomic(path, json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, parse: Callable[[bytes], Any] = json.loads) -> Any:
-    """Return the JSON in `path`. Errors for a missing, damaged or oversized file name it."""
+def append(path: Path, content: bytes, sync: bool = False) -> None:
+    """Append to a regular file, usually in a single write; a pipe, device or link raises OSError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    new = sync and not path.exists()
+    descriptor = os.open(path, flags, 0o644)
     try:
-        with open(path, "rb", buffering=0) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > _MAX_BYTES:
-                raise DamagedFile(f"damaged file {path}: {size:,} bytes")
-            return parse(stream.readall())
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        while content:
+            content = content[os.write(descriptor, content) :]
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if new:
+        sync_directory(path.parent)
+
+
+def open_regular(path: Path, links: bool = False) -> io.BufferedReader:
+    """Open a regular file for reading; raise UnreadableFile for a pipe, a device or a directory, without waiting for it.
+
+    Files of a study and of the cache are never links: one raises DamagedFile. `links` follows them, for a user's files.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     except FileNotFoundError:
         raise MissingFile(f"no such file: {path}") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise _rejected(path, "a symbolic link", links) from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise _rejected(path, "not a regular file", links) from None
+        raise UnreadableFile(f"cannot read {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _rejected(path, "not a regular file", links)
+    return os.fdopen(descriptor, "rb")
+
+
+def _rejected(path: Path, reason: str, links: bool) -> UnreadableFile:
+    """Return the error for a file that is not read: of a study or cache, or, with `links`, of the user."""
+    return (
+        UnreadableFile(f"cannot read {path}: {reason}")
+        if links
+        else DamagedFile(f"damaged file {path}: {reason}")
+    )
+
+
+def read_file(path: Path, limit: int = MAX_BYTES, links: bool = False) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; `links` as in `open_regular`."""
+    with open_regular(path, links) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise _rejected(path, f"{size:,} bytes; the limit is {limit:,}", links)
+        try:
+            # No more than `size`: a file that grows meanwhile, such as a log, is read up to where it ended.
+            return stream.read(size)
+        except OSError as error:
+            raise UnreadableFile(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_text(path: Path, limit: int = MAX_BYTES, links: bool = False) -> str:
+    """Return the content of a UTF-8 file; otherwise as `read_file`."""
+    try:
+        return read_file(path, limit, links).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _rejected(path, f"not UTF-8 text ({error.reason} at byte {error.start})", links) from None
+
+
+def read_json(
+    path: Path, parse: Callable[[bytes], Any] = json.loads, limit: int = MAX_BYTES, links: bool = False
+) -> Any:
+    """Return the JSON in `path`. Errors for a missing, damaged or oversized file name it."""
+    try:
+        return parse(read_file(path, limit, links))
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"damaged file {path}: {error}") from None
-    except OSError as error:
-        raise UnreadableFile(f"cannot read {path}: {error.strerror}") from None
 
 
 def canonical_json(value: Any) -> str:
@@ -84,9 +152,9 @@ def digest(value: bytes | str) -> str:
     return hashlib.sha256(value.encode("utf-8") if isinstance(value, str) else value).hexdigest()
 
 
-def digest_file(path: Path) -> str:
-    """Return the sha256 of a file's bytes in hex."""
-    with open(path, "rb") as stream:
+def digest_file(path: Path, links: bool = False) -> str:
+    """Return the sha256 of a regular file's bytes in hex; `links` as in `open_regular`."""
+    with open_regular(path, links) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

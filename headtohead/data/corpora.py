@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from headtohead.common.errors import UserError, unknown
-from headtohead.common.files import canonical_json, digest, digest_file
+from headtohead.common.files import canonical_json, digest, digest_file, read_file
 from headtohead.data import hub, wiki
 from headtohead.data.text import file_documents, read_bytes, read_json_lines
 
@@ -52,7 +52,7 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Return the digest that identifies the content: every file and the reader's rule."""
-        listing = [[path.name, digest_file(path)] for path in self.files]
+        listing = [[path.name, digest_file(path, links=True)] for path in self.files]
         return digest(canonical_json([self.name.split(":")[0], self.rule, listing]))
 
 
@@ -183,7 +183,9 @@ def _stdlib_topic(name: str) -> str:
 
 def _read_stdlib(root: Path, files: tuple[Path, ...]) -> Documents:
     names = {path.relative_to(root).as_posix(): path for path in files}
-    contents = {names[name].read_bytes(): name for name in sorted(names, key=digest)}  # deduplicated
+    contents = {
+        read_file(names[name], links=True): name for name in sorted(names, key=digest)
+    }  # deduplicated
     documents = [
         (name, content) for content, name in contents.items() if content.strip() and b"\0" not in content
     ]

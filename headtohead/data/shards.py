@@ -13,14 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import DamagedFile, UserError
-from headtohead.common.files import digest, digest_file, read_json, sync_directory, write_json
+from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
+from headtohead.common.files import (
+    digest,
+    digest_file,
+    read_file,
+    read_json,
+    read_text,
+    sync_directory,
+    write_json,
+)
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
-from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer, make_tokenizer, parse_tokenizer
+from headtohead.data.tokenizers import (
+    MAX_TOKENIZER,
+    BytePairs,
+    Bytes,
+    Tokenizer,
+    make_tokenizer,
+    parse_tokenizer,
+)
 
 FORMAT = 3
 _PROGRESS_EVERY = 2**16
 """Bytes between progress updates, because a corpus may have a million short documents."""
+_MAX_TABLE = 2**34
+"""Size limit of the tables of a shard, which may have an entry per document."""
 
 
 def cache_dir(given: str | Path | None = None) -> Path:
@@ -123,10 +140,11 @@ def prepare(
 
 def load(folder: Path, corpus: Corpus, progress: Progress = _silent) -> Prepared:
     """Return a prepared corpus; raise an error that names a missing or changed shard."""
-    meta = read_json(folder / "meta.json")
     try:
-        return _load(folder, meta, corpus)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+        return _load(folder, read_json(folder / "meta.json", limit=_MAX_TABLE), corpus)
+    except DamagedFile:
+        raise
+    except (UnreadableFile, KeyError, TypeError, ValueError, OSError) as error:
         raise DamagedFile(f"damaged shards {folder}: {type(error).__name__}: {error}") from None
 
 
@@ -134,9 +152,7 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
     tokenizer: Tokenizer = Bytes()
     if meta["tokenizer"] != "bytes":
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise DamagedFile(f"missing tokenizer {path}")
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path, MAX_TOKENIZER)
         if digest(content) != meta["tokenizer_digest"]:
             raise DamagedFile(f"changed tokenizer {path}: it does not match its checksum")
         tokenizer = BytePairs(meta["tokenizer"], content)
@@ -144,21 +160,19 @@ def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
     for split in SPLITS:
         facts = meta["splits"][split]
         path = folder / f"{split}.bin"
-        if not path.is_file():
-            raise DamagedFile(f"missing shard {path}")
-        if path.stat().st_size != facts["size"] or digest_file(path) != facts["sha256"]:
+        if digest_file(path) != facts["sha256"]:
             raise DamagedFile(f"changed shard {path}: it does not match its checksum")
         tokens = (
             np.memmap(path, dtype=np.dtype(meta["dtype"]), mode="r")
             if facts["size"]
             else np.empty(0, meta["dtype"])
         )
-        documents = np.fromfile(folder / f"{split}.documents", dtype=np.uint64)
+        documents = np.frombuffer(read_file(folder / f"{split}.documents", _MAX_TABLE), dtype=np.uint64)
         if digest(documents.tobytes()) != facts["documents_sha256"]:
             raise DamagedFile(f"changed shard {folder / split}.documents: it does not match its checksum")
         scales = None
         if "scales_sha256" in facts:
-            scales = np.fromfile(folder / f"{split}.scales", dtype=np.float64)
+            scales = np.frombuffer(read_file(folder / f"{split}.scales", _MAX_TABLE), dtype=np.float64)
             if digest(scales.tobytes()) != facts["scales_sha256"] or len(scales) != len(documents):
                 raise DamagedFile(f"changed shard {folder / split}.scales: it does not match its checksum")
         splits[split] = Split(tokens, documents, facts["bytes"], scales)
@@ -178,7 +192,7 @@ def _set_aside(folder: Path) -> None:
 def _tokenizer_file(given: str) -> str:
     kind, value = parse_tokenizer(given)
     path = Path(str(value)).expanduser()
-    return digest_file(path) if kind == "file" and path.is_file() else ""
+    return digest_file(path, links=True) if kind == "file" and path.exists() else ""
 
 
 def _make(

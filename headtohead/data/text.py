@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from headtohead.common.errors import UserError
+from headtohead.common.files import open_regular
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -29,25 +32,27 @@ TEXT_SUFFIXES = (
 _PACKED = (".gz", ".xz")
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, decompressing .gz and .xz."""
-    try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
-        if path.suffix == ".xz":
-            return lzma.open(path, "rb")
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
+@contextmanager
+def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a regular file for reading, decompressing .gz and .xz; raise an error that names a damaged archive."""
+    with open_regular(path, links=True) as file:
+        try:
+            if path.suffix == ".gz":
+                with gzip.open(file) as unpacked:
+                    yield unpacked
+            elif path.suffix == ".xz":
+                with lzma.open(file) as unpacked:
+                    yield unpacked
+            else:
+                yield file
+        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise UserError(f"damaged file {path}: {error}") from None
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's decompressed content; raise an error that names a damaged archive."""
-    try:
-        with open_bytes(path) as stream:
-            return stream.read()
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"damaged file {path}: {error}") from None
+    """Return a file's decompressed content."""
+    with open_bytes(path) as stream:
+        return stream.read()
 
 
 def kind_of(path: Path) -> str:

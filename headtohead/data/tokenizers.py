@@ -15,11 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import digest, digest_file, write_atomic
+from headtohead.common.errors import MissingFile, UnreadableFile, UserError
+from headtohead.common.files import digest, read_file, read_text, write_atomic
 from headtohead.common.numbers import parse_count
 
 SEPARATOR = "<|end|>"
+MAX_TOKENIZER = 256 * 2**20
+"""Size limit of a tokenizer file."""
 
 
 class Tokenizer(Protocol):
@@ -251,18 +253,24 @@ def make_tokenizer(
         return Bytes()
     if kind == "file":
         path = Path(str(value)).expanduser()
-        if not path.is_file():
-            raise UserError(f"no such tokenizer file: {path}")
-        return BytePairs(given, path.read_text(encoding="utf-8"))
+        try:
+            return BytePairs(given, read_text(path, MAX_TOKENIZER, links=True))
+        except MissingFile:
+            raise UserError(f"no such tokenizer file: {path}") from None
     key = digest(f"bpe-1/{value}/{fingerprint}")[:16]
     path = cache / "tokenizers" / f"{key}.json"
     checksum = path.with_suffix(".sha256")
-    if not path.is_file() or not checksum.is_file() or checksum.read_text().strip() != digest_file(path):
+    try:
+        content = read_text(path, MAX_TOKENIZER)
+        whole = read_file(checksum, 1024).strip() == digest(content).encode()
+    except UnreadableFile:  # missing or damaged
+        whole = False
+    if not whole:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = _train(int(value), train(), progress)
         write_atomic(path, content)
         write_atomic(checksum, digest(content) + "\n")
-    return BytePairs(given, path.read_text(encoding="utf-8"))
+    return BytePairs(given, content)
 
 
 # Merges learned from 64 MB of text hardly differ from those of the whole corpus, and training time grows with the text.

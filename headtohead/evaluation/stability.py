@@ -66,13 +66,11 @@ def tokens_to_target(rows: Sequence[Row], target: float) -> float | None:
 
 def _column(rows: Sequence[Row], name: str) -> NDArray[np.float64]:
     """Return the numbers of a column; skips evaluation rows and missing values."""
-    return np.array([row[name] for row in rows if isinstance(row.get(name), int | float)], dtype=np.float64)
+    return np.array([row[name] for row in rows if row.get(name) is not None], dtype=np.float64)
 
 
 def _smoothed(rows: Sequence[Row]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    whole = [
-        row for row in rows if all(isinstance(row.get(name), int | float) for name in ("tokens", "nats"))
-    ]
+    whole = [row for row in rows if all(row.get(name) is not None for name in ("tokens", "nats"))]
     if len(whole) < SMOOTHED_ROWS:
         return np.empty(0), np.empty(0)
     nats = np.convolve(_column(whole, "nats"), np.full(SMOOTHED_ROWS, 1 / SMOOTHED_ROWS), "valid")

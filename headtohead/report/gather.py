@@ -16,8 +16,6 @@ from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
-_LONGEST = 1e9
-"""Logged times above this many seconds count as damaged; also keeps infinities out of the charts."""
 _ROWS_READ = 100_000
 """Logged rows read per contest; with more, only every n-th row is read."""
 
@@ -52,7 +50,7 @@ class ArmFacts:
 
     def mean_cost(self, key: str) -> float | None:
         """Return the mean of a measured cost over its runs."""
-        values = [float(cost[key]) for cost in self.costs if isinstance(cost.get(key), int | float)]
+        values = [float(cost[key]) for cost in self.costs if key in cost]
         return statistics.fmean(values) if values else None
 
 
@@ -82,11 +80,11 @@ def gather(
                             facts.probes.setdefault(name, {})[seed] = found
                     except UnreadableFile as error:
                         damage.append(str(error))
-            if cost := run.costs(results.get(run_id)):
+            if cost := run.costs(results.get(run_id), damage):
                 facts.costs.append(cost)
             try:
-                rows = run.curve(results.get(run_id), every)
-                if curve := [_point(row) for row in rows if isinstance(row.get("nats"), float)]:
+                rows = run.curve(results.get(run_id), every, damage)
+                if curve := [_point(row) for row in rows if row.get("nats") is not None]:
                     facts.curves[seed] = curve
             except UnreadableFile as error:
                 damage.append(str(error))
@@ -147,12 +145,12 @@ def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row
     return equal, different
 
 
-def environments(path: Path, manifest: Manifest) -> list[Row]:
-    """Return the distinct environments of the runs, with the number of runs in each."""
+def environments(path: Path, manifest: Manifest, damage: list[str]) -> list[Row]:
+    """Return the distinct environments of the runs, with the number of runs in each; unreadable files are added to `damage`."""
     store = Store(path)
     counts: dict[tuple[tuple[str, str], ...], set[tuple[str, str]]] = {}
     for run_id in sorted({entry.run for entry in manifest.entries}):
-        for stretch in store.run(run_id).stretches():
+        for stretch in store.run(run_id).stretches(damage):
             key = tuple(
                 (name, str(stretch.get(name, "unknown")))
                 for name in ("commit", "headtohead", "python", "torch", "device", "threads", "attention")
@@ -185,10 +183,6 @@ def _settings(record: Row) -> dict[str, str]:
 
 
 def _point(row: Row) -> Row:
-    seconds = row.get("seconds")
-    return {
-        "step": row["step"],
-        "tokens": row.get("tokens"),
-        "nats": row["nats"],
-        "seconds": seconds if isinstance(seconds, int | float) and 0 <= seconds < _LONGEST else None,
-    } | ({"circuits": row["circuits"]} if isinstance(row.get("circuits"), dict) else {})
+    return {name: row.get(name) for name in ("step", "tokens", "nats", "seconds")} | (
+        {"circuits": row["circuits"]} if row.get("circuits") else {}
+    )

@@ -60,7 +60,7 @@ def write_report(
             headlines=headlines(verdicts),
             primary=_primary(verdicts, manifest),
             better=_better(manifest),
-            environments=environments(path, manifest),
+            environments=environments(path, manifest, damage),
             warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
             bundle=chart_library(),
             style=asset("page.css"),

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from headtohead.common.errors import DamagedFile, UnreadableFile
-from headtohead.common.files import canonical_json, digest, digest_file, sync_directory
+from headtohead.common.files import canonical_json, digest, digest_file, open_regular, sync_directory
 from headtohead.common.schema import read_document, with_schema
 
 _NAME = re.compile(r"step-(\d{10})")
@@ -107,12 +107,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if digest_file(path / "tensors.safetensors") != wanted:
             raise DamagedFile(f"damaged checkpoint {path}: tensors.safetensors does not match its checksum")
         return Checkpoint(step, read_tensors(path / "tensors.safetensors"), state)
-    except OSError as error:
+    except UnreadableFile as error:
         raise DamagedFile(f"damaged checkpoint {path}: {error}") from None
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the tensor shapes of a safetensors file; reads only the header."""
+    open_regular(path).close()  # safe_open would wait for a pipe
     try:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -122,6 +123,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file; the format holds only data, so nothing in it is executed."""
+    open_regular(path).close()  # safe_open would wait for a pipe
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict

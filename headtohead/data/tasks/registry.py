@@ -259,7 +259,7 @@ def _read(
     with source.locate_errors():
         material = kept_apart(kind.read(source))
     fingerprint = digest(
-        canonical_json([RULE, name, [[key, digest_file(paths[key])] for key in sorted(paths)]])
+        canonical_json([RULE, name, [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]])
     )
     train = material.splits["train"]
     found = make_tokenizer(

@@ -50,7 +50,7 @@ def load_mechanism(path: str, class_name: str) -> Kind:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"no such file: {path} (given as a mechanism's file)")
-    module = _load_module(file.resolve(), digest_file(file))
+    module = _load_module(file.resolve(), digest_file(file, links=True))
     if not hasattr(module, class_name):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         raise unknown(f"class in {path}", class_name, classes)

@@ -60,7 +60,10 @@ def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
     """Return the term of a class in a user's file."""
     kind = load_mechanism(path, class_name)
     return Term(
-        kind, build_options(class_name, kind.Options, given), path, digest_file(Path(path).expanduser())
+        kind,
+        build_options(class_name, kind.Options, given),
+        path,
+        digest_file(Path(path).expanduser(), links=True),
     )
 
 

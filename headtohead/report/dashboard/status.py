@@ -108,14 +108,12 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
     if facts["state"] not in _GOING:
         facts["step"] = facts["steps"]
         return facts
-    rows = [row for row in run.metrics() if isinstance(row.get("nats"), float)]
+    rows = [row for row in run.metrics() if row.get("nats") is not None]
     if rows:
         last = rows[-1]
         facts["step"] = max(facts["first"], min(last["step"], facts["steps"]))
-        if isinstance(seconds := last.get("seconds"), int | float) and seconds > 0:
-            tokens = last.get("tokens")
-            trained = tokens if isinstance(tokens, int) else last["step"] * training["batch"]
-            facts["rate"] = trained / seconds
+        if seconds := last.get("seconds"):
+            facts["rate"] = (last.get("tokens") or last["step"] * training["batch"]) / seconds
     facts["words"] = _progress(facts)
     return facts
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import MissingFile, UserError, unknown
+from headtohead.common.files import read_text
 from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.data.tasks.registry import check_task_known
 from headtohead.model.layout import Layout, parse_layout
@@ -22,6 +23,7 @@ SHAPES = ("as_is", "params", "cache")
 ANSWERS = ("write", "point")
 LENGTHS = ("tokens", "flops", "time", "time_plain")
 _TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
+_MAX_BYTES = 16 * 2**20
 _MODEL = {field.name for field in dataclasses.fields(Settings)}
 
 
@@ -269,13 +271,9 @@ def _causal(value: Any) -> bool:
 def read_study(path: Path) -> dict[str, Any]:
     """Return the values of a TOML study file; a syntax error names the line."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return tomllib.loads(read_text(path, _MAX_BYTES, links=True))
+    except MissingFile:
         raise UserError(f"no such study file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read study file {path}: {error}") from None
-    try:
-        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"study file {path} is not TOML: {error}") from None
 

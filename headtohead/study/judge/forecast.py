@@ -235,7 +235,7 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     for run in store.runs():
         rate = run.costs().get("tokens_per_second")
         here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
-        if not here or not run.finished() or not isinstance(rate, int | float) or rate <= 0:
+        if not here or not run.finished() or not rate:
             continue
         try:
             found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))

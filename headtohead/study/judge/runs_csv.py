@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UnreadableFile, UserError, unknown
-from headtohead.common.files import digest
+from headtohead.common.errors import MissingFile, UnreadableFile, UserError, unknown
+from headtohead.common.files import digest, read_text
 from headtohead.common.numbers import is_number
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
@@ -207,17 +207,9 @@ def _seeds(seeds: set[int]) -> str:
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return a table's header, and its rows with their numbers in a spreadsheet (the header is row 1)."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(
-                f"{path} has {path.stat().st_size:,} bytes; the limit for a table of runs is 64 MiB"
-            )
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+        text = read_text(path, _MAX_BYTES, links=True).removeprefix("\ufeff")
+    except MissingFile:
         raise UserError(f"no such table: {path}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"table {path} is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"table {path} cannot be read: {error.strerror}") from None
     first = text.partition("\n")[0]
     delimiter = max((",", ";", "\t"), key=first.count)
     try:

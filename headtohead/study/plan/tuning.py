@@ -62,7 +62,7 @@ def tune_study(
         )
     )[:16]
     path = store.path / NAME
-    lock = read_lock(path) if path.is_file() else {"plans": {}}
+    lock = read_lock(path)
     if known := lock.get("tuning", {}).get(key):
         return Tuning(tuple(_row(row, path) for row in known))
     grid, extensions = list(spec.tune.lr), 0

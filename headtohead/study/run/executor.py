@@ -14,8 +14,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from headtohead.common.errors import UnreadableFile
+from headtohead.common.files import open_regular
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
@@ -27,6 +30,7 @@ from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import RunDirectory, Store
 
+_LOG_BYTES = 2**16
 _DEADLY = 2
 """A run has failed after its worker has died this many times."""
 
@@ -243,6 +247,16 @@ def _worker_environment(threads: int) -> dict[str, str]:
     }
 
 
+def _end_of(log: Path) -> str:
+    """Return the last 64 KiB of a log, or an empty string if it cannot be read."""
+    try:
+        with open_regular(log) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return stream.read(_LOG_BYTES).decode("utf-8", "replace")
+    except (OSError, UnreadableFile):
+        return ""
+
+
 class _Worker:
     """One worker process and the thread that reads its events."""
 
@@ -258,6 +272,7 @@ class _Worker:
         self.run = ""
         """The run it is training."""
         self.asked = False
+        self.log.unlink(missing_ok=True)  # it may be a pipe or a link
         with open(self.log, "wb") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headtohead.study.run.worker"],
@@ -296,7 +311,7 @@ class _Worker:
             code = self.process.wait()
         if code == 0:
             return ""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines = _end_of(self.log).strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code == -signal.SIGKILL:
             return f"was killed (signal 9), often because memory ran out{last}"

@@ -416,20 +416,25 @@ def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]
     found = {}
     for metric in last["valid"]:
         if metric != "nats":  # for every metric of a task, higher is better
-            best = max(rows, key=lambda row: float(row["valid"].get(metric, -math.inf)))
+            best = max(rows, key=lambda row: _score(row, metric))
             found[metric] = {name: best[name] for name in ("step", "valid", "test")}
     return found
 
 
+def _score(row: dict[str, Any], metric: str) -> float:
+    value = row["valid"].get(metric)
+    return -math.inf if value is None else float(value)
+
+
 def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
     """Return the relative decrease of the loss in the second half of training, from rows of metrics.jsonl."""
-    curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]
+    curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]  # null: not finite
     if not curve:
         return None
     last = curve[-1][0]
     middle = [nats for step, nats in curve if 0.45 * last < step <= 0.55 * last]
     end = [nats for step, nats in curve if step > 0.9 * last]
-    if not middle or not end or not all(math.isfinite(nats) for nats in (*middle, *end)):
+    if not middle or not end or None in (*middle, *end):
         return None
     before, after = sum(middle) / len(middle), sum(end) / len(end)
     return round((before - after) / before, 4) if before > 0 else None

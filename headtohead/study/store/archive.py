@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import os
 import re
 import secrets
+import shutil
 import tarfile
 import time
-import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import digest, sync_directory, verify_checksum, with_checksum, write_atomic
-from headtohead.common.schema import check_schema
-from headtohead.study.probes import PROBES, is_valid
+from headtohead.common.errors import MissingFile, UnreadableFile, UserError, first_line
+from headtohead.common.files import open_regular, sync_directory, with_checksum
+from headtohead.common.schema import read_document
+from headtohead.study.probes import PROBES as KINDS
+from headtohead.study.probes import is_valid
 from headtohead.study.store.history import MAX_BYTES, History, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
-from headtohead.study.store.run_store import RUN_ID, RunDirectory, Store
-from headtohead.study.store.validation import (
-    validate_cost,
-    validate_match,
-    validate_owner,
-    validate_result,
-    validate_spec,
-)
+from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store
+from headtohead.study.store.tar_stream import DAMAGE, TarStream
+from headtohead.study.store.validation import validate_cost, validate_match, validate_owner
 
-FILES = ("spec.json", "environment.json", "metrics.jsonl", "cost.json", "tokenizer.json", "result.json")
+FILES = {
+    "spec.json": 4 * 2**20,
+    "environment.json": 16 * 2**20,
+    "metrics.jsonl": 16 * 2**20,
+    "cost.json": 2**20,
+    "tokenizer.json": 256 * 2**20,
+    "result.json": 16 * 2**20,
+}
+"""The files of an exported run in the order in which they are added, and their size limits."""
 _DOCUMENTS = ("cost.json", "environment.json")
-_PROBE_FILE = re.compile(rf"probes/(?:{'|'.join(PROBES)})(?:-[0-9a-f]{{8}})?\.json")
-_MAX_BYTES = 256 * 2**20
+_PROBE_FILE = re.compile(rf"{PROBES}/(?:{'|'.join(KINDS)})(?:-[0-9a-f]{{8}})?\.json")
 _MAX_PROBE_BYTES = 8 * 2**20
 
 
@@ -49,7 +53,7 @@ def export_runs(store: Store, target: Path) -> int:
         with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
             for run in finished:
                 _add(archive, f"{run.id}/spec.json", with_checksum(_portable(run.spec())).encode())
-                for name in (*_probe_files(run), *FILES[1:]):
+                for name in (*_probe_files(run), *list(FILES)[1:]):
                     if _exportable(run, name):
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
@@ -97,20 +101,15 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def _probe_files(run: RunDirectory) -> list[str]:
     """Return the names of a run's undamaged probe files."""
     names = [f"probes/{path.name}" for path in sorted((run.path / "probes").glob("*.json"))]
-    return [
-        name
-        for name in names
-        if _PROBE_FILE.fullmatch(name) and not validate_probe(run, name, (run.path / name).read_bytes())
-    ]
+    return [name for name in names if _PROBE_FILE.fullmatch(name) and not validate_probe(run, name)]
 
 
-def validate_probe(run: RunDirectory, name: str, content: bytes) -> str:
+def validate_probe(run: RunDirectory, name: str) -> str:
     """Return the problem of a probe's file (checksum, name, content), or an empty string."""
     try:
-        value = verify_checksum(content)
-    except (ValueError, RecursionError) as error:
-        return str(error)
-    check_schema(value, run.path / name)
+        value = read_document(run.path / name)
+    except UnreadableFile as error:
+        return str(error).partition(": ")[2]
     if not isinstance(value, dict) or not isinstance(value.get("probe"), str):
         return "no probe name"
     if problem := validate_owner(value, run.id):
@@ -130,96 +129,110 @@ def _whole(run: RunDirectory) -> bool:
 def import_runs(store: Store, source: Path) -> tuple[int, int]:
     """Add the missing runs of an archive; return the number of new and of known runs.
 
-    A member is written only if its path is a run id and a known file name, and a run only if its id is the hash of its
-    identity.
+    The archive is unpacked into a temporary directory and checked there; if anything in it is rejected, the store does
+    not change. A member is unpacked only if its path is a run id and a known file name, and a run is added only if its
+    id is the hash of its identity.
     """
-    if not source.is_file():
-        raise UserError(f"no such file: {source}")
-    runs: dict[str, dict[str, bytes]] = {}
-    rows: list[dict[str, Any]] = []
+    place = next(path for path in (store.path, *store.path.parents) if path.is_dir())
+    staging = place / f".import.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
-        with tarfile.open(source, "r:*") as archive:
-            for member in archive:
-                if member.name == HISTORY and member.isfile() and member.size <= MAX_BYTES:
-                    rows, damaged = parse_rows((archive.extractfile(member) or io.BytesIO()).read(MAX_BYTES))
-                    if damaged:
-                        raise UserError(f"{source}: {HISTORY} is damaged")
-                    continue
-                run_id, _, name = member.name.partition("/")
-                if (
-                    not member.isfile()
-                    or not RUN_ID.fullmatch(run_id)
-                    or not (name in FILES or _PROBE_FILE.fullmatch(name))
-                ):
-                    raise UserError(f"{source} is not an export of runs: it contains '{member.name}'")
-                if member.size > (_MAX_BYTES if name in FILES else _MAX_PROBE_BYTES):
-                    raise UserError(f"{source}: {member.name} claims {member.size:,} bytes")
-                stream = archive.extractfile(member)
-                runs.setdefault(run_id, {})[name] = (stream or io.BytesIO()).read(_MAX_BYTES)
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{source} cannot be read as an export of runs: {cause}") from None
-    store.make()
-    known = 0
-    for run_id, files in runs.items():
-        run = store.run(run_id)
-        _check_newer(source, run_id, files)
-        _check_archive_rows(source, run, files)
-        known += run.finished()
-        probes = [name for name in files if name not in FILES]
-        if probes:
-            (run.path / "probes").mkdir(parents=True, exist_ok=True)
-        # A known run receives its missing probes; result.json is written last.
-        for name in [*probes, *(() if run.finished() else FILES)]:
-            if name in files and not (name in probes and (run.path / name).exists()):
-                run.path.mkdir(parents=True, exist_ok=True)
-                write_atomic(run.path / name, files[name])
-    with History.changing(store.path) as history:
-        history.imported(source.name, len(runs) - known, rows)
+        staging.mkdir()
+        rows = _unpack(source, staging)
+        runs = [RunDirectory(path) for path in sorted(staging.iterdir())]
+        for run in runs:
+            _check_run(run)
+        store.make()
+        with History.changing(store.path) as history:
+            known = sum(_add_run(store.run(run.id), run) for run in runs)
+            history.imported(source.name, len(runs) - known, rows)
+    except UserError as error:
+        raise type(error)(str(error).replace(f"{staging}/", f"{source}: ")) from None
+    except OSError as error:
+        raise UserError(f"cannot import {source} into {store.path}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return len(runs) - known, known
 
 
-def _check_newer(source: Path, run_id: str, files: dict[str, bytes]) -> None:
-    """Raise NewerFile if a file has a newer schema; damaged files are reported elsewhere."""
-    for name, content in files.items():
-        if not name.endswith(".json") or name == "tokenizer.json":
-            continue
+def _unpack(source: Path, staging: Path) -> list[dict[str, Any]]:
+    """Write the runs of an archive to `staging` and return the rows of its history; the content is not checked yet."""
+    rows: list[dict[str, Any]] = []
+    with open_regular(source, links=True) as file:
+        stream = TarStream(file)
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            continue
-        check_schema(value, f"{source}: {run_id}/{name}")
+            for member, content in stream.members():
+                name = member.name
+                if name == HISTORY:
+                    rows, damaged = parse_rows(b"".join(_limited(member, content, MAX_BYTES)))
+                    if damaged:
+                        raise UserError(f"{source}: {HISTORY} is damaged")
+                    continue
+                run_id, _, file_name = name.partition("/")
+                limit = _MAX_PROBE_BYTES if _PROBE_FILE.fullmatch(file_name) else FILES.get(file_name, 0)
+                if not RUN_ID.fullmatch(run_id) or not limit:
+                    raise UserError(f"{source} is not an export of runs: it contains {name[:80]!a}")
+                path = staging / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "xb") as target:
+                    target.writelines(_limited(member, content, limit))
+                    target.flush()
+                    os.fsync(target.fileno())
+                _check_newer(path)
+        except DAMAGE as error:
+            raise UserError(f"{source} cannot be read as an export of runs: {first_line(error)}") from None
+    return rows
 
 
-def _validate_metrics(cost: dict[str, Any], files: dict[str, bytes]) -> str:
-    wanted = cost.get("metrics_sha256")
-    changed = wanted and "metrics.jsonl" in files and digest(files["metrics.jsonl"]) != wanted
-    return "metrics.jsonl has changed since the run ended" if changed else ""
+def _limited(member: tarfile.TarInfo, content: IO[bytes], limit: int) -> Iterator[bytes]:
+    if not 0 <= member.size <= limit:
+        raise tarfile.ReadError(f"{member.name} claims {member.size:,} bytes; the limit is {limit:,}")
+    while chunk := content.read(2**16):
+        yield chunk
 
 
-def _check_archive_rows(source: Path, run: RunDirectory, files: dict[str, bytes]) -> None:
+def _check_newer(path: Path) -> None:
+    """Raise NewerFile if a file has a newer schema; damaged files are reported later."""
+    if path.suffix == ".json" and path.name != "tokenizer.json":
+        with suppress(UnreadableFile):
+            read_document(path)
+
+
+def _check_run(run: RunDirectory) -> None:
+    """Raise UserError if a run of an archive is incomplete, damaged, or does not match its id."""
     try:
-        spec, result = verify_checksum(files["spec.json"]), verify_checksum(files["result.json"])
-        problem = (
-            validate_spec(spec, run.id)
-            or validate_result(result)
-            or validate_owner(result, run.id)
-            or validate_match(spec, result)
-        )
-    except (KeyError, ValueError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"
+        spec, result = run.spec(), run.result()
+        problem = "no result.json" if result is None else validate_match(spec, result)
+    except UnreadableFile as error:
+        problem = str(error)
     if problem:
-        raise UserError(f"{source}: run {run.id} is damaged or does not match its id: {problem}")
-    for name in (name for name in _DOCUMENTS if name in files):
-        try:
-            value = verify_checksum(files[name])
-            problem = validate_owner(value, run.id)
-            if not problem and name == "cost.json":
-                problem = validate_cost(value, result) or _validate_metrics(value, files)
-        except (ValueError, RecursionError) as error:
-            problem = str(error)
-        if problem:
-            raise UserError(f"{source}: {run.id}/{name} is damaged: {problem}")
-    for name in (name for name in files if name not in FILES):
-        if problem := validate_probe(run, name, files[name]):
-            raise UserError(f"{source}: {run.id}/{name} is damaged: {problem}")
+        raise UserError(f"{run.path} is damaged or does not match its id: {problem}")
+    assert result is not None
+    try:
+        for name in _DOCUMENTS:
+            with suppress(MissingFile):
+                value = run.document(name)
+                if name == "cost.json" and (problem := validate_cost(value, result)):
+                    raise UserError(f"{run.path / name} is damaged: {problem}")
+        run.check_metrics_unchanged(result)
+    except UnreadableFile as error:
+        raise UserError(str(error)) from None
+    for path in sorted((run.path / PROBES).glob("*.json")):
+        if problem := validate_probe(run, f"{PROBES}/{path.name}"):
+            raise UserError(f"{path} is damaged: {problem}")
+
+
+def _add_run(run: RunDirectory, staged: RunDirectory) -> bool:
+    """Move the missing files of an unpacked run into the store; return whether the run already has a result.
+
+    A finished run receives its missing probes only; result.json is moved last.
+    """
+    known = run.finished()
+    probes = [f"{PROBES}/{path.name}" for path in sorted((staged.path / PROBES).glob("*.json"))]
+    probes = [name for name in probes if not (run.path / name).exists()]
+    for name in [*probes, *(() if known else FILES)]:
+        if (staged.path / name).exists():
+            target = run.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged.path / name, target)
+            sync_directory(target.parent)
+    return known

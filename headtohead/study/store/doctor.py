@@ -7,6 +7,7 @@ repeats that run. Locks and temporary files of dead processes are removed.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -89,22 +90,24 @@ def repair(findings: list[Finding]) -> None:
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
     study, lock = folder / "study.json", folder / LOCK_NAME
     again = "the study's own command writes it again"
-    if not study.is_file() and has_runs:
-        yield Finding(study, "missing", again)
-    elif study.is_file():
-        try:
-            read_manifest(study)
-        except UnreadableFile as error:
-            yield _aside(study, error, again)
-    if lock.is_file():
-        try:
-            read_lock(lock)
-        except UnreadableFile as error:
-            remedy = "restored from study.json; seeds not listed there count as added after results existed"
-            yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
-    if damaged := History.read(folder).damaged:
-        remedy = "left unchanged; verdicts mention it"
-        yield Finding(folder / HISTORY, f"{damaged} rows are damaged", remedy)
+    try:
+        read_manifest(study)
+    except MissingFile:
+        if has_runs:
+            yield Finding(study, "missing", again)
+    except UnreadableFile as error:
+        yield _aside(study, error, again)
+    try:
+        read_lock(lock)
+    except UnreadableFile as error:
+        remedy = "restored from study.json; seeds not listed there count as added after results existed"
+        yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
+    try:
+        if damaged := History.read(folder).damaged:
+            remedy = "left unchanged; verdicts mention it"
+            yield Finding(folder / HISTORY, f"{damaged} rows are damaged", remedy)
+    except DamagedFile as error:
+        yield _aside(folder / HISTORY, error, "renamed; what the study reported earlier is lost")
     free = shutil.disk_usage(folder).free
     if free < _ROOM_BYTES:
         yield Finding(
@@ -185,7 +188,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
     for name in ("cost.json", "environment.json"):
         if problem := _fact_problem(run, name, finished or {}):
             yield _aside(run.path / name, problem, "renamed; the result does not depend on it")
-    if run.weights.is_file():
+    if os.path.lexists(run.weights):
         try:
             run.check_weights_unchanged()
         except DamagedFile as error:
@@ -233,9 +236,7 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
     folder = run.path / PROBES
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from _temporary(path)
-        if path.suffix == ".json" and (
-            problem := validate_probe(run, f"{PROBES}/{path.name}", path.read_bytes())
-        ):
+        if path.suffix == ".json" and (problem := validate_probe(run, f"{PROBES}/{path.name}")):
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
@@ -254,17 +255,19 @@ def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
 
 def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
-    if not path.is_file():
+    damage: list[str] = []
+    rows = run.metrics(damage=damage)
+    if damage and not rows:
+        yield _aside(path, _cause(damage[0]), "renamed; the result does not depend on it")
         return
-    try:
-        run.curve(finished)
-    except DamagedFile as error:
-        yield Finding(path, _cause(error), "reports leave out its curve; the result is not affected")
-    whole, lines = run.metrics(), path.read_text(encoding="utf-8", errors="replace").splitlines()
-    if len(whole) < len(lines) and (finished is not None or run.owner() is None):
-        text = "".join(json.dumps(row) + "\n" for row in whole)
-        problem = f"{len(lines) - len(whole)} of {len(lines)} lines are truncated or invalid"
-        yield Finding(path, problem, "those lines are dropped", lambda: write_atomic(path, text))
+    if rows and finished is not None:
+        try:
+            run.check_metrics_unchanged(finished)
+        except DamagedFile as error:
+            yield Finding(path, _cause(error), "reports leave out its curve; the result is not affected")
+    if damage and (finished is not None or run.owner() is None):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
 
 
 def _lock(lock: Path) -> Iterator[Finding]:
@@ -306,6 +309,6 @@ def _put_aside(path: Path) -> None:
     set_aside(path)
 
 
-def _cause(error: UserError) -> str:
+def _cause(error: UserError | str) -> str:
     """Return an error message without the path at its start."""
     return str(error).partition(": ")[2] or str(error)

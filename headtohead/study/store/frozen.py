@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import DamagedFile
+from headtohead.common.errors import DamagedFile, MissingFile
 from headtohead.common.schema import read_document, write_document
 from headtohead.study.store.shared import exclusive
 
@@ -15,10 +15,15 @@ NAME = "study.lock.json"
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Return the lock; raise DamagedFile if damaged, since it records which seeds were planned in advance."""
+    """Return the lock, without plans if there is none.
+
+    Raise DamagedFile if damaged, since it records which seeds were planned in advance.
+    """
     remedy = f"h2h doctor {path.parent} restores it from study.json"
     try:
         lock = read_document(path)
+    except MissingFile:
+        return {"plans": {}}
     except DamagedFile as error:
         raise DamagedFile(f"{error}; {remedy}") from None
     try:
@@ -38,21 +43,19 @@ def changing_lock(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lock of a study, empty if there is none, and write it back; no other process writes in between."""
     path = folder / NAME
     with exclusive(folder):
-        lock = read_lock(path) if path.is_file() else {"plans": {}}
+        lock = read_lock(path)
         yield lock
         write_document(path, lock)
 
 
 def frozen_seconds(folder: Path) -> dict[str, Any]:
     """Return the seconds per step in the lock of a study."""
-    path = folder / NAME
-    return dict(read_lock(path).get("seconds", {})) if path.is_file() else {}
+    return dict(read_lock(folder / NAME).get("seconds", {}))
 
 
 def frozen_population(folder: Path) -> bool | None:
     """Return whether the runs of a planned study are rows of populations, or None if there is no plan."""
-    path = folder / NAME
-    lock = read_lock(path) if path.is_file() else {}
+    lock = read_lock(folder / NAME)
     return bool(lock.get("stacked", False)) if lock.get("plans") else None
 
 

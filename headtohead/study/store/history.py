@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UnreadableFile
-from headtohead.common.files import digest, sync_directory
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
+from headtohead.common.files import append, digest, read_file
 from headtohead.common.schema import read_document
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
 from headtohead.study.store.shared import exclusive
@@ -62,11 +61,11 @@ class History:
         """Return the history in a study's directory, empty if there is none; damaged rows are counted and skipped."""
         path = folder / NAME
         try:
-            content = path.read_bytes()[:MAX_BYTES]
-        except OSError:
+            return cls(path, *parse_rows(read_file(path, MAX_BYTES)))
+        except MissingFile:
             return cls(path, [])
-        rows, damaged = parse_rows(content)
-        return cls(path, rows, damaged)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error}; h2h doctor {folder} renames it") from None
 
     @classmethod
     @contextmanager
@@ -172,21 +171,12 @@ class History:
         return manifest.entries
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Append a row with a single write and fsync; a new row gets its date and its checksum."""
+        """Append a row and sync it; a new row gets its date and its checksum."""
         if "date" not in row:
             row = row | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
             row["checksum"] = _checksum(row)
-        new = not self.path.exists()
         line = json.dumps(row, sort_keys=True).encode() + b"\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self.path, flags, 0o644)
-        try:
-            os.write(descriptor, line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if new:
-            sync_directory(self.path.parent)
+        append(self.path, line, sync=True)
         self.rows.append(json.loads(line))
 
 

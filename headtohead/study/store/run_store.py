@@ -19,18 +19,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
-from headtohead.common.files import digest, digest_file, finite, write_atomic
+from headtohead.common.files import append, digest, digest_file, finite, read_file, read_text, write_atomic
 from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
-from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
+from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
 from headtohead.study.probes import Found, is_valid
 from headtohead.study.store.lease import Owner, owner_of
 from headtohead.study.store.validation import (
     RUN_ID,
+    are_costs,
+    is_logged_row,
+    is_stretch,
     validate_cost,
     validate_match,
     validate_metrics,
@@ -41,10 +45,7 @@ from headtohead.study.store.validation import (
 
 DAMAGED = ".damaged"
 PROBES = "probes"
-_LONGEST_METRICS = 64 * 2**20
-_LARGEST = 2**53
-"""Upper bound of a count; larger integers do not fit into a float."""
-_ROW_TYPES = {int, float, dict, type(None)}
+_LONGEST_METRICS = 16 * 2**20
 
 
 class RunDirectory:
@@ -159,45 +160,62 @@ class RunDirectory:
                 f"run {self.id} was trained on a task with tokens of its own and has no tokenizer"
             )
         path = self.path / "tokenizer.json"
-        if not path.is_file():
-            raise UserError(f"run {self.id} was trained with {name}, but {path} is missing")
-        return BytePairs(name, path.read_text(encoding="utf-8"))
+        try:
+            return BytePairs(name, read_text(path, MAX_TOKENIZER))
+        except MissingFile:
+            raise UserError(f"run {self.id} was trained with {name}, but {path} is missing") from None
 
-    def metrics(self, every: int = 1) -> list[dict[str, Any]]:
+    def metrics(self, every: int = 1, damage: list[str] | None = None) -> list[dict[str, Any]]:
         """Return the logged rows, or every `every`-th row counted back from the last.
 
-        Truncated or invalid lines are skipped.
+        Truncated and invalid rows are left out; `damage` receives one message about them.
         """
         path = self.path / "metrics.jsonl"
-        if not path.is_file() or path.stat().st_size > _LONGEST_METRICS:
+        damage = [] if damage is None else damage
+        try:
+            text = read_file(path, _LONGEST_METRICS).decode("utf-8", "replace")
+        except MissingFile:
             return []
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except UnreadableFile as error:
+            damage.append(str(error))
+            return []
+        lines = text.split("\n")
+        last = lines.pop()
+        if last and (_row(last) is not None or self.owner() is None):  # else it is being written
+            lines.append(last)
         if every > 1:
             lines = lines[::-every][::-1]
         try:  # one call for the whole file is three times faster than one per line
             found = json.loads(f"[{','.join(lines)}]")
         except (ValueError, RecursionError):
             found = [_row(line) for line in lines]
-        return [row for row in found if _is_row(row)]
+        rows = [row for row in found if is_logged_row(row)]
+        if len(rows) < len(lines):
+            damage.append(
+                f"damaged file {path}: {len(lines) - len(rows)} of {len(lines)} rows are truncated or invalid, and "
+                "left out"
+            )
+        return rows
 
-    def curve(self, result: dict[str, Any] | None, every: int = 1) -> list[dict[str, Any]]:
+    def curve(
+        self, result: dict[str, Any] | None, every: int = 1, damage: list[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Return the logged rows as `metrics`; raise DamagedFile if they are not those of the run with this result.
 
         None: the run is not finished, and any rows are accepted.
         """
         if result is not None:
             self.check_metrics_unchanged(result)
-        return self.metrics(every)
+        return self.metrics(every, damage)
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one row."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        append(self.path / "metrics.jsonl", json.dumps(finite(row), allow_nan=False).encode() + b"\n")
 
     def rewind(self, step: int) -> None:
         """Drop rows after `step`, and its evaluation, because those steps will be repeated."""
         path = self.path / "metrics.jsonl"
-        if path.is_file():
+        if os.path.lexists(path):
             rows = [row for row in self.metrics() if (row["step"], "valid" in row) <= (step, False)]
             write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -207,9 +225,12 @@ class RunDirectory:
             if path.name not in ("spec.json", "lock"):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def costs(self, result: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the content of cost.json; empty if missing, damaged, or in contradiction to the given result."""
-        costs = self._facts("cost.json")
+    def costs(self, result: dict[str, Any] | None = None, damage: list[str] | None = None) -> dict[str, Any]:
+        """Return the content of cost.json; empty if missing, damaged, or in contradiction to the given result.
+
+        Damage is added to `damage`.
+        """
+        costs = self._facts("cost.json", are_costs, damage)
         return {} if result and validate_cost(costs, result) else costs
 
     def check_metrics_unchanged(self, result: dict[str, Any]) -> None:
@@ -224,10 +245,14 @@ class RunDirectory:
         if problem:
             raise DamagedFile(f"damaged file {path}: {problem}")
 
-    def stretches(self) -> list[dict[str, Any]]:
-        """Return the environment of each start of the run; empty if missing or damaged."""
-        stretches = self._facts("environment.json").get("stretches")
-        return [row for row in stretches if isinstance(row, dict)] if isinstance(stretches, list) else []
+    def stretches(self, damage: list[str] | None = None) -> list[dict[str, Any]]:
+        """Return the environment of each start; empty if missing or damaged, which is added to `damage`."""
+
+        def valid(facts: Any) -> bool:
+            rows = facts.get("stretches") if isinstance(facts, dict) else None
+            return isinstance(rows, list) and all(map(is_stretch, rows))
+
+        return list(self._facts("environment.json", valid, damage).get("stretches", ()))
 
     def probe(self, name: str) -> dict[str, Any] | None:
         """Return the result of a probe, or None if it has not run; raise DamagedFile if damaged."""
@@ -252,11 +277,19 @@ class RunDirectory:
         ending = f"-{digest(argument)[:8]}" if argument else ""
         return self.path / PROBES / f"{short}{ending}.json"
 
-    def _facts(self, name: str) -> dict[str, Any]:
+    def _facts(self, name: str, valid: Callable[[Any], bool], damage: list[str] | None) -> dict[str, Any]:
+        path = self.path / name
         try:
-            return self.document(name)
-        except UnreadableFile:
+            value = self.document(name)
+            if not valid(value):
+                raise DamagedFile(f"damaged file {path}: invalid numbers; it is left out")
+        except MissingFile:
             return {}
+        except UnreadableFile as error:
+            if damage is not None:
+                damage.append(str(error))
+            return {}
+        return dict(value)
 
     def document(self, name: str) -> dict[str, Any]:
         """Return one of the run's documents; raise DamagedFile if it is damaged or belongs to another run."""
@@ -274,7 +307,11 @@ class RunDirectory:
     def check_weights_unchanged(self) -> None:
         """Raise DamagedFile if the weights do not match their checksum."""
         path = self.weights.with_suffix(".sha256")
-        if path.is_file() and path.read_text(errors="replace").strip() != digest_file(self.weights):
+        try:
+            wanted = read_file(path, 1024)
+        except MissingFile:
+            return
+        if wanted.strip() != digest_file(self.weights).encode():
             raise DamagedFile(f"damaged file {self.weights}: checksum mismatch")
 
 
@@ -283,13 +320,6 @@ def _row(line: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
-        return False
-    known = _ROW_TYPES.issuperset(map(type, row.values()))
-    return known and all(type(value) is not int or abs(value) < _LARGEST for value in row.values())
 
 
 def set_aside(path: Path) -> Path:
@@ -330,7 +360,11 @@ class Store:
         folder = self.path / "runs"
         if not folder.is_dir():
             return []
-        return [RunDirectory(path) for path in sorted(folder.iterdir()) if RUN_ID.fullmatch(path.name)]
+        return [
+            RunDirectory(path)
+            for path in sorted(folder.iterdir())
+            if RUN_ID.fullmatch(path.name) and path.is_dir()
+        ]
 
     def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the existing results by run id. `damage` receives a message for each damaged one.

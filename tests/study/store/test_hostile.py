@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +20,37 @@ from safetensors.torch import save
 
 import headtohead as h2h
 from headtohead import Study
-from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.errors import DamagedFile, NewerFile, UserError
 from headtohead.common.files import canonical_json, digest, verify_checksum, with_checksum
-from headtohead.common.schema import write_document
-from headtohead.report.gather import ArmFacts, gather
+from headtohead.common.schema import SCHEMA, write_document
+from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
+from headtohead.report.gather import ArmFacts, _point, arm_rows, gather
+from headtohead.report.panels import View
+from headtohead.report.panels.training.circuits import circuit_rows, circuits_over_tokens
 from headtohead.report.panels.training.curves import curve_rows
 from headtohead.study.judge.verdict import sentence, study_verdicts
-from headtohead.study.store.archive import export_runs
+from headtohead.study.store.archive import export_runs, import_runs
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.study.store.validation import validate_result, validate_spec
+from tests import processes
 from tests.fuzz import JSON, damaged, fuzz, mutated
+
+SETTINGS: dict[str, Any] = {
+    "arms": ["standard", "diagonal"],
+    "tokens": 2560,
+    "batch": 256,
+    "seeds": 2,
+    "lr": 5e-3,
+    "probes": ["positions"],
+}
 
 
 @pytest.fixture(scope="module")
 def whole(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "study"
-    Study(["standard", "diagonal"], corpus=f"file:{story}", tokens=2560, batch=256, seeds=2, lr=5e-3).run(
-        folder, workers=1, quiet=True
-    )
+    Study(**(SETTINGS | {"corpus": f"file:{story}"})).run(folder, workers=1, quiet=True)
     return folder
 
 
@@ -118,6 +131,45 @@ def test_any_metrics_file_gives_rows_that_a_chart_can_take(
     assert all(isinstance(found, dict) and isinstance(found["step"], int) for found in rows)
 
 
+LOGGED = {
+    "step": 3,
+    "tokens": 768,
+    "nats": 2.5,
+    "lr": 0.004,
+    "grad_norm": 1.5,
+    "grad_norm_max": 2.0,
+    "seconds": 0.5,
+    "circuits": {
+        "qk": {"layers": [1, 2], "lr_sum": [0.1, 0.2], "grad_norm": [0.5, None], "product": [3.0, 2.0]}
+    },
+}
+COSTS = {"train_seconds": 0.5, "tokens_per_second": 1000.0, "peak_bytes": 10**9, "micro_batch": 8}
+
+
+@given(data=st.data())
+@fuzz(25)
+def test_charts_and_tables_take_any_row_and_cost_that_is_read(
+    scratch: Path, whole: Path, data: st.DataObject
+) -> None:
+    run = RunDirectory(scratch / first(whole).id)
+    run.path.mkdir(exist_ok=True)
+    rows = [data.draw(st.just(LOGGED) | mutated(LOGGED) | JSON) for _ in range(8)]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run.path / "cost.json").write_text(json.dumps(data.draw(mutated(COSTS) | JSON)))
+    damage: list[str] = []
+    found, costs = run.metrics(damage=damage), run.costs(damage)
+    assert len(damage) <= 2
+    assert all(row in rows for row in found)
+    assert bool(damage) >= (len(found) < len(rows))
+    curve = [_point(row) for row in found if row.get("nats") is not None]
+    arms = [ArmFacts("x", "x", first(whole).spec(), 1, {}, [costs, COSTS], {1: curve, 2: [_point(LOGGED)]})]
+    numbers = [curve_rows(arms), circuit_rows(arms), arm_rows(arms), spikes(found), gradient_tail(found)]
+    assert json.dumps([numbers, tokens_to_target(found * 5, 1.0), final_loss(found * 5)], allow_nan=False)
+    circuits_over_tokens(
+        circuit_rows(arms), View(whole, read_manifest(whole / "study.json")[0], None, arms, [])
+    )  # type: ignore[arg-type]
+
+
 @given(data=st.data())
 @fuzz(100)
 def test_any_study_file_is_a_manifest_or_damaged(whole: Path, scratch: Path, data: st.DataObject) -> None:
@@ -147,6 +199,28 @@ def test_the_checksum_covers_every_byte() -> None:
             assert {key: found[key] for key in ("status", "x")} == {"status": "done", "x": [1.5, None, "é"]}
 
 
+@pytest.mark.parametrize("every_command", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_pipe_or_an_endless_device_instead_of_a_file_stops_no_command(
+    mine: Path, tmp_path: Path, story: Path, every_command: bool
+) -> None:
+    settings = SETTINGS | {"corpus": f"file:{story}"}
+    child = processes.start(
+        processes.read_with_irregular_files, settings, mine, tmp_path / "log", every_command
+    )
+    assert processes.ended(child) == 0
+    log = (tmp_path / "log").read_text().splitlines()
+    assert {line.split()[0] for line in log} >= {
+        "study.json",
+        "history.jsonl",
+        "result.json",
+        "metrics.jsonl",
+        "lock",
+    }
+    assert all("\n" not in line for line in log)
+    (found,) = [line for line in log if line.startswith("study.json pipe report")]
+    assert "study.json: not a regular file" in found
+
+
 @pytest.mark.page
 def test_a_page_is_built_despite_damaged_runs_and_names_them(mine: Path) -> None:
     pytest.importorskip("altair")
@@ -154,12 +228,24 @@ def test_a_page_is_built_despite_damaged_runs_and_names_them(mine: Path) -> None
     (runs[0].path / "result.json").write_text("{")
     (runs[1].path / "cost.json").write_text('{"train_seconds": "soon", "tokens_per_second": []}')
     (runs[1].path / "environment.json").write_text('{"stretches": [3, {"date": 5}]}')
+    (runs[1].path / "metrics.jsonl").write_text(
+        '{"step": 5, "nats": 2.0, "circuits": {"qk": {"product": []}}}\n'
+    )
+    (runs[3].path / "cost.json").write_text('{"train_seconds": 1e308, "tokens_per_second": Infinity}')
     (runs[2].path / "metrics.jsonl").write_text('{"step": 5, "nats": "low"}\n{"step": true}\n[]\n{"step": 9')
     (runs[3].path / "spec.json").write_text("[]")
     found = h2h.open_study(mine)
     found.write(quiet=True)
     page = (mine / "report.html").read_text()
     assert f"damaged file {runs[0].path / 'result.json'}" in page
+    names = [
+        (1, "cost.json"),
+        (1, "environment.json"),
+        (1, "metrics.jsonl"),
+        (2, "metrics.jsonl"),
+        (3, "cost.json"),
+    ]
+    assert all(page.count(f"damaged file {runs[number].path / name}") == 1 for number, name in names)
     assert len(found.damage) == 1
 
 
@@ -298,8 +384,6 @@ def test_names_from_files_never_become_paths_outside_the_study(mine: Path, name:
 
 
 def test_links_out_of_the_study_are_not_exported(mine: Path, tmp_path: Path) -> None:
-    import tarfile
-
     run = first(mine)
     (tmp_path / "secret").write_text("secret")
     (run.path / "metrics.jsonl").unlink()
@@ -361,8 +445,6 @@ def _peak_bytes() -> int:
 
 
 def test_numbers_too_large_for_a_float_are_damage(whole: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
     run = Store(copy).runs()[0]
@@ -372,3 +454,47 @@ def test_numbers_too_large_for_a_float_are_damage(whole: Path, tmp_path: Path) -
     assert "are not numbers" in validate_result(result)
     run.log({"step": 10**400, "nats": 1.0})
     assert all(row["step"] < 10**9 for row in run.metrics())
+
+
+NEWER = {
+    "study.json": "",
+    "study.lock.json": "",
+    "spec.json": "runs/{}/spec.json",
+    "result.json": "runs/{}/result.json",
+    "environment.json": "runs/{}/environment.json",
+    "cost.json": "runs/{}/cost.json",
+    "positions.json": "runs/{}/probes/positions.json",
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_file_of_a_newer_version_is_reported_as_such_and_not_changed(
+    mine: Path, story: Path, tmp_path: Path, name: str
+) -> None:
+    run = first(mine)
+    export_runs(Store(mine), tmp_path / "x.tar.gz")
+    path = mine / (NEWER[name].format(run.id) or name)
+    content = json.loads(path.read_text()) | {"schema": SCHEMA + 1}  # its checksum is no longer ours
+    path.write_text(json.dumps(content))
+    before = path.read_bytes()
+    commands = processes.study_commands(SETTINGS | {"corpus": f"file:{story}"}, mine)
+    found = {
+        command: processes.outcome(commands[command])
+        for command in ("report", "runs", "doctor", "export", "race")
+    }
+    assert path.read_bytes() == before
+    assert "newer headtohead" in found["doctor"]
+    assert any("newer headtohead" in found[command] for command in ("report", "runs", "race"))
+    assert all(not text or "newer headtohead" in text for text in found.values()), found
+    if "runs/" not in NEWER[name]:
+        return
+    with tarfile.open(tmp_path / "x.tar.gz") as old, tarfile.open(tmp_path / "y.tar.gz", "w:gz") as new:
+        for member in old:
+            packed = old.extractfile(member)
+            assert packed is not None
+            changed = before if member.name == f"{run.id}/{path.relative_to(run.path)}" else packed.read()
+            member.size, member.pax_headers = len(changed), {}
+            new.addfile(member, io.BytesIO(changed))
+    with pytest.raises(NewerFile, match=f"y.tar.gz: {run.id}/.*{name} was written by a newer headtohead"):
+        import_runs(Store(tmp_path / "new"), tmp_path / "y.tar.gz")
+    assert not (tmp_path / "new").exists()

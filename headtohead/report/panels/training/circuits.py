@@ -51,19 +51,18 @@ def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
                 else None
                 for name in VALUES
             }
-            tokens = found[0].get("tokens") or step
-            rows.append({"arm": arm.label, "tokens": tokens, "seeds": len(found)} | means)
+            if any(mean is not None for mean in means.values()):  # a model without attention has none of them
+                tokens = found[0].get("tokens") or step
+                rows.append({"arm": arm.label, "tokens": tokens, "seeds": len(found)} | means)
     return rows
 
 
-def _values(circuits: Any) -> dict[str, float]:
-    """Return the values of one logged row over its layers; invalid numbers are skipped."""
+def _values(circuits: dict[str, dict[str, list[float | None]]]) -> dict[str, float]:
+    """Return the values of one logged row over its layers."""
     found = {}
     for name in VALUES:
         tag, _, key = name.partition("_")
-        given = circuits.get(tag, {}).get(key) if isinstance(circuits.get(tag), dict) else None
-        known = [float(value) for value in given if _is_valid(value)] if isinstance(given, list) else []
-        if known:
+        if known := [value for value in circuits.get(tag, {}).get(key, ()) if value is not None]:
             squares = math.fsum(value * value for value in known)
             found[name] = (
                 statistics.fmean(known)
@@ -71,10 +70,6 @@ def _values(circuits: Any) -> dict[str, float]:
                 else math.sqrt(squares if key == "grad_norm" else squares / len(known))
             )
     return found
-
-
-def _is_valid(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
 
 
 def circuits_over_tokens(rows: list[Row], view: View) -> Chart:
