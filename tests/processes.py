@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from headtohead import Study, UserError, examine_study, load, open_study
+from headtohead import Study, UserError, examine_study, judge, load, open_study
 from headtohead.cli.main import dispatch
+from headtohead.data.shards import prepare
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
 from headtohead.report.dashboard.status import StatusReader
 from headtohead.report.gather import gather
@@ -209,6 +210,29 @@ def import_in_little_memory(source: Path, folder: Path) -> None:
     except UserError:
         return
     raise AssertionError("it was accepted")
+
+
+def prepare_in_little_memory(path: Path, tokenizer: str, cache: Path, memory: int) -> None:
+    """Prepare a corpus with `memory` bytes above what the process has."""
+    limit_memory(memory)
+    found = prepare(f"file:{path}", tokenizer, cache=cache)
+    assert found.splits["train"].bytes > 0.89 * path.stat().st_size
+
+
+def read_irregular_user_files(folder: Path, story: Path) -> None:
+    """Give a pipe and an endless device as corpus, tokenizer, study file and table; each must raise a UserError."""
+    resource.setrlimit(resource.RLIMIT_DATA, (8 * 2**30, 8 * 2**30))
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("/dev/zero")
+    for path in (folder / "pipe", folder / "link", Path("/dev/zero")):
+        for command in (
+            lambda path=path: prepare(f"file:{path}", cache=folder),
+            lambda path=path: prepare(f"file:{story}", f"file:{path}", cache=folder),
+            lambda path=path: Study.from_file(path),
+            lambda path=path: judge(path, arm="arm", seed="seed", metric="loss"),
+            lambda path=path: import_runs(Store(folder), path),
+        ):
+            assert "not a regular file" in outcome(command)
 
 
 def limit_memory(more: int) -> None:

@@ -106,7 +106,9 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
         for split, documents in corpus.read(progress).splits.items():
             for name, text in documents:
                 domain = corpus.topic(name) if corpus.topic else corpus.name
-                domains.setdefault(domain, {}).setdefault(split, []).append((f"{corpus.name}/{name}", text))
+                domains.setdefault(domain, {}).setdefault(split, []).append(
+                    (f"{corpus.name}/{name}", text[:])
+                )
     if not 2 <= len(domains) <= _MAX_DOMAINS:
         raise UserError(f"a coherence corpus needs 2 to {_MAX_DOMAINS} domains, got {len(domains)}")
     whole: dict[str, list[Piece]] = {}

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,15 @@ from pathlib import Path
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest, digest_file, read_file
 from headtohead.data import hub, wiki
-from headtohead.data.text import file_documents, read_bytes, read_json_lines
+from headtohead.data.text import (
+    Text,
+    file_documents,
+    is_blank,
+    large_text,
+    part_of_text,
+    read_bytes,
+    read_json_lines,
+)
 
 SPLITS = ("train", "valid", "test")
 Progress = Callable[[str, float], None]
@@ -29,9 +37,9 @@ def _silent(message: str, share: float) -> None:
 class Documents:
     """The content of a corpus: (name, text) of each document by split, and notes on how it was made."""
 
-    splits: dict[str, list[tuple[str, bytes]]]
+    splits: Mapping[str, Sequence[tuple[str, Text]]]
     notes: dict[str, object] = field(default_factory=dict)
-    whole: dict[str, list[tuple[str, bytes]]] | None = None
+    whole: Mapping[str, Sequence[tuple[str, Text]]] | None = None
     """The original documents if `splits` holds pieces of them; pieces may be equal across splits, documents may not."""
 
 
@@ -189,7 +197,7 @@ def _read_stdlib(root: Path, files: tuple[Path, ...]) -> Documents:
     documents = [
         (name, content) for content, name in contents.items() if content.strip() and b"\0" not in content
     ]
-    splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
     held = {"test": 0, "valid": 0}
     for name, content in documents:
         # A file above 24 KiB would be a fifth of a held-out split.
@@ -213,6 +221,10 @@ def _from_path(path: Path) -> Corpus:
 
 
 def _read_path(path: Path) -> Documents:
+    if (large := large_text(path)) is not None:
+        if is_blank(large):
+            raise UserError(f"{path} contains no text")
+        return Documents(in_order(path.name, large))
     documents = [(name, text) for name, text in file_documents(path) if text.strip()]
     if not documents:
         raise UserError(f"{path} contains no text")
@@ -222,9 +234,11 @@ def _read_path(path: Path) -> Documents:
     return Documents(in_order(path.name, joined))
 
 
-def by_hash(documents: list[tuple[str, bytes]], held_out: float = 0.05) -> dict[str, list[tuple[str, bytes]]]:
+def by_hash(
+    documents: Sequence[tuple[str, bytes]], held_out: float = 0.05
+) -> dict[str, list[tuple[str, Text]]]:
     """Return splits by a hash of each document's text, so that equal documents share a split."""
-    splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
     for name, text in documents:
         share = int(digest(text)[:8], 16) / 2**32
         splits["test" if share < held_out else "valid" if share < 2 * held_out else "train"].append(
@@ -233,16 +247,19 @@ def by_hash(documents: list[tuple[str, bytes]], held_out: float = 0.05) -> dict[
     return splits
 
 
-def in_order(name: str, text: bytes, held_out: float = 0.05) -> dict[str, list[tuple[str, bytes]]]:
+def in_order(name: str, text: Text, held_out: float = 0.05) -> dict[str, list[tuple[str, Text]]]:
     """Return splits of one text in reading order, cut at nearby line ends if there are any."""
     offsets = [int(len(text) * share) for share in (1 - 2 * held_out, 1 - held_out)]
     cuts = [0, *(_line_end(text, offset) for offset in offsets), len(text)]
-    return {split: [(name, text[a:b])] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
+    return {
+        split: [(name, part_of_text(text, a, b))]
+        for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)
+    }
 
 
-def _line_end(text: bytes, offset: int) -> int:
-    end = text.find(b"\n", offset, offset + min(4096, len(text) // 40))
-    return offset if end < 0 else end + 1
+def _line_end(text: Text, offset: int) -> int:
+    end = text[offset : offset + min(4096, len(text) // 40)].find(b"\n")
+    return offset if end < 0 else offset + end + 1
 
 
 # --- the named sets ------------------------------------------------------------------------------------------------
@@ -252,7 +269,7 @@ def _json_line_reader(
     text_of: Callable[[dict[str, object]], str],
 ) -> Callable[[dict[str, Path], Progress], Documents]:
     def read(paths: dict[str, Path], progress: Progress) -> Documents:
-        splits: dict[str, list[tuple[str, bytes]]] = {}
+        splits: dict[str, list[tuple[str, Text]]] = {}
         for index, split in enumerate(SPLITS):
             progress(f"reading {paths[split].name}", index / len(SPLITS))
             rows = enumerate(read_json_lines(paths[split]), 1)
@@ -310,7 +327,7 @@ def _read_wiki_prose(paths: dict[str, Path], progress: Progress) -> Documents:
     }
     progress("unpacking enwik8", 0.0)
     articles, counts = wiki.prose(read_bytes(paths["all"]), taken, progress)
-    splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
     for title, text in articles:
         share = int(digest(title)[:8], 16) / 2**32
         splits["test" if share < 0.01 else "valid" if share < 0.02 else "train"].append((title, text))
@@ -364,9 +381,3 @@ _KINDS: dict[str, Kind] = {
     ),
     "code": Kind("Python sources of 19 packages", _three("code", "{}.jsonl.xz"), _LINES),
 }
-
-
-def iterate(documents: Documents, split: str) -> Iterator[bytes]:
-    """Yield the texts of one split."""
-    for _, text in documents.splits[split]:
-        yield text

@@ -36,7 +36,8 @@ def tokens_of(
     documents = tokenizer.encode_all(text.tokens[a : b - 1].tobytes() for a, b in pairwise(edges))
     for tokens, (first, last) in zip(documents, pairwise(edges), strict=True):
         starts.append(count)
-        spelling.add(tokens, last - 1 - first)
+        spelling.add(tokens)
+        spelling.end(last - 1 - first)
         parts += [tokens.astype(np.int64), np.array([tokenizer.separator])]
         count += len(tokens) + 1
     return Split(np.concatenate(parts), np.array(starts, dtype=np.uint64), text.bytes, spelling.scales())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from headtohead.common.files import (
     write_json,
 )
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
+from headtohead.data.text import Text, chunks, is_blank
 from headtohead.data.tokenizers import (
     MAX_TOKENIZER,
     BytePairs,
@@ -79,13 +82,19 @@ class Spelling:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._table = None if isinstance(tokenizer, Bytes) else tokenizer.token_bytes()
         self._scales: list[float] = []
+        self._implied = 0
 
-    def add(self, tokens: np.ndarray[Any, Any], size: int) -> None:
-        """Add the next document's tokens and its true number of bytes; a separator counts as one in both."""
+    def add(self, tokens: np.ndarray[Any, Any]) -> None:
+        """Add the next tokens of a document."""
         if self._table is not None:
-            chunks = range(0, len(tokens), 2**22)
-            implied = sum(int(self._table[tokens[at : at + 2**22]].sum()) for at in chunks)
-            self._scales.append((size + 1) / (implied + 1))
+            parts = range(0, len(tokens), 2**22)
+            self._implied += sum(int(self._table[tokens[at : at + 2**22]].sum()) for at in parts)
+
+    def end(self, size: int) -> None:
+        """End a document of `size` bytes; a separator counts as one more, in text and tokens."""
+        if self._table is not None:
+            self._scales.append((size + 1) / (self._implied + 1))
+            self._implied = 0
 
     def scales(self) -> np.ndarray[Any, Any] | None:
         """Return the value for `Split.scales`."""
@@ -266,7 +275,7 @@ def _write_split(
     folder: Path,
     split: str,
     tokenizer: Tokenizer,
-    texts: list[tuple[str, bytes]],
+    texts: Sequence[tuple[str, Text]],
     dtype: type,
     progress: Progress,
     done: int,
@@ -275,8 +284,9 @@ def _write_split(
     starts, count, text_bytes, read = [], 0, 0, 0
     separator: np.ndarray[Any, Any] = np.array([tokenizer.separator], dtype=dtype)
     checksum, spelling = sha256(), Spelling(tokenizer)
+    lengths = [len(text) for _, text in texts]
 
-    def walk() -> Iterator[bytes]:
+    def walk() -> Iterator[Text]:
         nonlocal read
         for _, text in texts:
             before, read = read, read + len(text)
@@ -285,17 +295,22 @@ def _write_split(
             yield text
 
     with open(folder / f"{split}.bin", "wb") as stream:
-        lengths = (len(text) for _, text in texts)
-        for tokens, length in zip(tokenizer.encode_all(walk()), lengths, strict=True):
+
+        def write(tokens: np.ndarray[Any, Any]) -> None:
+            nonlocal count
+            data = tokens.astype(dtype, copy=False).tobytes()
+            stream.write(data)
+            checksum.update(data)
+            count += len(tokens)
+
+        for index, parts in groupby(tokenizer.encode_parts(walk()), key=itemgetter(0)):
             starts.append(count)
-            spelling.add(tokens, length)
-            parts: tuple[np.ndarray[Any, Any], ...] = (tokens.astype(dtype, copy=False), separator)
-            for part in parts:
-                data = part.tobytes()
-                stream.write(data)
-                checksum.update(data)
-            count += len(tokens) + 1
-            text_bytes += length + 1
+            for _, tokens in parts:
+                spelling.add(tokens)
+                write(tokens)
+            write(separator)
+            spelling.end(lengths[index])
+            text_bytes += lengths[index] + 1
         stream.flush()
         os.fsync(stream.fileno())
     offsets = np.array(starts, dtype=np.uint64)
@@ -318,12 +333,15 @@ def _check_splits(corpus: Corpus, documents: Documents) -> None:
     """Raise if a split is empty, or if two splits share a document of at least 64 bytes."""
     owners: dict[bytes, str] = {}
     for split in SPLITS:
-        if not any(text.strip() for _, text in documents.splits[split]):
+        if all(is_blank(text) for _, text in documents.splits[split]):
             raise UserError(f"corpus {corpus.label}: the {split} split is empty")
         for name, text in (documents.whole or documents.splits)[split]:
             if len(text) < 64:
                 continue
-            key = sha256(text).digest()
+            digester = sha256()
+            for chunk in chunks(text):
+                digester.update(chunk)
+            key = digester.digest()
             if owners.setdefault(key, split) != split:
                 raise UserError(
                     f"corpus {corpus.label}: document {name} is in both {owners[key]} and {split}"

@@ -30,6 +30,53 @@ TEXT_SUFFIXES = (
     ".js",
 )
 _PACKED = (".gz", ".xz")
+_LINES = (".jsonl", ".ndjson")
+_CHUNK = 2**20
+_IN_MEMORY = 64 * 2**20
+"""A larger plain file is read in parts."""
+MAX_TEXT = 2**30
+"""Bytes of text that are read into memory: the limit of a .gz or .xz file, of JSON lines and of a directory."""
+
+
+class FileText:
+    """A part of a plain text file that is read when it is used. Like bytes it has a length and slices, which are bytes."""
+
+    def __init__(self, path: Path, start: int, stop: int) -> None:
+        self.path, self.start, self.stop = path, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        with open_regular(self.path, links=True) as stream:
+            stream.seek(self.start + start)
+            content = stream.read(max(0, stop - start))
+        if len(content) < stop - start:
+            raise UserError(f"{self.path} became shorter while it was read")
+        return content
+
+
+Text = bytes | FileText
+"""The text of a document."""
+
+
+def part_of_text(text: Text, start: int, stop: int) -> Text:
+    """Return a part of a text without reading it."""
+    if isinstance(text, FileText):
+        return FileText(text.path, text.start + start, text.start + stop)
+    return text[start:stop]
+
+
+def chunks(text: Text) -> Iterator[bytes]:
+    """Yield a text in chunks of a megabyte; an empty text is one empty chunk."""
+    for start in range(0, max(1, len(text)), _CHUNK):
+        yield text[start : start + _CHUNK]
+
+
+def is_blank(text: Text) -> bool:
+    """Return whether a text is empty or white space."""
+    return not any(chunk.strip() for chunk in chunks(text))
 
 
 @contextmanager
@@ -50,9 +97,22 @@ def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's decompressed content."""
+    """Return a file's decompressed content, of at most `MAX_TEXT` bytes."""
+    parts, size = [], 0
     with open_bytes(path) as stream:
-        return stream.read()
+        while part := stream.read(_CHUNK):
+            parts.append(part)
+            size += len(part)
+            check_text_size(path, size)
+    return b"".join(parts)
+
+
+def check_text_size(path: Path, size: int) -> None:
+    """Raise if a text is too large to be read into memory."""
+    if size > MAX_TEXT:
+        raise UserError(
+            f"{path} has more than {MAX_TEXT:,} bytes of text; give it as one plain text file, which is read in parts"
+        )
 
 
 def kind_of(path: Path) -> str:
@@ -63,7 +123,7 @@ def kind_of(path: Path) -> str:
 def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
     """Yield the object on each line; raise an error that names a damaged line."""
     with open_bytes(path) as stream:
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(iter(lambda: stream.readline(MAX_TEXT), b""), 1):
             if not line.strip():
                 continue
             try:
@@ -77,6 +137,23 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
             yield row
 
 
+def large_text(path: Path) -> FileText | None:
+    """Return the text of a plain file that is too large to be read at once, or None for any other file."""
+    if not path.is_file() or path.suffix in _PACKED or kind_of(path) in _LINES:
+        return None
+    size = path.stat().st_size
+    if size <= _IN_MEMORY:
+        return None
+    text = FileText(path, 0, size)
+    _check_text(path, text[:65536])
+    return text
+
+
+def _check_text(path: Path, start: bytes) -> None:
+    if b"\0" in start:
+        raise UserError(f"{path} looks like a binary file, not text (it contains zero bytes)")
+
+
 def file_documents(path: Path) -> list[tuple[str, bytes]]:
     """Return (name, text) of every document in a file or directory."""
     if path.is_dir():
@@ -85,17 +162,21 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
             raise UserError(
                 f"no text files in {path} (looked for .jsonl, {', '.join(TEXT_SUFFIXES[:6])}, ...)"
             )
-        return [document for file in files for document in file_documents(file)]
-    if not path.is_file():
-        raise UserError(f"no such file or directory: {path}")
-    if kind_of(path) in (".jsonl", ".ndjson"):
-        documents = []
+        found = []
+        for file in files:
+            found += file_documents(file)
+            check_text_size(path, sum(len(text) for _, text in found))
+        return found
+    if kind_of(path) in _LINES:
+        documents, size = [], 0
         for number, row in enumerate(read_json_lines(path), 1):
             text = row.get("text")
             if not isinstance(text, str):
                 raise UserError(
                     f"{path}, document {number}: no text field (fields: {', '.join(map(str, row)) or 'none'})"
                 )
+            size += len(text)
+            check_text_size(path, size)
             try:
                 documents.append((f"{path.name}:{number}", text.encode("utf-8")))
             except UnicodeEncodeError as error:
@@ -105,10 +186,9 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
                 ) from None
         return documents
     content = read_bytes(path)
-    if b"\0" in content[:65536]:
-        raise UserError(f"{path} looks like a binary file, not text (it contains zero bytes)")
+    _check_text(path, content[:65536])
     return [(path.name, content)]
 
 
 def _is_text_name(path: Path) -> bool:
-    return kind_of(path) in (*TEXT_SUFFIXES, ".jsonl", ".ndjson") and not path.name.startswith(".")
+    return kind_of(path) in (*TEXT_SUFFIXES, *_LINES) and not path.name.startswith(".")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ import numpy as np
 from headtohead.common.errors import MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest, read_file, read_text, write_atomic
 from headtohead.common.numbers import parse_count
+from headtohead.data.text import Text, chunks
 
 SEPARATOR = "<|end|>"
 MAX_TOKENIZER = 256 * 2**20
@@ -38,6 +41,9 @@ class Tokenizer(Protocol):
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the tokens of each document, without separator."""
+
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """Yield (document, tokens of its next part), counted from 0; a document has at least one part."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
@@ -64,6 +70,12 @@ class Bytes:
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the bytes of each document."""
         return map(self.encode, texts)
+
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """Yield the bytes of each document in parts of a megabyte."""
+        for index, text in enumerate(texts):
+            for chunk in chunks(text):
+                yield index, self.encode(chunk)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text; invalid UTF-8 becomes replacement characters."""
@@ -120,22 +132,22 @@ class BytePairs:
         return next(self.encode_all([text]))
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the tokens of each document; encodes batches of about a megabyte on all cores."""
+        """Yield the tokens of each document."""
+        for _, parts in groupby(self.encode_parts(texts), key=itemgetter(0)):
+            yield np.concatenate([part for _, part in parts])
+
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        """Yield the tokens of each document in parts; encodes batches of about a megabyte on all cores."""
         pending: list[tuple[int, str | bytes]] = []
-        held: list[tuple[int, np.ndarray[Any, Any]]] = []
         size = 0
         for count, text in enumerate(texts):
             for piece in _pieces(text):
                 pending += [(count, part) for part in self._parts(piece)]
                 size += len(piece)
                 if size >= 2**20:
-                    held += self._encode_batch(pending)
+                    yield from self._encode_batch(pending)
                     pending, size = [], 0
-                    while held and held[0][0] < count:
-                        yield _joined(held)
-        held += self._encode_batch(pending)
-        while held:
-            yield _joined(held)
+        yield from self._encode_batch(pending)
 
     def _parts(self, piece: bytes) -> list[str | bytes]:
         """Return a piece as text, with invalid UTF-8 as bytes.
@@ -195,15 +207,6 @@ class BytePairs:
         return lengths
 
 
-def _joined(held: list[tuple[int, np.ndarray[Any, Any]]]) -> np.ndarray[Any, Any]:
-    """Remove the first document's pieces from the list and return them concatenated."""
-    owner = held[0][0]
-    stop = next((index for index, (other, _) in enumerate(held) if other != owner), len(held))
-    parts = [part for _, part in held[:stop]]
-    del held[:stop]
-    return np.concatenate(parts)
-
-
 def _byte_alphabet() -> list[str]:
     """Return the character that represents each byte in a byte-level vocabulary (GPT-2's table).
 
@@ -214,15 +217,31 @@ def _byte_alphabet() -> list[str]:
     return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
 
 
-def _pieces(text: bytes, size: int = 2**15) -> Iterator[bytes]:
-    """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory."""
+_LONGEST_LINE = 2**24
+
+
+def _pieces(text: Text, size: int = 2**15) -> Iterator[bytes]:
+    """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory.
+
+    A line of more than 16 MiB is cut too.
+    """
     start = 0
     while start < len(text) or start == 0:
-        stop = len(text) if start + size >= len(text) else text.find(b"\n", start + size) + 1 or len(text)
+        stop = len(text) if start + size >= len(text) else _line_end(text, start + size)
         yield text[start:stop]
         start = stop
-        if not text:
+        if not len(text):
             return
+
+
+def _line_end(text: Text, start: int) -> int:
+    """Return the end of the line at `start`, at most 16 MiB after it."""
+    limit = min(len(text), start + _LONGEST_LINE)
+    for at in range(start, limit, 2**12):
+        end = text[at : min(limit, at + 2**12)].find(b"\n")
+        if end >= 0:
+            return at + end + 1
+    return limit
 
 
 def parse_tokenizer(given: str) -> tuple[str, int | str]:
@@ -244,7 +263,7 @@ def make_tokenizer(
     given: str,
     fingerprint: str,
     cache: Path,
-    train: Callable[[], Iterable[bytes]],
+    train: Callable[[], Iterable[Text]],
     progress: Callable[[str, float], None],
 ) -> Tokenizer:
     """Return the tokenizer; a BPE is trained on the train split once and cached by its hash."""
@@ -277,7 +296,7 @@ def make_tokenizer(
 _TRAINING_BYTES = 64 * 2**20
 
 
-def _train(vocabulary: int, texts: Iterable[bytes], progress: Callable[[str, float], None]) -> str:
+def _train(vocabulary: int, texts: Iterable[Text], progress: Callable[[str, float], None]) -> str:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 

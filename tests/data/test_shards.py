@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gzip
+import lzma
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headtohead.common.errors import UserError
+from headtohead.data import text
 from headtohead.data.shards import cache_dir, prepare
+from tests import processes
 
 
 def test_documents_are_packed_with_separators(tmp_path: Path) -> None:
@@ -112,3 +116,85 @@ def test_wiki_prose_has_almost_no_markup(shared_data: Path, tmp_path: Path) -> N
     for mark in (b"{{", b"[[", b"&lt;", b"'''"):
         assert text.count(mark) < 200, mark
     assert corpus.notes["articles"] > 8000
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_a_large_file_is_read_in_parts_with_the_same_tokens(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
+    path = tmp_path / "s.txt"
+    path.write_bytes(story.read_bytes() * 4)
+    whole = prepare(f"file:{path}", tokenizer, cache=tmp_path / "a")
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    monkeypatch.setattr(text, "_CHUNK", 1000)
+    parts = prepare(f"file:{path}", tokenizer, cache=tmp_path / "b")
+    assert (parts.folder / "meta.json").read_bytes() == (whole.folder / "meta.json").read_bytes()
+
+
+def test_a_large_file_without_text_or_that_becomes_shorter_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_IN_MEMORY", 0)
+    path = tmp_path / "s.txt"
+    for content, message in (
+        (b" \n" * 2000, "contains no text"),
+        (b"x\0" * 2000, "looks like a binary file"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            prepare(f"file:{path}", cache=tmp_path)
+    path.write_bytes(b"abcdefgh\n" * 100)
+    large = text.large_text(path)
+    assert large is not None
+    path.write_bytes(b"abcdefgh\n" * 10)
+    with pytest.raises(UserError, match="became shorter"):
+        large[200:300]
+
+
+@pytest.mark.parametrize("name", ["s.txt.gz", "s.txt.xz", "s.jsonl", "folder"])
+def test_text_that_is_too_large_for_memory_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(text, "MAX_TEXT", 2**16)
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        for number in range(3):
+            (path / f"{number}.txt").write_bytes(b"some text\n" * 3000)
+    elif name == "s.jsonl":
+        path.write_bytes(b'{"text": "some text of a document"}\n' * 3000)
+    else:
+        path.write_bytes(
+            {".gz": gzip.compress, ".xz": lzma.compress}[path.suffix](bytes(b"some text\n" * 10**5))
+        )
+    with pytest.raises(UserError, match="more than 65,536 bytes of text; give it as one plain text file"):
+        prepare(f"file:{path}", cache=tmp_path / "cache")
+
+
+def test_pipes_and_devices_of_the_user_are_rejected(tmp_path: Path, story: Path) -> None:
+    child = processes.start(processes.read_irregular_user_files, tmp_path, story)
+    assert processes.ended(child) == 0
+
+
+def test_a_corpus_and_a_tokenizer_may_be_links(tmp_path: Path, story: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(prepare(f"file:{story}", "bpe:300").folder / "tokenizer.json")
+    (tmp_path / "s.txt").symlink_to(story)
+    found = prepare(f"file:{tmp_path / 's.txt'}", f"file:{tmp_path / 'tokenizer.json'}")
+    assert found.tokenizer.vocabulary == 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokenizer", "size", "memory"), [("bytes", 300, 100), ("bpe:300", 120, 900)])
+@pytest.mark.parametrize("line_end", [b"\n", b""])
+def test_a_large_file_is_prepared_in_constant_memory(
+    tmp_path: Path, tokenizer: str, size: int, memory: int, line_end: bytes
+) -> None:
+    varied = b"".join(b"%d " % (number * number) for number in range(300)) + line_end
+    with open(tmp_path / "big.txt", "wb") as stream:
+        while stream.tell() < size * 10**6:
+            stream.write(b"%d " % stream.tell() + varied * 1000)
+    child = processes.start(
+        *(processes.prepare_in_little_memory, tmp_path / "big.txt", tokenizer, tmp_path / "cache"),
+        memory * 10**6,
+    )
+    assert processes.ended(child) == 0
