@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from headtohead.common.files import open_to_append
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
@@ -160,7 +162,6 @@ class _WorkerPool:
         stop: Stop,
     ) -> None:
         self.store, self.stop = store, stop
-        (store.path / "logs").mkdir(exist_ok=True)
         self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
         self.order = {
             "store": str(store.path.resolve()),
@@ -204,7 +205,7 @@ class _WorkerPool:
             if not (how := worker.wait()):
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
-            notes.append(f"a worker {how} (see {worker.log})")
+            notes.append(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
             if worker.run and count == _DEADLY:
                 notes.append(self._record_death(worker, how))
             if replace and (worker.run or count < _DEADLY):
@@ -254,11 +255,13 @@ class _Worker:
         threads: int,
         events: queue.Queue[tuple[_Worker, dict[str, Any]]],
     ) -> None:
-        self.index, self.log = index, store.path / "logs" / f"worker-{index + 1}.log"
+        # Several executors, also on several hosts, may write logs of one study.
+        name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
+        self.index, self.log = index, store.path / "logs" / name
         self.run = ""
         """The run it is training."""
         self.asked = False
-        with open(self.log, "wb") as stream:
+        with open_to_append(store.path, "logs", name) as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headtohead.study.run.worker"],
                 stdin=subprocess.PIPE,
@@ -294,9 +297,13 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
+        lines: list[str] = []
+        with suppress(OSError):  # the study was deleted
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            if not lines:
+                self.log.unlink()
         if code == 0:
             return ""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code == -signal.SIGKILL:
             return f"was killed (signal 9), often because memory ran out{last}"

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import os
 import re
-import secrets
 import tarfile
 import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.files import sync_directory, write_atomic
+from headtohead.common.files import open_output, write_atomic
 from headtohead.common.schema import check_schema
 from headtohead.study.probes import PROBES, is_valid
 from headtohead.study.store.history import MAX_BYTES, History, parse_rows
@@ -37,9 +35,9 @@ def export_runs(store: Store, target: Path) -> int:
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
         raise UserError(f"{store.path} has no finished runs to export")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    mode: Literal["w:xz", "w:gz"] = "w:xz" if target.suffix == ".xz" else "w:gz"
     try:
-        with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
+        with open_output(target) as stream, tarfile.open(target.name, mode, fileobj=stream) as archive:
             for run in finished:
                 _add(archive, f"{run.id}/spec.json", json.dumps(_portable(run.spec()), indent=1).encode())
                 for name in (*_probe_files(run), *FILES[1:]):
@@ -47,11 +45,8 @@ def export_runs(store: Store, target: Path) -> int:
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
                 _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {target}: {error.strerror}") from None
-    sync_directory(target.parent.resolve())
     return len(finished)
 
 
