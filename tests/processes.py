@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +20,7 @@ import torch
 
 from headtohead import Study
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
+from headtohead.study.run import worker
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training import checkpoint
 from headtohead.training.trainer import Trainer
@@ -127,6 +130,39 @@ def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:
 
     RunDirectory.finish = logged  # type: ignore[method-assign]
     race(settings, folder, save_every=0.2)
+
+
+def parent_of_a_worker(order: dict[str, Any], metrics: Path) -> None:
+    """Start a worker process, then kill this process, its parent, after the worker has logged some rows.
+
+    The pipe of events closes first, so that the worker always writes an event that nobody reads.
+    """
+
+    def rows() -> int:
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    order_in, order_out = os.pipe()
+    event_in, event_out = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(order_in, 0)
+        os.dup2(event_out, 1)
+        for end in (order_in, order_out, event_in, event_out):
+            os.close(end)
+        sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  until it exits
+        try:
+            worker.main()
+        finally:
+            os._exit(0)
+    os.close(order_in)
+    os.close(event_out)
+    with open(order_out, "w") as orders:
+        orders.write(json.dumps(order) + "\n")
+        orders.flush()
+        until(rows)
+        os.close(event_in)
+        seen = rows()
+        until(lambda: rows() > seen + 2 or os.waitpid(child, os.WNOHANG)[0])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def holds_a_lease(process: BaseProcess, folder: Path) -> bool:

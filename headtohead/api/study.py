@@ -199,7 +199,9 @@ class Study:
         result.summary = summary
         try:
             result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
-        except OSError as error:  # the runs are stored; h2h report can write the rest later
+        except OSError as error:
+            store.check_present()
+            # The runs are stored; h2h report can write the rest later
             summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
             display.note(summary.trouble[-1])
         return result

@@ -79,6 +79,7 @@ def execute(
                 _in_process(store, pending, execution, display, stop, summary, probes)
     finally:
         display.end()
+    store.check_present()
     # Repeated here in case a process was killed between a branch's result and this call.
     drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
     summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
@@ -326,6 +327,8 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
     task = f"{run.contest.corpus_label}, " if run.dataset and run.dataset.task else ""
     name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
+    if kind in ("step", "compiling", "scoring") and not display.shows(run.id):
+        return  # two workers had the run, because its lock was deleted, and the other one has ended it
     if kind == "started":
         steps = run.steps
         display.started(run.id, name, steps, float(run.tokens))
