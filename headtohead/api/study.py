@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ class Study:
     """
 
     def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
-        given = [arms] if isinstance(arms, str) else arms
+        given = list(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
         self.values: dict[str, Any] = with_stored_names(
-            dict(settings) | ({} if given is None else {"arms": list(given)})
+            dict(settings) | ({} if given is None else {"arms": given})
         )
         self.spec: StudySpec = build_study(self.values)
 
@@ -342,8 +342,6 @@ def processes(device: torch.device, workers: int, threads: int = 1) -> int:
     """Return the number of training processes: `workers`, by default one per core on CPU and one on a GPU, over `threads`."""
     if workers < 0:
         raise UserError(f"workers={workers} must be 0 (one per core on CPU, one on a GPU) or more")
-    if threads < 1:
-        raise UserError(f"threads={threads} must be at least 1")
     return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
 
 

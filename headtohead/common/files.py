@@ -34,12 +34,12 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
     A symbolic link is replaced, not followed; a directory, a device or a pipe is an error and stays.
     """
-    with _replacing(path) as stream:
+    with replacing(path) as stream:
         stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` at the end."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     with naming(path):
@@ -79,7 +79,7 @@ def open_output(path: Path) -> Iterator[BinaryIO]:
     written to. Not for files of a study: a link in a study of another author may name any file.
     """
     if (target := output_target(path)) is not None:
-        with _replacing(target) as stream:
+        with replacing(target) as stream:
             yield stream
         return
     # A second descriptor of a redirected standard output would write at a position of its own.

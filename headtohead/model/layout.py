@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headtohead.common.errors import UserError, suggestion
+from headtohead.common.text import check_plain
 from headtohead.mechanisms.contract.registry import builtin_mechanisms, find_mechanism
 from headtohead.mechanisms.contract.terms import Composed, Term, class_term, file_term, named_term
 
@@ -88,7 +89,7 @@ def parse_layout(given: str | type) -> Layout:
     if isinstance(given, type):
         composed = Composed((class_term(given),))
         return Layout(composed.text, (composed,))
-    return _Parser(given).whole()
+    return _Parser(check_plain(given, "an arm")).whole()
 
 
 _MAX_LAYERS = 10_000

@@ -71,7 +71,9 @@ class RunDirectory:
     def open(self, record: dict[str, Any]) -> None:
         """Create the directory and write its spec if missing; a damaged spec is renamed and written again."""
         try:
-            self.path.mkdir(exist_ok=True)  # without parents: a study that is deleted while it runs stays deleted
+            self.path.mkdir(
+                exist_ok=True
+            )  # without parents: a study that is deleted while it runs stays deleted
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
         path = self.path / "spec.json"
