@@ -27,7 +27,7 @@ from headtohead.study.run.restore import restore
 from headtohead.study.store.run_store import check_trained_weights, find_run
 from headtohead.study.store.validation import training_of
 
-MOST_TOKENS = 1_000_000
+MAX_TOKENS = 1_000_000
 """Tokens that one call generates at most; the cache holds all of them."""
 
 
@@ -201,8 +201,8 @@ def generate_text(
     message about a cut prompt, and the reason if the run's mechanism does not allow a graph.
     """
     chosen = choose_device(device)
-    if tokens > MOST_TOKENS:
-        raise UserError(f"tokens={tokens:,} is too many; at most {MOST_TOKENS:,}")
+    if tokens > MAX_TOKENS:
+        raise UserError(f"tokens={tokens:,} is too many; at most {MAX_TOKENS:,}")
     encoded = check_unicode(prompt, "the prompt").encode("utf-8")
     _check_not_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)

@@ -8,8 +8,8 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 
-_DEEPEST = 16
-_MOST_BITS = 4096
+_MAX_DEPTH = 16
+_MAX_BITS = 4096
 """Python converts no integer of more than 4,300 digits (14,284 bits) to text, not even for an error message."""
 
 
@@ -34,12 +34,12 @@ def check_values(value: Any, name: str, depth: int = 0) -> None:
     """Raise UserError for plain values that no setting takes: control characters, deep nesting, gigantic integers."""
     if isinstance(value, str):
         check_plain(value, name)
-    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise UserError(f"{name} is an integer of {value.bit_length():,} bits; no setting is that large")
     elif isinstance(value, Mapping | list | tuple):
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise UserError(
-                f"{name.partition('.')[0]} is nested too deep; at most {_DEEPEST} levels are allowed"
+                f"{name.partition('.')[0]} is nested too deep; at most {_MAX_DEPTH} levels are allowed"
             )
         items = value.items() if isinstance(value, Mapping) else [(None, item) for item in value]
         for key, item in items:

@@ -111,7 +111,7 @@ def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
         return chosen
     places: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if not match:
             raise UserError(
                 f"skip takes variant, standard or layers such as 2,4-6, got '{text}'"

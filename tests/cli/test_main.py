@@ -323,6 +323,9 @@ MISTAKES = [
     (["report", "caf\udce9"], "an argument is not valid UTF-8: 'caf\\udce9'"),
     (["generate", "nowhere", "--prompt", "\udcff"], "an argument is not valid UTF-8"),
     (["generate", "nowhere", "--prompt", "x", "--tokens", "99999999999"], "at most 1,000,000"),
+    (["race", "--arms", "standard", "--probes", f"skip:{'9' * 5000}"], "probe skip takes the number of"),
+    (["race", "--arms", "standard", "--corpus", f"coherence:1/{'9' * 5000}(stdlib)"], "is not of the form"),
+    (["race", "--arms", "standard", "--device", "cpu:\u00b2"], "device cpu:\u00b2"),
     (["data", "prepare", "file:nowhere"], "no such file or directory"),
     (["data", "prepare", "stdlib", "--tokenizer", "bpe"], "unknown tokenizer 'bpe'"),
 ]
@@ -446,6 +449,12 @@ def test_a_long_prompt_is_cut_to_the_context(
         error.splitlines()[0]
         == "the prompt has 120,007 tokens and the context 128: only the last 128 are read"
     )
+
+
+def test_layers_to_skip_have_few_digits(raced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("evaluate", str(Store(raced).runs()[0].path), "--corpus", "stdlib", "--skip", "9" * 5000)
+    run(*words, code=2)
+    assert "skip takes variant, standard or layers" in capsys.readouterr().err
 
 
 def test_weights_with_nan_are_one_clear_line_and_exit_code_2(

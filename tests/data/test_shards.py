@@ -112,3 +112,17 @@ def test_wiki_prose_has_almost_no_markup(shared_data: Path, tmp_path: Path) -> N
     for mark in (b"{{", b"[[", b"&lt;", b"'''"):
         assert text.count(mark) < 200, mark
     assert corpus.notes["articles"] > 8000
+
+
+def test_a_full_disk_is_named_with_the_folder_of_the_shards(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as found:
+        prepare(f"file:{story}", "bytes", cache=tmp_path)
+    assert str(found.value.filename).startswith(str(tmp_path))
+    assert ".tmp" not in str(found.value.filename)
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -16,7 +16,7 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.training.settings import TrainSettings
 
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 """Far more than cores; with tens of thousands the OpenMP library of torch crashes."""
 
 
@@ -39,7 +39,7 @@ class ExecutionSettings:
     """Whether to log every circuit's rates, gradients and product norms; always on for runs with circuit_lr."""
 
     def __post_init__(self) -> None:
-        most = max(_MOST_THREADS, os.cpu_count() or 1)
+        most = max(_MAX_THREADS, os.cpu_count() or 1)
         if not 1 <= self.threads <= most:
             raise UserError(f"threads={self.threads} is not between 1 and {most:,}")
 
