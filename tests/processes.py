@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,6 +27,7 @@ from headtohead.report import page, templates  # noqa: F401  so that no child im
 from headtohead.report.dashboard.status import StatusReader
 from headtohead.report.gather import gather
 from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.run import worker
 from headtohead.study.store.archive import export_runs, import_runs
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.run_store import RunDirectory, Store
@@ -240,6 +243,39 @@ def limit_memory(more: int) -> None:
     lines = Path("/proc/self/status").read_text().splitlines()
     limit = more + 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def parent_of_a_worker(order: dict[str, Any], metrics: Path) -> None:
+    """Start a worker process, then kill this process, its parent, after the worker has logged some rows.
+
+    The pipe of events closes first, so that the worker always writes an event that nobody reads.
+    """
+
+    def rows() -> int:
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    order_in, order_out = os.pipe()
+    event_in, event_out = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(order_in, 0)
+        os.dup2(event_out, 1)
+        for end in (order_in, order_out, event_in, event_out):
+            os.close(end)
+        sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115  until it exits
+        try:
+            worker.main()
+        finally:
+            os._exit(0)
+    os.close(order_in)
+    os.close(event_out)
+    with open(order_out, "w") as orders:
+        orders.write(json.dumps(order) + "\n")
+        orders.flush()
+        until(rows)
+        os.close(event_in)
+        seen = rows()
+        until(lambda: rows() > seen + 2 or os.waitpid(child, os.WNOHANG)[0])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def holds_a_lease(process: BaseProcess, folder: Path) -> bool:

@@ -115,6 +115,7 @@ def forecast(
             f"spread must be a number above 0, in bits per byte or a task's metric, got {spread!r}"
         )
     chosen = choose_device(device)
+    execution = ExecutionSettings(device=str(chosen), threads=threads)
     if chosen.type == "cpu":
         torch.set_num_threads(threads)
     folder = Path(out) if out is not None else None
@@ -125,7 +126,6 @@ def forecast(
     count = processes(chosen, workers, threads)
     with progress_bar("forecasting", quiet) as progress, TemporaryDirectory() as scratch:
         started = frozen_population(folder) if folder is not None else None
-        execution = ExecutionSettings(device=str(chosen), threads=threads)
         policy = PopulationPolicy(None, execution, started)
         # A forecast uses the study's frozen step times but does not store new ones.
         if folder is not None:

@@ -10,6 +10,7 @@ import torch
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.progress import progress_bar
+from headtohead.common.text import check_unicode
 from headtohead.data.corpora import SPLITS
 from headtohead.data.tasks.zeroshot import ALL, Task, chosen_tasks, find_task
 from headtohead.data.tokenizers import Tokenizer
@@ -25,6 +26,9 @@ from headtohead.study.plan.execution import layers_of
 from headtohead.study.run.restore import restore
 from headtohead.study.store.run_store import check_trained_weights, find_run
 from headtohead.study.store.validation import training_of
+
+MAX_TOKENS = 1_000_000
+"""Tokens that one call generates at most; the cache holds all of them."""
 
 
 def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> tuple[Decoder, Tokenizer]:
@@ -193,12 +197,22 @@ def generate_text(
 ) -> Iterator[str]:
     """Yield the text that a run's model generates after a prompt, piece by piece.
 
-    On a GPU decoding steps run as a CUDA graph; `warn` receives the reason if the run's mechanism does not allow it.
+    A prompt longer than the context is cut on the left. On a GPU decoding steps run as a CUDA graph. `warn` receives a
+    message about a cut prompt, and the reason if the run's mechanism does not allow a graph.
     """
     chosen = choose_device(device)
+    if tokens > MAX_TOKENS:
+        raise UserError(f"tokens={tokens:,} is too many; at most {MAX_TOKENS:,}")
+    encoded = check_unicode(prompt, "the prompt").encode("utf-8")
     _check_not_task(run)
     model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
-    start = torch.tensor([tokenizer.encode(prompt.encode("utf-8")).astype("int64").tolist()], device=chosen)
+    read = tokenizer.encode(encoded).astype("int64").tolist()
+    context = model.size.context
+    if len(read) > context:
+        warn(
+            f"the prompt has {len(read):,} tokens and the context {context:,}: only the last {context:,} are read"
+        )
+    start = torch.tensor([read[-context:]], device=chosen)
     written: list[int] = []
     shown = ""
     for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):

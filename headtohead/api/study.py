@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ class Study:
     """
 
     def __init__(self, arms: Sequence[Any] | None = None, **settings: Any) -> None:
-        given = [arms] if isinstance(arms, str) else arms
+        given = list(arms) if isinstance(arms, Iterable) and not isinstance(arms, str | Mapping) else arms
         self.values: dict[str, Any] = with_stored_names(
-            dict(settings) | ({} if given is None else {"arms": list(given)})
+            dict(settings) | ({} if given is None else {"arms": given})
         )
         self.spec: StudySpec = build_study(self.values)
 
@@ -189,7 +189,9 @@ class Study:
         result.summary = summary
         try:
             result.write(quiet=quiet, only_if_changed=not summary.done and not summary.left)
-        except OSError as error:  # the runs are stored; h2h report can write the rest later
+        except OSError as error:
+            store.check_present()
+            # The runs are stored; h2h report can write the rest later
             summary.trouble.append(f"cannot write the report to {store.path}: {error.strerror}")
             display.note(summary.trouble[-1])
         return result
@@ -351,8 +353,6 @@ def processes(device: torch.device, workers: int, threads: int = 1) -> int:
     """Return the number of training processes: `workers` (0: one per core on CPU, one on a GPU) over `threads`."""
     if workers < 0:
         raise UserError(f"workers={workers} must be 0 (one per core on CPU, one on a GPU) or more")
-    if threads < 1:
-        raise UserError(f"threads={threads} must be at least 1")
     return max(1, (workers or (os.cpu_count() or 1 if device.type == "cpu" else 1)) // threads)
 
 

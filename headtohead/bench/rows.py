@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headtohead.common.errors import DamagedFile, UserError, first_line
-from headtohead.common.files import finite, read_json, write_json
+from headtohead.common.files import finite, json_text, output_target, read_json, write_output
 from headtohead.study.environment import commit, provenance
 
 
@@ -25,10 +25,12 @@ class Rows:
             return
         if not self.path.parent.is_dir():
             raise UserError(f"out={out}: no directory {self.path.parent}")
-        if not os.access(self.path.parent, os.W_OK):
-            raise UserError(f"out={out}: directory {self.path.parent} is not writable")
-        if self.path.exists():
-            document = read_json(self.path, links=True)
+        if (target := output_target(self.path)) is None:  # a device or a pipe has no rows to continue
+            return
+        if not os.access(target.parent, os.W_OK):
+            raise UserError(f"out={out}: directory {target.parent} is not writable")
+        if target.exists():
+            document = read_json(target, links=True)
             if not isinstance(document, dict) or document.get("benchmark") != benchmark:
                 raise UserError(f"out={out} is not a file of the benchmark '{benchmark}'")
             rows = document.get("rows", [])
@@ -45,7 +47,7 @@ class Rows:
         self.rows = [row for row in self.rows if any(row.get(key) != value for key, value in facts.items())]
         self.rows.append({**facts, **provenance(), **measured})
         if self.path is not None:
-            write_json(self.path, self.document())
+            write_output(self.path, json_text(self.document()))
 
     def document(self) -> dict[str, Any]:
         """Return all rows with their shared facts and provenance."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import headtohead
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.text import check_unicode
 
 if TYPE_CHECKING:
     from headtohead.cli.shared.help import Flag
@@ -91,6 +92,8 @@ def _kept(words: Sequence[str]) -> str:
 
 def dispatch(words: list[str]) -> int:
     """Run a command and return its exit code."""
+    for word in words:
+        check_unicode(word, "an argument")
     if words in (["--version"], ["-V"]):
         print(f"headtohead {headtohead.__version__}")
         return 0

@@ -11,30 +11,140 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
+from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 
 MAX_BYTES = 64 * 2**20
 """The default size limit of a file that is read into memory."""
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` to `path` atomically: after a crash the file has either the old or the new content."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise errors of the operating system again with `path` as their file: a full disk names none."""
     try:
-        with open(temporary, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+        yield
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from None
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write `content` to `path` atomically: after a crash the file has either the old or the new content.
+
+    A symbolic link is replaced, not followed; a directory, a device or a pipe is an error and stays.
+    """
+    with replacing(path) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file that replaces `path` at the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with naming(path):
+        _check_replaceable(path)
+        try:
+            with open(temporary, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def _check_replaceable(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise OSError(errno.EINVAL, "not a regular file; it is not replaced")
+
+
+def write_output(path: Path, content: bytes | str) -> None:
+    """Write `content` to a path that the user gave as output, as `open_output` does."""
+    with open_output(path) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def open_output(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream to a path that the user gave as output.
+
+    A regular file is replaced atomically, behind a symbolic link too; a device or a pipe, such as /dev/stdout, is
+    written to. Not for files of a study: a link in a study of another author may name any file.
+    """
+    if (target := output_target(path)) is not None:
+        with replacing(target) as stream:
+            yield stream
+        return
+    # A second descriptor of a redirected standard output would write at a position of its own.
+    ours = _is_stdout(path)
+    if ours:
+        sys.stdout.flush()
+    with naming(path), open(1 if ours else path, "wb", closefd=not ours) as stream:
+        yield stream
+
+
+def output_target(path: Path) -> Path | None:
+    """Return the file that output to `path` replaces, or None for a device, a pipe or standard output."""
+    with naming(path):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return Path(os.path.realpath(path))
+    if stat.S_ISDIR(found.st_mode):
+        raise UserError(f"cannot write to {path}: it is a directory")
+    return path.resolve() if stat.S_ISREG(found.st_mode) and not _is_stdout(path) else None
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:  # standard output is closed
+        return False
+
+
+def open_to_append(root: Path, *names: str) -> BinaryIO:
+    """Open the file `names` below `root` for appending; directories below `root` are created.
+
+    No component below `root` may be a symbolic link or a pipe: a study of another author could name any file that way.
+    """
+    path = root
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in names[:-1]:
+            path = path / name
+            with naming(path), suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            inner = _open_unlinked(path, os.O_RDONLY | os.O_DIRECTORY, folder)
+            os.close(folder)
+            folder = inner
+        flags = (
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        )  # O_NONBLOCK: a pipe without a reader fails
+        descriptor = _open_unlinked(path / names[-1], flags, folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path / names[-1]))
+    return open(descriptor, "ab")
+
+
+def _open_unlinked(path: Path, flags: int, folder: int) -> int:
+    try:
+        return os.open(path.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    except OSError as error:
+        message = "symbolic links are not followed here" if path.is_symlink() else error.strerror
+        raise OSError(error.errno, message, str(path)) from None
 
 
 def sync_directory(path: Path) -> None:
@@ -59,7 +169,12 @@ def finite(value: Any) -> Any:
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
     """Write `value` as JSON, atomically. NaN and infinity become null. `indent=None` is four times faster."""
-    write_atomic(path, json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json_text(value, indent))
+
+
+def json_text(value: Any, indent: int | None = 1) -> str:
+    """Return `value` as JSON that ends with a newline. NaN and infinity become null."""
+    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def append(path: Path, content: bytes, sync: bool = False) -> None:

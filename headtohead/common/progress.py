@@ -52,6 +52,10 @@ class Display:
         """Record the start of a run."""
         self.active[run] = _Active(title, steps, tokens)
 
+    def shows(self, run: str) -> bool:
+        """Return whether a run has started and not ended."""
+        return run in self.active
+
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Record that a run has finished a step."""
         state = self.active[run]

@@ -6,6 +6,7 @@ End of file on standard input, because the parent closed it or died, tells the w
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -31,8 +32,14 @@ def receive() -> tuple[Any, Callable[[], bool]]:
 
 
 def emit(event: dict[str, Any]) -> None:
-    """Write one event as a line."""
+    """Write one event as a line; none is written after the parent has died.
+
+    The end of standard input then stops the worker, which first saves its work.
+    """
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
-        sys.exit(1)
+        # The line stays in the buffer of sys.stdout, and Python writes it again at the next event and at exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

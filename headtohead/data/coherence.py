@@ -31,7 +31,7 @@ from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress
 
 PIECE = 64
 _PREFIX = "coherence:"
-_GRAMMAR = re.compile(r"coherence:([0-9]*\.?[0-9]+)(?:/([0-9]+))?\((.+)\)")
+_GRAMMAR = re.compile(r"coherence:([0-9]*\.?[0-9]+)(?:/([0-9]{1,9}))?\((.+)\)")
 _SHORTEST, _LONGEST = 16, 2**20
 _MAX_DOMAINS = 26
 """Each domain is denoted by a letter."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest, sync_directory
+from headtohead.common.files import digest, replacing
 
 # Web-scale corpora are read up to this many bytes, more than any size here is trained on.
 MAX_BYTES = 1_000_000_000
@@ -137,14 +136,9 @@ def _keep(
         if not found[key]:
             raise UserError(f"{what} from the hub has an empty {key} split")
         file.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in found[key])
-        temporary = file.with_suffix(".tmp")
-        with open(temporary, "w", encoding="utf-8") as stream:
+        lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in found[key])
+        with replacing(file) as stream:
             stream.writelines(lines)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-        sync_directory(file.parent)
 
 
 def _rows(datasets: Any, source: HubSet) -> dict[str, Iterable[str]]:

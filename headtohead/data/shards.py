@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
@@ -19,10 +20,12 @@ from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
 from headtohead.common.files import (
     digest,
     digest_file,
+    naming,
     read_file,
     read_json,
     read_text,
     sync_directory,
+    write_atomic,
     write_json,
 )
 from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
@@ -224,10 +227,8 @@ def _make(
         if tokenizer.vocabulary <= 2**16
         else np.uint32
     )
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    temporary.mkdir()
-    try:
+    with naming(folder), _temporary(temporary):
         splits = {}
         total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
         done = 0
@@ -236,7 +237,7 @@ def _make(
             splits[split] = _write_split(temporary, split, tokenizer, texts, dtype, progress, done, total)
             done += sum(len(text) for _, text in texts)
         if isinstance(tokenizer, BytePairs):
-            (temporary / "tokenizer.json").write_text(tokenizer.content, encoding="utf-8")
+            write_atomic(temporary / "tokenizer.json", tokenizer.content)
         write_json(
             temporary / "meta.json",
             {
@@ -253,8 +254,16 @@ def _make(
             },
         )
         _rename_folder(temporary, folder)
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[None]:
+    """Create a folder, and delete it after an error."""
+    folder.mkdir(parents=True)
+    try:
+        yield
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -314,10 +323,10 @@ def _write_split(
         stream.flush()
         os.fsync(stream.fileno())
     offsets = np.array(starts, dtype=np.uint64)
-    offsets.tofile(folder / f"{split}.documents")
+    write_atomic(folder / f"{split}.documents", offsets.tobytes())
     scales = spelling.scales()
     if scales is not None:
-        scales.tofile(folder / f"{split}.scales")
+        write_atomic(folder / f"{split}.scales", scales.tobytes())
     return {
         "tokens": count,
         "bytes": text_bytes,

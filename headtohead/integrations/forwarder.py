@@ -151,6 +151,10 @@ class ForwardingDisplay(Display):
         """Forward the call."""
         self.shown.started(run, title, steps, tokens)
 
+    def shows(self, run: str) -> bool:
+        """Forward the call."""
+        return self.shown.shows(run)
+
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Forward the call; there is a new row."""
         self.shown.stepped(run, step, nats, rate)

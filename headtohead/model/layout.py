@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headtohead.common.errors import UserError, suggestion
+from headtohead.common.text import check_plain
 from headtohead.mechanisms.contract.registry import builtin_mechanisms, find_mechanism
 from headtohead.mechanisms.contract.terms import Composed, Term, class_term, file_term, named_term
 
@@ -88,7 +89,7 @@ def parse_layout(given: str | type) -> Layout:
     if isinstance(given, type):
         composed = Composed((class_term(given),))
         return Layout(composed.text, (composed,))
-    return _Parser(given).whole()
+    return _Parser(check_plain(given, "an arm")).whole()
 
 
 _MAX_LAYERS = 10_000
@@ -110,7 +111,7 @@ def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
         return chosen
     places: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if not match:
             raise UserError(
                 f"skip takes variant, standard or layers such as 2,4-6, got '{text}'"

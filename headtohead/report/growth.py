@@ -12,7 +12,7 @@ import altair as alt
 
 from headtohead.bench.growth import axis_rows, on_axis
 from headtohead.common.errors import UserError
-from headtohead.common.files import write_atomic
+from headtohead.common.files import write_output
 from headtohead.report.charts import BASELINE, PALETTE
 from headtohead.report.figures import PAPER, as_svg
 
@@ -32,11 +32,11 @@ def write_growth(rows: Sequence[Row], path: Path) -> Path:
     check_picture(path)
     svg = as_svg(growth_chart(rows), PAPER)
     if path.suffix == ".svg":
-        write_atomic(path, svg)
+        write_output(path, svg)
     else:
         import vl_convert
 
-        write_atomic(path, vl_convert.svg_to_png(svg, scale=3))
+        write_output(path, vl_convert.svg_to_png(svg, scale=3))
     return path
 
 

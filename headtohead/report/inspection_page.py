@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.common.files import write_atomic
+from headtohead.common.files import write_output
 from headtohead.common.version import VERSION
 from headtohead.interpret.inspection import Inspection
 from headtohead.report.templates import asset, templates
@@ -56,7 +56,7 @@ def write_look(path: Path, views: Sequence[InspectionView]) -> Path:
             version=VERSION,
         )
     )
-    write_atomic(path, page)
+    write_output(path, page)
     return path
 
 

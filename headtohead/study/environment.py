@@ -28,8 +28,9 @@ def choose_device(given: str) -> torch.device:
         raise unknown("device", given, ("auto", "cpu", "cuda"))
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' requested, but torch finds no GPU; use cpu or auto")
-    if number and (not number.isdigit() or (kind == "cuda" and int(number) >= torch.cuda.device_count())):
-        raise UserError(f"device {given}: this machine has {torch.cuda.device_count()} GPUs")
+    there = torch.cuda.device_count() if kind == "cuda" else 1
+    if number and number not in map(str, range(there)):
+        raise UserError(f"device {given}: this machine has {there} of kind {kind}, counted from 0")
     return torch.device(given)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from headtohead.common.errors import DamagedFile, UnreadableFile
-from headtohead.common.files import canonical_json, digest, digest_file, open_regular, sync_directory
+from headtohead.common.files import canonical_json, digest, digest_file, naming, open_regular, sync_directory
 from headtohead.common.schema import read_document, with_schema
 
 _NAME = re.compile(r"step-(\d{10})")
@@ -148,7 +148,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as stream:
+    with naming(path), open(path, "wb") as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

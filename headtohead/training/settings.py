@@ -144,6 +144,8 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
             if not is_number(value):
                 raise UserError(f"{name} takes a number, got {value!r}")
             values[name] = float(value)
+            if name == "lr" and not value > 0:  # checked here and not above: stored runs may have any rate
+                raise UserError(f"lr={value:g} trains nothing; expected a rate above 0, such as 2e-3")
         elif name == "circuit_lr":
             values[name] = value
         elif not isinstance(value, str):

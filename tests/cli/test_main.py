@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save
 
 import headtohead as h2h
 from headtohead.cli.main import COMMANDS, main
 from headtohead.common.errors import UserError
 from headtohead.study.store.run_store import Store
+from headtohead.training.checkpoint import read_tensors
 
 
 def run(*words: str, code: int = 0) -> None:
@@ -304,13 +308,33 @@ MISTAKES = [
     (["watch", "nowhere"], "no study in nowhere"),
     (["watch", "nowhere", "--port", "70000"], "port 70000 is out of range"),
     (["runs", "nowhere"], "no study in nowhere"),
+    (["race", "--arms", "standard", "--threads", "100000"], "threads=100000 is not between 1 and"),
+    (["forecast", "--arms", "standard", "--threads", "100000"], "threads=100000 is not between 1 and"),
+    (["race", "--arms", "standard", "--seeds", "1,9223372036854775808"], "expected a whole number"),
+    (["race", "--arms", "standard", "--seeds", f"1,{2**60}"], "seed 1152921504606846976 is too large"),
+    (["race", "--arms", "standard", "--seeds", "1,-1"], "expected a count"),
+    (["race", "--arms", "standard", "--lr", "0"], "lr=0 trains nothing"),
+    (["race", "--arms", "standard", "--batch", "0"], "batch=0 is too small"),
+    (["race", "--arms", "standard", "--tokens", "9" * 5000], "--tokens: expected a whole number"),
+    (["race", "--arms", "standard", "--set", f"tokens={'9' * 5000}"], "tokens: expected a whole number"),
+    (["race", "--arms", "standard", "--set", "name=../x"], "name takes the name of a directory"),
+    (["race", "--arms", "(" * 2000 + "standard" + ")" * 2000], "parentheses nest too deep"),
+    (["race", "--arms", "standard", "--corpus", "file:\udcff"], "an argument is not valid UTF-8"),
+    (["report", "caf\udce9"], "an argument is not valid UTF-8: 'caf\\udce9'"),
+    (["generate", "nowhere", "--prompt", "\udcff"], "an argument is not valid UTF-8"),
+    (["generate", "nowhere", "--prompt", "x", "--tokens", "99999999999"], "at most 1,000,000"),
+    (["race", "--arms", "standard", "--probes", f"skip:{'9' * 5000}"], "probe skip takes the number of"),
+    (["race", "--arms", "standard", "--corpus", f"coherence:1/{'9' * 5000}(stdlib)"], "is not of the form"),
+    (["race", "--arms", "standard", "--device", "cpu:\u00b2"], "device cpu:\u00b2"),
     (["data", "prepare", "file:nowhere"], "no such file or directory"),
     (["data", "prepare", "stdlib", "--tokenizer", "bpe"], "unknown tokenizer 'bpe'"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("words", "message"),
+    MISTAKES,
+    ids=lambda value: ascii(" ".join(value))[1:80] if isinstance(value, list) else "",
 )
 def test_a_typing_mistake_is_one_clear_line_and_exit_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -329,6 +353,21 @@ FILES = {
     "type.toml": 'arms = ["standard", "diagonal"]\nlr = "fast"\n',
     "arms.toml": 'arms = "standard"\nseeds = 3.5\n',
     "model.toml": 'arms = ["standard", "diagonal"]\n[model]\npositions = "roppe"\n',
+    "number.toml": "arms = 0\n",
+    "digits.toml": f'arms = ["standard"]\ntokens = {"9" * 5000}\n',
+    "hex.toml": f'arms = ["standard"]\ntokens = 0x{"f" * 5000}\n',
+    "deep.toml": f"arms = {'[' * 2000}{']' * 2000}\n",
+    "dotted.toml": f'arms = ["standard"]\nmodel{".a" * 2000} = 1\n',
+    "nul.toml": 'arms = ["standard"]\nname = "a\\u0000b"\n',
+    "bell.toml": 'arms = ["standard"]\ncorpus = "file:\\u0007"\n',
+    "label.toml": 'arms = [{arm = "standard", name = "\\u001b[2J"}]\n',
+    "unlabelled.toml": 'arms = [{arm = "standard", name = ""}]\n',
+    "path.toml": 'arms = [{arm = "a\\u0000.py:Mine"}]\n',
+    "absolute.toml": 'arms = ["standard"]\nname = "/tmp/elsewhere"\n',
+    "parent.toml": 'arms = ["standard"]\nname = ".."\n',
+    "unnamed.toml": 'arms = ["standard"]\nname = ""\n',
+    "seed.toml": f'arms = ["standard"]\nseeds = [{2**63}]\n',
+    "deep.json": "[" * 2000 + "]" * 2000,
     "empty.txt": "",
     "short.txt": "a few words, and no more",
     "binary.bin": "\x00\x01\x02\xff" * 4000,
@@ -344,6 +383,22 @@ BAD_FILES = [
     (["race", "type.toml"], "lr takes a number, got 'fast'"),
     (["race", "arms.toml"], "seeds"),
     (["race", "model.toml"], "did you mean 'rope'"),
+    (["race", "number.toml"], "a study needs arms"),
+    (["race", "digits.toml"], "digits.toml is not TOML"),
+    (["race", "hex.toml"], "tokens is an integer of 20,000 bits"),
+    (["race", "deep.toml"], "deep.toml is not TOML: it is nested too deep"),
+    (["race", "dotted.toml"], "model is nested too deep"),
+    (["race", "nul.toml"], "name contains a control character: 'a\\x00b'"),
+    (["race", "bell.toml"], "corpus contains a control character"),
+    (["race", "label.toml"], "contains a control character"),
+    (["race", "unlabelled.toml"], "arm 'standard': its name is empty"),
+    (["race", "path.toml"], "contains a control character"),
+    (["race", "absolute.toml"], "name takes the name of a directory"),
+    (["race", "parent.toml"], "name takes the name of a directory"),
+    (["race", "unnamed.toml"], "name takes the name of a directory"),
+    (["race", "seed.toml"], "seeds: expected a whole number"),
+    (["bench", "kernels", "--out", "deep.json"], "damaged file"),
+    (["bench", "kernels", "--out", "."], "it is a directory"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:empty.txt"], "empty"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:short.txt"], "short.txt"),
     (["race", "--arms", "standard", "diagonal", "--corpus", "file:binary.bin"], "binary.bin"),
@@ -378,6 +433,67 @@ def test_a_bad_file_is_one_clear_line_and_exit_code_2(
     assert message in error
     assert error.splitlines()[-1].startswith("h2h: ")
     assert "Traceback" not in error
+
+
+def test_a_long_prompt_is_cut_to_the_context(
+    raced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = []
+    monkeypatch.setattr(
+        "headtohead.api.runs.generate", lambda model, prompt, *rest, **named: read.append(prompt) or iter(())
+    )
+    run("generate", str(Store(raced).runs()[0].path), "--prompt", "x" * 120_000 + "the end")
+    assert bytes(read[0][0].tolist()) == b"x" * 121 + b"the end"
+    error = capsys.readouterr().err
+    assert (
+        error.splitlines()[0]
+        == "the prompt has 120,007 tokens and the context 128: only the last 128 are read"
+    )
+
+
+def test_layers_to_skip_have_few_digits(raced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("evaluate", str(Store(raced).runs()[0].path), "--corpus", "stdlib", "--skip", "9" * 5000)
+    run(*words, code=2)
+    assert "skip takes variant, standard or layers" in capsys.readouterr().err
+
+
+def test_weights_with_nan_are_one_clear_line_and_exit_code_2(
+    raced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(raced, tmp_path / "study")
+    folder = Store(tmp_path / "study").runs()[0]
+    tensors = read_tensors(folder.weights)
+    next(iter(tensors.values())).view(-1)[0] = math.nan
+    folder.keep_weights(save(tensors))
+    for words in (
+        ("generate", str(folder.path), "--prompt", "x"),
+        ("evaluate", str(folder.path), "--corpus", "stdlib"),
+        ("look", str(folder.path), "--text", "x", "--out", str(tmp_path / "x.html")),
+    ):
+        run(*words, code=2)
+        error = capsys.readouterr().err
+        assert error.endswith("final.safetensors: the weights contain NaN\n")
+        assert error.count("\n") == 1
+
+
+def test_output_to_a_full_device_or_a_directory_is_one_clear_line_and_exit_code_2(
+    raced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    look = ("look", str(Store(raced).runs()[0].path), "--text", "x", "--out")
+    for words, message in (
+        ((*look, str(full)), f"{full}: No space left on device"),
+        ((*look, str(tmp_path)), f"{tmp_path}: give a file in an existing directory"),
+        (("runs", str(raced), "--export", str(full)), f"cannot write {full}: No space left on device"),
+        (("runs", str(raced), "--export", ""), "it is a directory"),
+    ):
+        run(*words, code=2)
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.splitlines()[-1].startswith("h2h: ")
+        assert "Traceback" not in error
+    assert full.is_symlink()
 
 
 @pytest.mark.parametrize(

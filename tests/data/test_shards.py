@@ -198,3 +198,17 @@ def test_a_large_file_is_prepared_in_constant_memory(
         memory * 10**6,
     )
     assert processes.ended(child) == 0
+
+
+def test_a_full_disk_is_named_with_the_folder_of_the_shards(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as found:
+        prepare(f"file:{story}", "bytes", cache=tmp_path)
+    assert str(found.value.filename).startswith(str(tmp_path))
+    assert ".tmp" not in str(found.value.filename)
+    assert not list(tmp_path.rglob("*.tmp"))

@@ -12,6 +12,7 @@ from typing import Any
 from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.common.files import read_text
 from headtohead.common.numbers import exact_count, is_number, parse_count
+from headtohead.common.text import check_values
 from headtohead.data.tasks.registry import check_task_known
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
@@ -159,6 +160,7 @@ def with_stored_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_study(given: Mapping[str, Any]) -> StudySpec:
     """Return the study defined by plain values: a TOML file's content, or keyword arguments of `Study`."""
+    check_values(given, "")
     values = with_stored_names(given)
     known = {
         "arms",
@@ -186,7 +188,7 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
     sizes = _names(values.get("size", "nano"), "size")
     spec = StudySpec(
         arms=arms,
-        name=as_text(values.get("name", "study"), "name"),
+        name=_name(values.get("name", "study")),
         corpora=() if tasks else _names(values.get("corpus", "stdlib"), "corpus"),
         sizes=sizes,
         seeds=_seeds(values.get("seeds", 5)),
@@ -274,8 +276,23 @@ def read_study(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path, _MAX_BYTES, links=True))
     except MissingFile:
         raise UserError(f"no such study file: {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than Python converts
         raise UserError(f"study file {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"study file {path} is not TOML: it is nested too deep") from None
+
+
+_LONGEST_NAME = 200
+
+
+def _name(value: Any) -> str:
+    """Return the name of a study, which is also the name of its default directory below races/."""
+    name = as_text(value, "name")
+    if not name.strip() or name in (".", "..") or "/" in name or len(name.encode()) > _LONGEST_NAME:
+        raise UserError(
+            f"name takes the name of a directory, without '/' and up to {_LONGEST_NAME} bytes, got '{name[:80]}'"
+        )
+    return name
 
 
 def _arms(given: Any) -> tuple[Arm, ...]:
@@ -309,6 +326,8 @@ def _arm(entry: Any) -> Arm:
         if key not in _TRAINING:
             raise unknown(f"setting of arm '{layout.text}'", key, {*own} | _TRAINING)
     label = as_text(entry.get("name", layout.label), "name")
+    if not label.strip():
+        raise UserError(f"arm '{layout.text}': its name is empty")
     model = _table(entry.get("model", {}), "model", _MODEL)
     return Arm(layout.text, label, layout, rest, model, as_text(entry.get("from", ""), "from"))
 
@@ -435,11 +454,15 @@ def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _MAX_SEEDS = 10_000
+_LARGEST_SEED = 2**48
+"""The seeds of layers are 10,007 times the seed of a run, and torch takes seeds below 2**63."""
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
     if isinstance(value, list | tuple):
         seeds = tuple(parse_count(seed, "seeds") for seed in value)
+        if too_large := [seed for seed in seeds if seed > _LARGEST_SEED]:
+            raise UserError(f"seed {too_large[0]} is too large; at most {_LARGEST_SEED} (2**48)")
         if len(set(seeds)) != len(seeds):
             raise UserError(f"seeds {list(seeds)} contain a duplicate")
     else:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.training.settings import TrainSettings
+
+_MAX_THREADS = 1024
+"""Far more than cores; with tens of thousands the OpenMP library of torch crashes."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,11 @@ class ExecutionSettings:
     """Whether steps are captured as a CUDA graph. None: where it is faster."""
     log_circuits: bool = False
     """Whether to log every circuit's rates, gradients and product norms; always on for runs with circuit_lr."""
+
+    def __post_init__(self) -> None:
+        most = max(_MAX_THREADS, os.cpu_count() or 1)
+        if not 1 <= self.threads <= most:
+            raise UserError(f"threads={self.threads} is not between 1 and {most:,}")
 
 
 def layers_of(record: dict[str, Any]) -> list[Composed]:

@@ -101,8 +101,9 @@ class Probe:
 
 def whole_number(argument: str, probe: str, what: str, usual: int, most: int) -> str:
     """Return an integer argument in canonical form, empty for the default `usual`."""
-    if argument and not (argument.isdecimal() and 1 <= int(argument) <= most):
-        raise UserError(f"probe {probe} takes the number of {what}, 1 to {most:,}, got '{argument}'")
+    short = argument.isdecimal() and len(argument) <= 12
+    if argument and not (short and 1 <= int(argument) <= most):
+        raise UserError(f"probe {probe} takes the number of {what}, 1 to {most:,}, got '{argument[:40]}'")
     return "" if not argument or int(argument) == usual else str(int(argument))
 
 

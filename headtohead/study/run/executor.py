@@ -8,6 +8,7 @@ import math
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
-from headtohead.common.files import open_regular
+from headtohead.common.files import open_regular, open_to_append
 from headtohead.common.numbers import short_count
 from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
@@ -81,6 +82,7 @@ def execute(
                 _in_process(store, pending, execution, display, stop, summary, probes)
     finally:
         display.end()
+    store.check_present()
     # Repeated here in case a process was killed between a branch's result and this call.
     drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
     summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
@@ -164,7 +166,6 @@ class _WorkerPool:
         stop: Stop,
     ) -> None:
         self.store, self.stop = store, stop
-        (store.path / "logs").mkdir(exist_ok=True)
         self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
         self.order = {
             "store": str(store.path.resolve()),
@@ -208,7 +209,7 @@ class _WorkerPool:
             if not (how := worker.wait()):
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
-            notes.append(f"a worker {how} (see {worker.log})")
+            notes.append(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
             if worker.run and count == _DEADLY:
                 notes.append(self._record_death(worker, how))
             if replace and (worker.run or count < _DEADLY):
@@ -268,12 +269,13 @@ class _Worker:
         threads: int,
         events: queue.Queue[tuple[_Worker, dict[str, Any]]],
     ) -> None:
-        self.index, self.log = index, store.path / "logs" / f"worker-{index + 1}.log"
+        # Several executors, also on several hosts, may write logs of one study.
+        name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
+        self.index, self.log = index, store.path / "logs" / name
         self.run = ""
         """The run it is training."""
         self.asked = False
-        self.log.unlink(missing_ok=True)  # it may be a pipe or a link
-        with open(self.log, "wb") as stream:
+        with open_to_append(store.path, "logs", name) as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headtohead.study.run.worker"],
                 stdin=subprocess.PIPE,
@@ -309,9 +311,11 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
+        lines = _end_of(self.log).strip().splitlines()
+        if not lines:
+            self.log.unlink(missing_ok=True)
         if code == 0:
             return ""
-        lines = _end_of(self.log).strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code == -signal.SIGKILL:
             return f"was killed (signal 9), often because memory ran out{last}"
@@ -334,6 +338,8 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
     branch = f"{run.contest.branch} tokens, " if run.parent else ""
     task = f"{run.contest.corpus_label}, " if run.dataset and run.dataset.task else ""
     name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
+    if kind in ("step", "compiling", "scoring") and not display.shows(run.id):
+        return  # two workers had the run, because its lock was deleted, and the other one has ended it
     if kind == "started":
         steps = run.steps
         display.started(run.id, name, steps, float(run.tokens))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import DamagedFile, UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import task_model
@@ -34,5 +34,8 @@ def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]
                 f"{folder.weights} does not fit the run's model: {name} is {found} and should be {meant}"
             )
     model = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)
-    model.load_state_dict(read_tensors(folder.weights))
+    tensors = read_tensors(folder.weights)
+    if any(bool(tensor.isnan().any()) for tensor in tensors.values()):
+        raise DamagedFile(f"damaged file {folder.weights}: the weights contain NaN")
+    model.load_state_dict(tensors)
     return model

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from headtohead.common.errors import MissingFile, UnreadableFile, UserError, first_line
-from headtohead.common.files import open_regular, sync_directory, with_checksum
+from headtohead.common.files import open_output, open_regular, sync_directory, with_checksum
 from headtohead.common.schema import read_document
 from headtohead.study.probes import PROBES as KINDS
 from headtohead.study.probes import is_valid
@@ -48,9 +48,9 @@ def export_runs(store: Store, target: Path) -> int:
     finished = [run for run in store.runs() if run.finished() and _whole(run)]
     if not finished:
         raise UserError(f"{store.path} has no finished runs to export")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    mode: Literal["w:xz", "w:gz"] = "w:xz" if target.suffix == ".xz" else "w:gz"
     try:
-        with tarfile.open(temporary, "w:xz" if target.suffix == ".xz" else "w:gz") as archive:
+        with open_output(target) as stream, tarfile.open(target.name, mode, fileobj=stream) as archive:
             for run in finished:
                 _add(archive, f"{run.id}/spec.json", with_checksum(_portable(run.spec())).encode())
                 for name in (*_probe_files(run), *list(FILES)[1:]):
@@ -58,11 +58,8 @@ def export_runs(store: Store, target: Path) -> int:
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
                 _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {target}: {error.strerror}") from None
-    sync_directory(target.parent.resolve())
     return len(finished)
 
 

@@ -77,7 +77,9 @@ class RunDirectory:
     def open(self, record: dict[str, Any]) -> None:
         """Create the directory and write its spec if missing; a damaged spec is renamed and written again."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(
+                exist_ok=True
+            )  # without parents: a study that is deleted while it runs stays deleted
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
         path = self.path / "spec.json"
@@ -348,6 +350,11 @@ class Store:
             probe.unlink()
         except OSError as error:
             raise UserError(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def check_present(self) -> None:
+        """Raise UserError if the directory was deleted."""
+        if not (self.path / "runs").is_dir():
+            raise UserError(f"{self.path} was deleted while the study was running; nothing is left to judge")
 
     def run(self, run_id: str) -> RunDirectory:
         """Return the directory of a run; raise UserError if `run_id` is not a valid id."""

@@ -63,6 +63,21 @@ def test_equal_labels_are_made_distinct() -> None:
         ({"arms": [{"arm": "standard", "corpus": "x"}]}, "setting of arm"),
         ({"arms": ["standrd"]}, "did you mean 'standard'"),
         ({"arms": ARMS, "tokns": 5}, "unknown study setting 'tokns'; did you mean 'tokens'"),
+        ({"arms": 0}, "needs arms"),
+        ({"arms": [{"arm": "standard", "name": " "}]}, "its name is empty"),
+        ({"arms": ["standard\x00"]}, "arms contains a control character"),
+        ({"arms": ARMS, "corpus": "\ud800"}, "corpus is not valid UTF-8"),
+        ({"arms": ARMS, "name": "\ud800"}, "name is not valid UTF-8"),
+        ({"arms": ARMS, "name": "a/b"}, "name takes the name of a directory"),
+        ({"arms": ARMS, "name": "x" * 300}, "name takes the name of a directory"),
+        ({"arms": ARMS, "model": {"a\nb": 1}}, "contains a control character"),
+        ({"arms": ARMS, "tokens": 16**4000}, "tokens is an integer of 16,001 bits"),
+        ({"arms": ARMS, "lr": 0}, "lr=0 trains nothing"),
+        ({"arms": [{"arm": "standard", "lr": 0}]}, "lr=0 trains nothing"),
+        ({"arms": ARMS, "batch": 0}, "batch=0 is too small"),
+        ({"arms": ARMS, "seeds": [2**63]}, "whole number"),
+        ({"arms": ARMS, "seeds": [-1]}, "whole number"),
+        ({"arms": ARMS, "seeds": [2**50]}, "seed 1125899906842624 is too large"),
         ({"arms": ARMS, "tokens": "lots"}, "expected a count"),
         ({"arms": ARMS, "tokens": -4}, "whole number"),
         ({"arms": ARMS, "seeds": 0}, "seeds=0"),
@@ -106,7 +121,11 @@ def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path, text: st
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-10, 10**7) | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-10, 10**7)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(), max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,8 +17,14 @@ from typing import Any
 import pytest
 
 from headtohead import Study
+from headtohead.common.errors import UserError
+from headtohead.common.progress import Plain
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.run.executor import Summary, _take
 from headtohead.study.store.lease import LEASE_SECONDS, LeaseManager, owner_of
 from headtohead.study.store.run_store import Store
+from headtohead.training.checkpoint import latest_checkpoint
 from tests import processes
 
 SMALL = {"arms": ["standard", "sharing:tie=kv"], "batch": 256, "seeds": 2, "lr": 5e-3}
@@ -59,6 +66,61 @@ def test_a_study_killed_twenty_times_ends_with_the_same_results(
     story: Path, tmp_path: Path, seed: int
 ) -> None:
     same_after_deaths(tmp_path, SMALL | {"corpus": f"file:{story}", "tokens": 12_800}, seed, deaths=20)
+
+
+def test_a_worker_whose_parent_is_killed_saves_its_newest_step(story: Path, tmp_path: Path) -> None:
+    (run,) = plan_study(study(story, arms=["standard"], seeds=1, tokens=2_560_000).spec).distinct()
+    store = Store(tmp_path)
+    store.make()
+    order = {
+        "store": str(tmp_path),
+        "conditions": dataclasses.asdict(ExecutionSettings(save_every=1e9)),
+        "records": [run.record()],
+        "probes": [],
+        "seconds": 1e9,
+    }
+    folder = store.run(run.id)
+    parent = processes.start(processes.parent_of_a_worker, order, folder.path / "metrics.jsonl")
+    assert processes.ended(parent) == -signal.SIGKILL
+    processes.until(lambda: not (folder.path / "lock").exists())
+    checkpoint, warnings = latest_checkpoint(folder.checkpoints)
+    assert not warnings
+    assert checkpoint is not None
+    assert folder.metrics()[-1]["step"] <= checkpoint.step < run.steps
+    assert folder.state() == "stopped"
+
+
+def test_a_study_that_is_deleted_while_it_runs_is_one_error(story: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    deleting = arm(
+        tmp_path,
+        "Deleting",
+        f"__import__('shutil').rmtree({str(out)!r}) if os.path.exists({str(out / 'study.json')!r}) else None",
+    )
+    with pytest.raises(UserError, match="out was deleted while the study was running"):
+        study(story, arms=[deleting, "standard"], seeds=1).run(out, workers=1, quiet=True)
+    assert not out.exists()
+
+
+def test_a_run_of_two_workers_may_report_after_its_end(
+    story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = plan_study(study(story, arms=["standard"], seeds=1).spec).distinct()
+    display, step = Plain(), {"kind": "step", "step": 1, "nats": 1.0, "rate": 1.0}
+    display.begin(1, 0, 1.0)
+    for event in ({"kind": "started"}, {"kind": "ended", "state": "done"}, step, {"kind": "compiling"}):
+        _take(Summary(), display, Store(tmp_path), run, event)
+    assert "[1/1] standard, seed 1" in capsys.readouterr().out
+
+
+def test_a_log_directory_that_is_a_link_is_not_written_to(story: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "worker-1.log").write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "logs").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links are not followed"):
+        study(story, seeds=1).run(tmp_path / "out", workers=2, quiet=True)
+    assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
 def executors(story: Path, folder: Path, count: int, victim: int) -> None:

@@ -376,7 +376,12 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [({"workers": -4}, "workers=-4"), ({"threads": 0}, "threads=0")]
+    ("given", "message"),
+    [
+        ({"workers": -4}, "workers=-4"),
+        ({"threads": 0}, "threads=0"),
+        ({"threads": 100_000}, "threads=100000"),
+    ],
 )
 def test_invalid_workers_and_threads_are_rejected(
     story: Path, tmp_path: Path, given: dict[str, int], message: str
