@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import headtohead
 from headtohead.common.errors import UserError, unknown
+from headtohead.common.terminal import close_streams, open_streams, say
 
 if TYPE_CHECKING:
     from headtohead.cli.shared.help import Flag
@@ -55,29 +56,53 @@ OLD_FLAGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. A user error prints one line and exits with code 2; `--debug` shows the traceback."""
+    """Run one command. A user error prints one line and exits with code 2; `--debug` shows the traceback.
+
+    A reader that closes the output early, such as `head`, ends the command without a message.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_streams()
+    try:
+        code = _exit_code(words)
+    except BrokenPipeError:
+        code = 0
+    finally:
+        close_streams()
+    sys.exit(code)
+
+
+def _exit_code(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         code = dispatch([word for word in words if word != "--debug"])
+        sys.stdout.flush()  # the disk may be full, or the reader gone
+        return code
     except UserError as error:
         if debug:
             raise
-        print(f"h2h: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2
+        _say_error(str(error))
+        return 2
+    except UnicodeEncodeError as error:
+        if debug:
+            raise
+        _say_error(f"{error.object!r} cannot be a file name: {error.reason}")
+        return 2
     except KeyboardInterrupt:
-        print(f"\nh2h: interrupted; {_kept(words)}", file=sys.stderr)
-        code = 130
+        say(f"\nh2h: interrupted; {_kept(words)}", file=sys.stderr)
+        return 130
     except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
+        raise
     except OSError as error:
         if debug:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"h2h: {place}{error.strerror or error}; nothing finished is lost", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        _say_error(f"{place}{error.strerror or error}; nothing finished is lost")
+        return 2
+
+
+def _say_error(message: str) -> None:
+    """Print an error as one line."""
+    say(f"h2h: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _kept(words: Sequence[str]) -> str:
@@ -92,15 +117,15 @@ def _kept(words: Sequence[str]) -> str:
 def dispatch(words: list[str]) -> int:
     """Run a command and return its exit code."""
     if words in (["--version"], ["-V"]):
-        print(f"headtohead {headtohead.__version__}")
+        say(f"headtohead {headtohead.__version__}")
         return 0
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        say(overview())
         return 0
     name, rest = words[0], words[1:]
     if name in GROUPS:
         if not rest or rest[0] in ("-h", "--help"):
-            print(overview(name))
+            say(overview(name))
             return 0
         name, rest = f"{name} {rest[0]}", rest[1:]
     name = OLD_COMMANDS.get(name, name)
@@ -112,7 +137,7 @@ def dispatch(words: list[str]) -> int:
 
     command = importlib.import_module(f"headtohead.cli.{name.replace(' ', '.')}").command
     if "-h" in rest or "--help" in rest:
-        print(help_page(name, command))
+        say(help_page(name, command))
         return 0
     gc.freeze()  # torch's objects stay: collecting them over and over costs a tenth of a long listing
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
