@@ -20,6 +20,7 @@ from headtohead.common.files import digest, digest_file, open_regular, write_ato
 from headtohead.common.numbers import parse_duration
 from headtohead.common.progress import choose_display, progress_bar
 from headtohead.common.schema import read_document, write_document
+from headtohead.common.terminal import say
 from headtohead.common.version import VERSION
 from headtohead.integrations.forwarder import forwarding
 from headtohead.integrations.sinks import Sink, find_sinks
@@ -344,7 +345,7 @@ def _tuned(
 
 def report_skipped(error: ImportError, quiet: bool) -> None:
     if not quiet:
-        print(
+        say(
             f"page not written: {(error.name or '').partition('.')[0]} is not installed (pip install altair vl-convert-python jinja2)"
         )
 
@@ -385,7 +386,7 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
         from headtohead.report.dashboard.server import serve
     except ImportError as error:
         raise UserError(f"watching needs {error.name}: pip install altair vl-convert-python jinja2") from None
-    serve(folder, port, (lambda text: None) if quiet else (lambda text: print(text, flush=True)))
+    serve(folder, port, (lambda text: None) if quiet else (lambda text: say(text, flush=True)))
 
 
 def _judge_all(

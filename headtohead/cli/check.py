@@ -12,9 +12,12 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import is_terminal, printable, say, write
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.check import LEVELS, check_composed
 from headtohead.model.layout import parse_layout
+
+_CLEAR_LINE = "\r\033[K"
 
 
 def command(
@@ -43,22 +46,26 @@ def command(
         composed = parse_layout(name).pattern[0]
         settings = api.check_settings(composed)
         show = (
-            (lambda words, name=name: print(f"\r\033[K{name}: {words}", end="", file=sys.stderr))
-            if sys.stderr.isatty()
+            (
+                lambda words, name=name: write(
+                    f"{_CLEAR_LINE}{printable(f'{name}: {words}')}", sys.stderr, flush=True
+                )
+            )
+            if is_terminal(sys.stderr)
             else None
         )
         found = check_composed(settings, compile, show)
         if show:
-            print("\r\033[K", end="", file=sys.stderr)
+            write(_CLEAR_LINE, sys.stderr, flush=True)
         plural = "setting" if len(settings) == 1 else "settings"
-        print(
+        say(
             f"{name}: {found.level if found.level != 'none' else 'not raceable'} ({len(settings)} {plural}, {found.seconds:.1f} s)"
         )
         levels = list(LEVELS)
         for finding in found.findings:
-            print(f"  {finding.check.replace('_', ' ')}: {finding.words}\n    at {finding.setting}")
+            say(f"  {finding.check.replace('_', ' ')}: {finding.words}\n    at {finding.setting}")
         if not found.complete:
             missing = "raceable" if found.level == "none" else levels[levels.index(found.level) + 1]
-            print(f"  fix these to be {missing}")
+            say(f"  fix these to be {missing}")
         good = good and (found.complete if all_ else found.level != "none")
     return 0 if good else 1

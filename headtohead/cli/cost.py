@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import tyro
@@ -15,6 +14,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, short_bytes, short_count
+from headtohead.common.terminal import say_json
 
 
 def command(
@@ -43,7 +43,7 @@ def command(
         )
     rows = [api.cost(arm, size=size, context=parse_count(context or 0), batch=batch) for arm in arms]
     if json_:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        say_json(rows, indent=1)
         return 0
     first = rows[0]
     table = []

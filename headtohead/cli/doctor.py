@@ -11,6 +11,7 @@ from headtohead.api import examine_study
 from headtohead.cli.shared.options import (
     flag,
 )
+from headtohead.common.terminal import say
 from headtohead.study.store.run_store import Store
 
 
@@ -30,10 +31,10 @@ def command(
     """
     findings = examine_study(folder, repair=not dry_run)
     for finding in findings:
-        print(finding)
+        say(finding)
     left = sum(not finding.repaired for finding in findings)
     count = len(Store(Path(folder)).runs())
-    print(f"{count} runs checked: {len(findings)} findings, {len(findings) - left} repaired, {left} left")
+    say(f"{count} runs checked: {len(findings)} findings, {len(findings) - left} repaired, {left} left")
     if any(finding.repair and not finding.repaired for finding in findings):
-        print(f"h2h doctor {folder} repairs what can be repaired")
+        say(f"h2h doctor {folder} repairs what can be repaired")
     return 1 if left else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from headtohead import api
@@ -14,6 +13,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import say, say_json
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.evaluation.zeroshot import TaskScore
 from headtohead.study.store.manifest import metric_label
@@ -102,11 +102,9 @@ def command(
         keep_ffn=keep_ffn,
     )
     if json_:
-        print(
-            json.dumps(
-                {"run": run, "corpus": corpus, "split": split, "skip": skip, "keep_ffn": keep_ffn}
-                | {**score.as_dict(), "blocks": len(score.blocks)}
-            )
+        say_json(
+            {"run": run, "corpus": corpus, "split": split, "skip": skip, "keep_ffn": keep_ffn}
+            | {**score.as_dict(), "blocks": len(score.blocks)}
         )
         return 0
     row = (
@@ -133,7 +131,7 @@ def _of_task(run: str) -> bool:
 def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep_ffn: bool) -> None:
     """Print the score of a run on the task it was trained on."""
     if json_:
-        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn} | found))
+        say_json({"run": run, "skip": skip, "keep_ffn": keep_ffn} | found)
         return
     metrics = [name for name in MARGINS if name in found]
     lines = found["without_a_model"]
@@ -156,7 +154,7 @@ def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_
     """Print scores on tasks with standard errors and chance."""
     if json_:
         tasks = [score.as_dict() for score in scores]
-        print(json.dumps({"run": run, "skip": skip, "keep_ffn": keep_ffn, "tasks": tasks}))
+        say_json({"run": run, "skip": skip, "keep_ffn": keep_ffn, "tasks": tasks})
         return
     columns = (
         *("task", "n", "accuracy", "standard error", "by bytes", "its standard error"),
@@ -173,7 +171,7 @@ def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_
     print_table(_without(skip, keep_ffn), columns, rows, right=columns[1:])
     cut = sum(score.cut for score in scores)
     if cut:
-        print(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")
+        say(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")
 
 
 def _without(skip: str, keep_ffn: bool) -> str:

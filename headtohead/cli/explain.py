@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from headtohead import api
@@ -14,6 +13,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import say, say_json
 from headtohead.interpret.faithfulness import THRESHOLDS
 
 
@@ -61,7 +61,7 @@ def command(
         quiet=json_,
     )
     if json_:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        say_json(found, indent=1)
         return 0
     _show(found)
     return 0
@@ -82,11 +82,11 @@ def _show(found: dict[str, Any]) -> None:
         rows.append((f"{name}, AOPC", *(_cell(table[f"aopc_{name}"]) for table in tables)))
     title = f"{found['task']}: {_cell(found['examples'], ',.0f')} examples, {_cell(found['marked'], ',.0f')} with relevant tokens"
     print_table(title, columns, rows, right=columns[1:])
-    print(f"accuracy {_cell(found['accuracy'])}; --json prints everything")
+    say(f"accuracy {_cell(found['accuracy'])}; --json prints everything")
     for words in found["without_map"]:
-        print(f"no attention map: {words}")
+        say(f"no attention map: {words}")
     if found["signed_layers"]:
-        print("absolute values of signed maps: layers " + ", ".join(map(str, found["signed_layers"])))
+        say("absolute values of signed maps: layers " + ", ".join(map(str, found["signed_layers"])))
 
 
 def _cell(value: Any, form: str = ".3f") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import tyro
@@ -16,6 +15,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import short_bytes, short_count, short_time
+from headtohead.common.terminal import say, say_json
 from headtohead.study.judge.forecast import Forecast
 from headtohead.study.store.manifest import metric_label
 
@@ -54,7 +54,7 @@ def command(
         quiet=json_,
     )
     if json_:
-        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+        say_json(found.as_dict(), indent=1)
     else:
         _show(found)
     return 0
@@ -78,15 +78,15 @@ def _show(found: Forecast) -> None:
     left = found.runs - found.done
     print_table(f"{left} of {found.runs} runs to do", columns, rows, right=columns[2:7])
     at_once = f", {found.workers} at the same time" if found.workers > 1 else ""
-    print(f"tokens:  {short_count(found.tokens)}")
-    print(f"FLOPs:   {found.flops:.3g}")
-    print(f"time:    about {short_time(found.seconds)} on {found.device}{at_once}")
+    say(f"tokens:  {short_count(found.tokens)}")
+    say(f"FLOPs:   {found.flops:.3g}")
+    say(f"time:    about {short_time(found.seconds)} on {found.device}{at_once}")
     disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running"
-    print(f"disk:    {disk}")
+    say(f"disk:    {disk}")
     known = found.spread is not None
     unit = metric_label(found.metric) if known else "spreads"
     form = ".4f" if known else ".2f"
-    print(f"\ndifference detected with probability {found.power:g}, two-sided 5 %, in {unit}:")
+    say(f"\ndifference detected with probability {found.power:g}, two-sided 5 %, in {unit}:")
     table = [
         (
             f"{row.seeds} (planned)" if row.seeds == found.seeds else str(row.seeds),
@@ -98,14 +98,12 @@ def _show(found: Forecast) -> None:
     heads = ("seeds", "alone", f"among {found.compared} arms (Holm)")[: 3 if found.compared > 1 else 2]
     print_table("", heads, [row[: len(heads)] for row in table], right=heads)
     if known:
-        print(
-            f"spread of the paired difference over seeds: {found.spread:.4f} {unit} ({found.spread_source})"
-        )
+        say(f"spread of the paired difference over seeds: {found.spread:.4f} {unit} ({found.spread_source})")
         if found.margin > 0:
             words = f"{found.seeds_for_margin} seeds" if found.seeds_for_margin else "more than 1,000 seeds"
-            print(f"a difference as large as the margin ({found.margin:g}) needs {words}")
+            say(f"a difference as large as the margin ({found.margin:g}) needs {words}")
     else:
-        print(
+        say(
             "the spread of the paired difference over seeds is unknown: give --spread NUMBER, "
             "or --out DIR of a study with finished runs"
         )

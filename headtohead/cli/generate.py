@@ -12,6 +12,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import say
 from headtohead.model.generation import Sampling
 
 
@@ -51,14 +52,14 @@ def command(
         sampling=sampling,
         device=device,
         trust_files=trust_files,
-        warn=lambda words: print(words, file=sys.stderr),
+        warn=lambda words: say(words, file=sys.stderr),
     )
     first = next(pieces, "")
     began = time.monotonic()
-    print(prompt + first, end="", flush=True)
+    say(prompt + first, end="", flush=True)
     for piece in pieces:
-        print(piece, end="", flush=True)
+        say(piece, end="", flush=True)
     rate = (tokens - 1) / max(1e-9, time.monotonic() - began)
-    print()
-    print(f"{tokens} tokens, {rate:.0f} tokens/s after the prompt", file=sys.stderr)
+    say()
+    say(f"{tokens} tokens, {rate:.0f} tokens/s after the prompt", file=sys.stderr)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table
+from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
 from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.options import value_text
@@ -65,14 +65,14 @@ def command(
         probes: show only the probes
     """
     if pages is not None:
-        print(f"{len(write_pages(pages))} pages written to {pages}")
+        say(f"{len(write_pages(pages))} pages written to {pages}")
         return 0
     if probes and not json_:
         _show_probes()
         return 0
     everything = catalogue()
     if json_:
-        print(json.dumps(everything, indent=1, ensure_ascii=False))
+        say_json(everything, indent=1)
         return 0
     for mechanism in everything["mechanisms"]:
         rows = [
@@ -83,11 +83,11 @@ def command(
         if rows:
             print_table(title, ("option", "default", "values", "description"), rows)
         else:
-            print(title)
+            say(title)
     sizes = [(size["name"], f"{size['parameters']:,}", size["dims"]) for size in everything["sizes"]]
     columns = ("size", "parameters (standard)", "width/layers/heads/feed-forward")
     print_table("sizes", columns, sizes, right=("parameters (standard)",))
     print_table("corpora", ("corpus", "contents"), corpus_names().items())
     _show_probes()
-    print("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
+    say("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
     return 0

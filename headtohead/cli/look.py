@@ -11,6 +11,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import say
 
 
 def command(
@@ -54,5 +55,5 @@ def command(
         data_dir=data_dir,
         trust_files=trust_files,
     )
-    print(page)
+    say(page)
     return 0

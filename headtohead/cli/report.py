@@ -12,6 +12,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.results import show_result
 from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.terminal import say
 
 
 def command(
@@ -35,7 +36,7 @@ def command(
     if stability:
         _show_stability(result)
     if charts:
-        print(f"charts:   {len(files)} files in {result.path / 'charts'}")
+        say(f"charts:   {len(files)} files in {result.path / 'charts'}")
     return 0
 
 

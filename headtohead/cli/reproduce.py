@@ -13,6 +13,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.results import show_left, show_result
 from headtohead.cli.shared.tables import print_table
+from headtohead.common.terminal import say
 
 
 def command(
@@ -39,9 +40,9 @@ def command(
     found = api.reproduce(paper, scale=scale, out=out, only=only, **run.arguments())
     for name in found.ran:
         if found.studies[name].verdicts:
-            print(f"\n{found.studies[name].manifest.name}")
+            say(f"\n{found.studies[name].manifest.name}")
             show_result(found.studies[name])
-    print()
+    say()
     columns = ("claim", "statement", "published", "direction", "size", "scale", "reason")
     rows = [
         (row.id, row.statement, row.published, row.direction, row.size, row.scale, row.reason)
@@ -50,13 +51,13 @@ def command(
     print_table(f"claims at scale {scale}", columns, rows)
     if found.toy is not None and only in ("", "toy"):
         off = [finding for finding in found.toy.findings if not finding.holds]
-        print(
+        say(
             f"toy:      {len(found.toy.findings) - len(off)} of {len(found.toy.findings)} numbers within tolerance"
         )
         for finding in off:
-            print(f"          {finding.words()}")
-        print(f"          {found.toy.path}; pictures: toy.html in the same directory")
-    print(f"claims:   {found.path}")
+            say(f"          {finding.words()}")
+        say(f"          {found.toy.path}; pictures: toy.html in the same directory")
+    say(f"claims:   {found.path}")
     for name, reason in found.trouble.items():
-        print(f"study {name} was not run: {reason}")
+        say(f"study {name} was not run: {reason}")
     return max(show_left(found.summary), int(bool(found.trouble)))

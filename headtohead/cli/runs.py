@@ -13,6 +13,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.numbers import exact_count
+from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS, numerics_of
 from headtohead.study.store.archive import export_runs, import_runs
@@ -37,11 +38,11 @@ def command(
     store = Store(Path(folder))
     if import_ is not None:
         new, known = import_runs(store, Path(import_))
-        print(f"{new} runs added, {known} already present")
+        say(f"{new} runs added, {known} already present")
     if not store.path.is_dir():
         raise UserError(f"no study in {folder}: there is no such directory")
     if export is not None:
-        print(f"{export_runs(store, Path(export))} finished runs written to {export}")
+        say(f"{export_runs(store, Path(export))} finished runs written to {export}")
         return 0
     rows = []
     damage = []
@@ -66,7 +67,7 @@ def command(
     columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)
     print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", score))
     for words in damage:
-        print(words)
+        say(words)
     if damage:
-        print(f"h2h doctor {folder} lists what can be repaired")
+        say(f"h2h doctor {folder} lists what can be repaired")
     return 0

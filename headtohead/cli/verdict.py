@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import tyro
@@ -13,6 +12,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.cli.shared.results import show_result, show_verdicts
+from headtohead.common.terminal import say_json
 
 
 def command(
@@ -60,7 +60,7 @@ def command(
         out=out,
     )
     if json_:
-        print(json.dumps([row.as_dict() for row in result.verdicts], indent=1, ensure_ascii=False))
+        say_json([row.as_dict() for row in result.verdicts], indent=1)
     elif out is not None:
         show_result(result)
     else:

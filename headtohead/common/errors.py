@@ -31,10 +31,15 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def closest(given: str, allowed: Iterable[str]) -> str:
+    """Return the allowed name that is closest to the given one, or an empty string if none is close."""
+    return next(iter(get_close_matches(given, list(allowed), n=1, cutoff=0.4)), "")
+
+
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the closest allowed name, or an empty string."""
-    matches = get_close_matches(given, list(allowed), n=1, cutoff=0.4)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    match = closest(given, allowed)
+    return f"; did you mean '{match}'?" if match else ""
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headtohead.common.numbers import short_count, short_time
+from headtohead.common.terminal import is_terminal, printable, say
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -126,7 +127,7 @@ class Plain(Display):
     def line(self, message: str) -> None:
         """Print the message with the time left."""
         left = self.left()
-        print(message + (f"; {left}" if left else ""), flush=True)
+        say(message + (f"; {left}" if left else ""), flush=True)
         self.last = time.monotonic()
 
 
@@ -153,7 +154,7 @@ class Live(Display):
     def started(self, run: str, title: str, steps: int, tokens: float) -> None:
         """Add a bar for the run."""
         super().started(run, title, steps, tokens)
-        self.tasks[run] = self.bars.add_task(f"  {title}", total=steps, message="starting")
+        self.tasks[run] = self.bars.add_task(f"  {printable(title)}", total=steps, message="starting")
 
     def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
         """Update the bars of the run and the study."""
@@ -178,7 +179,7 @@ class Live(Display):
 
     def line(self, message: str) -> None:
         """Print a line above the bars."""
-        self.console.print(message, markup=False, highlight=False)
+        self.console.print(printable(message), markup=False, highlight=False)
 
     def end(self) -> None:
         """Remove the bars."""
@@ -193,7 +194,7 @@ def choose_display(quiet: bool = False) -> Display:
     """Return bars on a terminal, plain lines elsewhere, nothing when quiet."""
     if quiet:
         return Display()
-    return Live() if sys.stderr.isatty() else Plain()
+    return Live() if is_terminal(sys.stderr) else Plain()
 
 
 def part_of(
@@ -208,14 +209,14 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
     """Yield a callable (message, share done) that shows the progress of one operation."""
     if quiet:
         yield lambda message, share: None
-    elif sys.stderr.isatty():
+    elif is_terminal(sys.stderr):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(title, total=1.0)
-            yield lambda message, share: bars.update(task, description=message, completed=share)
+            task = bars.add_task(printable(title), total=1.0)
+            yield lambda message, share: bars.update(task, description=printable(message), completed=share)
     else:
         yield _Lines()
 
@@ -233,7 +234,7 @@ class _Lines:
             left = (
                 f", about {short_time((now - self.began) / share * (1 - share))} left" if share > 0.02 else ""
             )
-            print(f"{message}: {share:.0%}{left}", flush=True)
+            say(f"{message}: {share:.0%}{left}", flush=True)
 
 
 def _step_text(state: _Active, nats: float, rate: float) -> str:

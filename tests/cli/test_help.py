@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from headtohead import cli
-from headtohead.cli.main import COMMANDS, OLD_FLAGS, _arguments, main, overview
+from headtohead.cli.main import COMMANDS, main, overview
+from headtohead.cli.shared.arguments import OLD_FLAGS, tyro_words
 from headtohead.cli.shared.help import WIDTH, flags_of, help_page
 from headtohead.common.errors import UserError
 from headtohead.study.store.run_store import Store
@@ -61,7 +62,7 @@ def test_old_spellings_are_accepted_and_not_shown() -> None:
         assert new.replace("--no-", "--[no-]") in page or f"{new} " in page or f"--[no-]{new[2:]}" in page
     flags = flags_of(command_of("race"))
     given = ["--for", "8m", "--from=a/b", "--stack", "--no-compile", "--no-quiet", "--keep-weights"]
-    assert _arguments(given, flags) == [
+    assert tyro_words(given, flags) == [
         "--time-limit",
         "8m",
         "--init-from",
@@ -71,13 +72,28 @@ def test_old_spellings_are_accepted_and_not_shown() -> None:
         "--compile",
         "off",
     ]
-    assert _arguments(["--no-stack", "--data_dir", "x"], flags) == ["--population", "off", "--data-dir", "x"]
+    assert tyro_words(["--no-stack", "--data_dir", "x"], flags) == ["--population", "off", "--data-dir", "x"]
+
+
+def test_values_that_look_like_options_and_arguments_after_options() -> None:
+    flags = flags_of(command_of("generate"))
+    assert tyro_words(["--prompt=--x", "--trust-files", "run"], flags) == [
+        "run",
+        "--prompt=--x",
+        "--trust-files",
+    ]
+    assert tyro_words(["--prompt", "-5", "--", "-run"], flags) == ["--prompt=-5", "--", "-run"]
+    flags = flags_of(command_of("race"))
+    given = ["--seeds", "2", "mine.toml", "--arms=a", "b", "--no-keep-weights", "--quiet"]
+    assert tyro_words(given, flags) == [
+        *("mine.toml", "--seeds", "2", "--arms", "a", "b", "--no-keep-weights", "--quiet"),
+    ]
 
 
 def test_ratios_of_circuits_are_settings_and_lists_are_joined() -> None:
     flags = flags_of(command_of("race"))
     given = ["mine.toml", "--lr.qk", "30x", "--set", "a=1", "--arms", "x", "--set", "b=2", "--lr.ov=2x"]
-    assert _arguments(given, flags) == [
+    assert tyro_words(given, flags) == [
         "mine.toml",
         "--set",
         "a=1",
@@ -88,9 +104,9 @@ def test_ratios_of_circuits_are_settings_and_lists_are_joined() -> None:
         "x",
     ]
     with pytest.raises(UserError, match=r"--lr\.qk takes a ratio"):
-        _arguments(["--lr.qk"], flags)
+        tyro_words(["--lr.qk"], flags)
     with pytest.raises(UserError, match="--tokens is given twice"):
-        _arguments(["--tokens", "1", "--tokens", "2"], flags)
+        tyro_words(["--tokens", "1", "--tokens", "2"], flags)
 
 
 def test_a_race_takes_old_and_new_spellings(story: Path, tmp_path: Path) -> None:

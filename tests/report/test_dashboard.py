@@ -5,23 +5,27 @@ import http.client
 import json
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headtohead import Study, UserError, watch_study
 from headtohead.study.store.run_store import RunDirectory
+from tests.processes import PATIENCE, until
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
-from headtohead.report.dashboard.server import server
-from headtohead.report.dashboard.status import StatusReader
+from headtohead.report.dashboard.server import Watch, server
+from headtohead.report.dashboard.status import StatusReader, StudyStatus
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -53,7 +57,7 @@ def unfinished(folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[ThreadingHTTPServer]:
     with server(folder, 0) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
         yield running
         running.shutdown()
 
@@ -171,6 +175,102 @@ def test_other_host_names_are_rejected(served: ThreadingHTTPServer) -> None:
 
 def test_it_listens_on_localhost_only(served: ThreadingHTTPServer) -> None:
     assert served.server_address[0] == "127.0.0.1"
+
+
+@pytest.fixture
+def other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    """A server whose handled requests are counted in `requests_done`."""
+    with server(folder, 0) as running:
+        close, done = running.shutdown_request, []
+
+        def counted(request: Any) -> None:
+            close(request)
+            done.append(request)
+
+        monkeypatch.setattr(running, "shutdown_request", counted)
+        running.requests_done = done  # type: ignore[attr-defined]
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def connect(served: ThreadingHTTPServer, content: str) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", served.server_port), timeout=60)
+    client.sendall(content.format(port=served.server_port).encode())
+    return client
+
+
+REQUEST = "GET /state.json HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_", [REQUEST, "GET /st", "POST / HTTP/1.1\r\n\r\n", "\x00\x16\x03\r\n", ""])
+def test_a_client_that_leaves_early_is_not_reported(
+    other: Any, request_: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = threading.Event()
+
+    def slow(watch: Watch, route: str) -> tuple[str, bytes]:
+        gone.wait(PATIENCE)
+        return "text/plain", bytes(2**24)
+
+    monkeypatch.setattr(Watch, "answer", slow)
+    client = connect(other, request_)
+    # Resets the connection instead of closing it, so that the answer fails.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    gone.set()
+    until(lambda: other.requests_done)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_slow_clients_do_not_delay_others(
+    other: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Watch.answer
+    large = ("text/plain", bytes(2**24))
+    monkeypatch.setattr(
+        Watch, "answer", lambda watch, route: large if route == "/large" else answer(watch, route)
+    )
+    slow = [connect(other, "GET /st") for _ in range(4)]
+    slow += [connect(other, REQUEST.replace("/state.json", "/large")) for _ in range(4)]
+    for route in ("/", "/state.json", "/curves/0/tokens/light.svg"):
+        assert ask(other, route)[0] == 200
+    for client in slow:
+        client.close()
+
+
+def test_a_study_that_cannot_be_read_in_time_blocks_no_request(
+    other: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, released = StatusReader.look, threading.Event()
+
+    def stuck(reader: StatusReader) -> StudyStatus:
+        released.wait(PATIENCE)
+        return look(reader)
+
+    monkeypatch.setattr(StatusReader, "look", stuck)
+    monkeypatch.setattr("headtohead.report.dashboard.server._PATIENCE", 0.01)
+    for _ in range(2):
+        status, _, content = ask(other, "/state.json")
+        assert status == 200
+        assert "the study cannot be read" in json.loads(content)["trouble"]
+        assert ask(other, "/")[0] == 200
+        assert ask(other, "/curves/0/tokens/light.svg")[0] == 404
+    released.set()
+    until(lambda: json.loads(ask(other, "/state.json")[2]).get("name") == HOSTILE)
+
+
+def test_an_error_while_reading_the_study_is_shown(
+    other: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(reader: StatusReader) -> StudyStatus:
+        raise ValueError("a number\nof a kind")
+
+    monkeypatch.setattr(StatusReader, "look", fail)
+    assert json.loads(ask(other, "/state.json")[2])["trouble"] == "a number"
+    monkeypatch.setattr(Watch, "_current", fail)
+    assert ask(other, "/state.json")[::2] == (500, b"a number")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_mistakes_are_one_clear_line(folder: Path, served: ThreadingHTTPServer, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say, say_json
 
 
 def command(
@@ -61,7 +61,7 @@ def command(
             progress=progress,
         )
     for name, words in document["missing"].items():
-        print(f"not measured: {name}: {words}")
+        say(f"not measured: {name}: {words}")
     rows = {
         row["contender"]: row
         for row in whole(document, "contender")
@@ -100,8 +100,8 @@ def command(
     print_table(title, columns, table, right=columns[1:])
     for name, row in rows.items():
         if row["error"] is not None:
-            print(f"{name} failed: {row['error']}")
+            say(f"{name} failed: {row['error']}")
         elif row.get("told"):
-            print(f"{name}: {row['told'][0]}")
-    print(json.dumps(document, ensure_ascii=False))
+            say(f"{name}: {row['told'][0]}")
+    say_json(document)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration, short_count
 from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say, say_json
 
 
 def command(
@@ -79,20 +79,20 @@ def command(
     for axis in axes:
         _show_growth(document, axis)
     for words in document["left_out"]:
-        print(f"not measured: {words}")
+        say(f"not measured: {words}")
     if document["left"]:
-        print(f"{document['left']} rows are left after the time limit; repeat the same command to continue")
+        say(f"{document['left']} rows are left after the time limit; repeat the same command to continue")
     drawn = picture is None or _drawn(document["rows"], picture)
-    print(json.dumps(document, ensure_ascii=False))
+    say_json(document)
     return 0 if drawn else 2
 
 
 def _drawn(rows: list[dict[str, Any]], picture: Path) -> bool:
     """Draw the picture, or print why it cannot be drawn."""
     try:
-        print(f"picture: {api.draw_growth(rows, picture)}")
+        say(f"picture: {api.draw_growth(rows, picture)}")
     except UserError as error:
-        print(f"no picture: {error}")
+        say(f"no picture: {error}")
         return False
     return True
 

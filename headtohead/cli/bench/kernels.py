@@ -10,6 +10,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.terminal import say
 
 
 def command(
@@ -44,7 +45,7 @@ def command(
         for row in timed
     ]
     print_table("", columns, rows, right=columns[2:])
-    print("roof: the byte floor, or the time of the matrix products at peak speed where that is longer")
+    say("roof: the byte floor, or the time of the matrix products at peak speed where that is longer")
     compared = ("kernel", "shape", "precision", "kind", "worst", "error", "allowed", "within")
     errors = [
         (row["case"], " x ".join(map(str, row["shape"])), row["dtype"], row["kind"], *_error_words(row))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.terminal import say, say_json
 
 
 def whole(document: dict[str, Any], *needed: str) -> list[dict[str, Any]]:
@@ -14,7 +14,7 @@ def whole(document: dict[str, Any], *needed: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = document["rows"]
     known = [row for row in rows if all(name in row for name in needed)]
     if old := len(rows) - len(known):
-        print(f"{old} of {len(rows)} rows have an older format and are not shown")
+        say(f"{old} of {len(rows)} rows have an older format and are not shown")
     return known
 
 
@@ -24,15 +24,15 @@ def show(
     """Print a benchmark's table, then the whole document as the last line."""
     where = f"{document['device']}, {document['kernels']} kernels, torch {document['torch']}"
     print_table(where, columns, rows, right=right)
-    print(f"copy {document['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written")
-    print(json.dumps(document))
+    say(f"copy {document['copy_bytes_per_second'] / 1e12:.2f} TB/s, read and written")
+    say_json(document)
     return 0
 
 
 def show_profile(name: str, found: dict[str, Any]) -> None:
     """Print the kernels of one step by kind, then the longest."""
     kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in found["kinds"].items())
-    print(f"kernels of one step of {name}, {found['milliseconds']:.2f} ms: {kinds}")
+    say(f"kernels of one step of {name}, {found['milliseconds']:.2f} ms: {kinds}")
     kernels = [
         (kernel["name"], f"{kernel['milliseconds']:.3f}", f"{kernel['calls']:g}")
         for kernel in found["kernels"][:20]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_count
 from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say, say_json
 
 
 def command(
@@ -93,7 +93,7 @@ def command(
         print_table(title, columns, rows, right=columns[1:])
     for row in known:
         _show_contest(row)
-    print(json.dumps(document, ensure_ascii=False))
+    say_json(document)
     return 0
 
 
@@ -117,6 +117,6 @@ def _show_contest(row: dict[str, Any]) -> None:
     apart = row.get("disagreement", "not compared")
     for form, found in (apart if isinstance(apart, dict) else {"eager": apart}).items():
         words = found if isinstance(found, str) else f"{found:.1e}"
-        print(f"difference from separate runs after twenty float32 steps, {form}: {words}")
+        say(f"difference from separate runs after twenty float32 steps, {form}: {words}")
     for name, found in row.get("profile", {}).items():
         show_profile(name, found)

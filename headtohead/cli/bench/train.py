@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import parse_count, short_bytes, short_count
 from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say, say_json
 
 
 def command(
@@ -76,7 +76,7 @@ def command(
             progress=progress,
         )
     for words in document["missing"].values():
-        print(f"not measured: {words}")
+        say(f"not measured: {words}")
     needed = (
         "size",
         "dims",
@@ -89,7 +89,7 @@ def command(
     )
     for row in whole(document, *needed, "results", "gradient_error"):
         _show(row)
-    print(json.dumps(document, ensure_ascii=False))
+    say_json(document)
     return 0
 
 
@@ -119,9 +119,9 @@ def _show(row: dict[str, Any]) -> None:
     print_table(title, columns, table, right=columns[1:])
     for name, found in row["results"].items():
         if "error" in found:
-            print(f"{name} failed: {found['error']}")
+            say(f"{name} failed: {found['error']}")
     if row["gradient_error"] is not None:
-        print(
+        say(
             f"gradients of {row['contenders'][0]} differ from the plain path's in float32 by {row['gradient_error']:.1e} (relative norm)"
         )
     if found := row.get("profile"):

@@ -7,6 +7,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
+from headtohead.common.terminal import say
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir
 from headtohead.data.tasks import zeroshot
@@ -37,5 +38,5 @@ def command(*, data_dir: DataDirectory = None) -> int:
                 state = str(error).split(": ", 1)[-1]
             rows.append((name, about, state))
         print_table(title, ("task" if "task" in title else "corpus", "contents", "state"), rows)
-    print(f"prepared data is stored in {cache_dir()} (H2H_CACHE)")
+    say(f"prepared data is stored in {cache_dir()} (H2H_CACHE)")
     return 0

@@ -15,6 +15,7 @@ from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import unknown
 from headtohead.common.numbers import parse_count, short_bytes
 from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say
 from headtohead.data.corpora import corpus_names
 from headtohead.data.shards import prepare
 from headtohead.data.tasks.registry import prepare_task, task_names
@@ -56,13 +57,13 @@ def command(
     )
     print_table(title, columns, rows, right=columns[1:])
     for key, value in corpus.notes.items():
-        print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
-    print(
+        say(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+    say(
         "bits per byte on test without a model: "
         + ", ".join(f"{key} {value:.3f}" for key, value in lines.items())
     )
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
-    print(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
+    say(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
     return 0
 
 
@@ -79,5 +80,5 @@ def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) ->
         rows.append((split, *shown, *(f"{count:,}" for count in labels)))
     print_table(f"{name}: {task.about}; vocabulary {task.vocabulary:,}", columns, rows, right=columns[1:])
     for words, count in task.notes.items():
-        print(f"{words}: {count:,}")
+        say(f"{words}: {count:,}")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import tyro
@@ -16,6 +15,7 @@ from headtohead.cli.shared.options import (
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count
+from headtohead.common.terminal import say_json
 from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
 
 
@@ -41,7 +41,7 @@ def command(
         raise UserError("h2h data stats needs a corpus, such as: h2h data stats stdlib")
     found = api.corpus_stats(names, window=parse_count(window, "--window"), data_dir=data_dir)
     if json_:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        say_json(found, indent=1)
         return 0
     head = statistics_head()
     rows = [(label, *statistics_row(row)) for label, row in found.items()]

@@ -32,6 +32,9 @@ class Flag:
     several: bool
     switch: bool
     """Whether it is given as --NAME and --no-NAME."""
+    kind: type[str] | type[int] | type[float] = str
+    choices: tuple[str, ...] = ()
+    """The values it takes; empty: any of its kind."""
 
     @property
     def boolean(self) -> bool:
@@ -88,6 +91,8 @@ def _flags(owner: Any, group: str) -> Iterator[Flag]:
             positional=tyro.conf.Positional in marks,
             several=typing.get_origin(plain) is tuple or "tuple[" in str(plain),
             switch=plain == Switch,
+            kind=next((kind for kind in (int, float) if kind in (plain, *typing.get_args(plain))), str),
+            choices=tuple(map(str, literal)),
         )
 
 

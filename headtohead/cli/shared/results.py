@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headtohead.api import StudyResult
 from headtohead.cli.shared.tables import number, print_table
+from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
 from headtohead.study.judge.verdict import METRIC
@@ -14,11 +15,11 @@ from headtohead.study.store.manifest import metric_label
 def show_left(summary: Summary) -> int:
     """Print what is left to do; return the exit code: 1 when runs have no result although nothing stopped them."""
     if summary.left and summary.stopped:
-        print(f"\nstopped with {summary.left} runs left; repeat the same command to continue")
+        say(f"\nstopped with {summary.left} runs left; repeat the same command to continue")
     elif summary.left:
         for words in summary.trouble:
-            print(words)
-        print(f"\n{summary.left} runs have no result; fix the cause and repeat the same command")
+            say(words)
+        say(f"\n{summary.left} runs have no result; fix the cause and repeat the same command")
         return 1
     return 0
 
@@ -26,15 +27,15 @@ def show_left(summary: Summary) -> int:
 def show_result(result: StudyResult) -> None:
     """Print the verdicts and the paths of verdicts.json and the report."""
     show_verdicts(result)
-    print(f"\nverdicts: {result.path / 'verdicts.json'}")
+    say(f"\nverdicts: {result.path / 'verdicts.json'}")
     if result.report is not None:
-        print(f"page:     {result.report}")
+        say(f"page:     {result.report}")
 
 
 def show_verdicts(result: StudyResult) -> None:
     """Print headlines, one table of verdicts per contest, trends, and the solved budgets."""
     for words in result.headlines():
-        print(words)
+        say(words)
     for contest in result.manifest.contests():
         rows: list[tuple[object, ...]] = []
         found = [row for row in result.verdicts if row.of(contest)]
@@ -68,16 +69,16 @@ def show_verdicts(result: StudyResult) -> None:
     _show_explained(result)
     _show_solved(result)
     for words in result.damage:
-        print(words)
+        say(words)
 
 
 def _show_trends(result: StudyResult) -> None:
     trends = result.trends()
     for trend in trends:
         if trend.line is not None:
-            print("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
+            say("; ".join([f"{trend.words.removesuffix('.')} ({trend.where})", *trend.notes]))
     for words in dict.fromkeys(trend.notes[0] for trend in trends if trend.line is None):
-        print(words)
+        say(words)
 
 
 def _show_matrix(result: StudyResult) -> None:
@@ -152,4 +153,4 @@ def _show_solved(result: StudyResult) -> None:
             right=("from", "to", "match"),
         )
         for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
-            print(words)
+            say(words)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headtohead.common.terminal import is_terminal, printable, say, write
+
 _MAX_LAID_OUT = 500
 COLORS = {
     "better": "green",
@@ -22,37 +24,55 @@ COLORS = {
 }
 
 
+class _Console(Console):
+    """A console that leaves a reader who is gone to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled; rich would exit with code 1."""
+        raise
+
+
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()
 ) -> None:
     """Print rows under columns; those named in `right` are aligned right. Text is shown as it is, never as markup."""
-    rows = list(rows)
-    if len(rows) > _MAX_LAID_OUT:
-        _print_plainly(title, columns, rows, right)
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    if len(cells) > _MAX_LAID_OUT:
+        _print_plainly(title, columns, cells, right)
         return
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = _Console(width=None if is_terminal(sys.stdout) else 200, highlight=False)
     table = Table(
-        title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=Text(printable(title)) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for column in columns:
         numeric = column in right
         table.add_column(
-            Text(column), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
+            Text(_cell(column)), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
         )
-    for row in rows:
-        table.add_row(*(Text(str(cell), style=COLORS.get(str(cell), "")) for cell in row))
-    console.print(table)
+    for row in cells:
+        table.add_row(*(Text(cell, style=COLORS.get(cell, "")) for cell in row))
+    with console.capture() as laid_out:
+        console.print(table)
+    write(laid_out.get())
 
 
 def _print_plainly(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str]
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
 ) -> None:
     """Print a long table in columns of the widest cell: laying out ten thousand rows would take seconds."""
-    cells = [tuple(columns), *(tuple(map(str, row)) for row in rows)]
+    cells = [[_cell(column) for column in columns], *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = [">" if column in right else "<" for column in columns]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    print(title, *(form.format(*row).rstrip() for row in cells), sep="\n")
+    say("\n".join([title, *(form.format(*row).rstrip() for row in cells)]))
+
+
+def _cell(value: object) -> str:
+    """Return a cell as one line without control characters."""
+    return printable(str(value), keep="")
 
 
 def number(value: float | None, form: str) -> str:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import digest, finite
 from headtohead.report.dashboard.status import StatusReader, StudyStatus
 from headtohead.report.figures import NIGHT, PAPER, as_svg
@@ -28,19 +31,27 @@ _POLICY = (
 )
 _EVERY, _SELDOM = 3.0, 60.0
 """Seconds between two reads: longer if a read is expensive, so that watching uses at most a tenth of a core."""
+_PATIENCE = 5.0
+"""Seconds that requests wait for a read of the study before they are answered with the previous one."""
 _THEMES = {"light": PAPER, "dark": NIGHT}
 _ICON = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#0072B2"/></svg>'
 Answer = tuple[str, bytes]
 
 
 class Watch:
-    """The answers to requests; one read of the study is shared by all requests until it expires."""
+    """The answers to requests; one read of the study is shared by all requests until it expires.
+
+    The study is read in a thread of its own: a file system that does not answer blocks no request.
+    """
 
     def __init__(self, path: Path) -> None:
         self.follower = StatusReader(path)
-        self.lock = threading.Lock()
-        self.status: StudyStatus = StudyStatus({})
-        self.seen, self.pause = -1e9, _EVERY
+        self.lock, self.drawing = threading.Lock(), threading.Lock()
+        self.status = StudyStatus({"again_after": _EVERY})
+        self.read = threading.Event()
+        """Set while no read is in progress."""
+        self.read.set()
+        self.began = self.seen = -math.inf
         self.pictures: dict[str, tuple[str, bytes]] = {}
         page = templates().get_template("watch.html.jinja").render()
         self.fixed: dict[str, Answer] = {
@@ -57,47 +68,67 @@ class Watch:
         """Return content type and content of a route, or None if there is no such route."""
         if route in self.fixed:
             return self.fixed[route]
-        with self.lock:
-            self._refresh()
-            if route == "/state.json":
-                text = json.dumps(finite(self.status.facts), allow_nan=False)
-                return "application/json", text.encode()
-            return self._picture(route)
+        status = self._current()
+        if route == "/state.json":
+            return "application/json", json.dumps(finite(status.facts), allow_nan=False).encode()
+        with self.drawing:
+            return self._picture(route, status)
 
-    def _refresh(self) -> None:
-        if time.monotonic() - self.seen < self.pause * 0.9:
-            return
+    def _current(self) -> StudyStatus:
+        """Return the status of the study; the previous one if the study cannot be read in time."""
+        with self.lock:
+            if self.read.is_set() and time.monotonic() - self.seen >= 0.9 * self.status.facts["again_after"]:
+                self.read.clear()
+                self.began = time.monotonic()
+                threading.Thread(target=self._look, daemon=True).start()
+        if self.read.wait(max(0.0, self.began + _PATIENCE - time.monotonic())):
+            return self.status
+        return self._with_trouble(f"the study cannot be read; waiting for {self.follower.path}")
+
+    def _look(self) -> None:
         spent = time.thread_time()
         try:
-            self.status = self.follower.look()
-        except (
-            UserError,
-            OSError,
-        ) as error:  # the study may be writing its files right now, or may have been moved
-            self.status.facts["trouble"] = str(error)
-        for index, contest in enumerate(self.status.facts.get("contests", ())):
-            shown = self.status.curves[index]
-            # The page requests an image again only if its curves have changed.
-            contest["version"] = digest(json.dumps(shown))[:12]
+            status = self.follower.look()
+            for contest, curves in zip(status.facts["contests"], status.curves, strict=True):
+                # The page requests an image again only if its curves have changed.
+                contest["version"] = digest(json.dumps(curves))[:12]
+        # The study may be writing its files right now, or may have been moved or damaged.
+        except Exception as error:
+            status = self._with_trouble(first_line(error))
         self.seen = time.monotonic()
-        self.pause = min(_SELDOM, max(_EVERY, 10 * (time.thread_time() - spent)))
-        self.status.facts["again_after"] = self.pause
+        status.facts["again_after"] = min(_SELDOM, max(_EVERY, 10 * (time.thread_time() - spent)))
+        self.status = status
+        self.read.set()
 
-    def _picture(self, route: str) -> Answer | None:
+    def _with_trouble(self, message: str) -> StudyStatus:
+        return replace(self.status, facts=self.status.facts | {"trouble": message})
+
+    def _picture(self, route: str, status: StudyStatus) -> Answer | None:
         routes = {
             f"/curves/{index}/{axis}/{theme}.svg": (index, axis, theme)
-            for index, axes in enumerate(self.status.curves)
+            for index, axes in enumerate(status.curves)
             for axis in axes
             for theme in _THEMES
         }
         if route not in routes:
             return None
         index, axis, theme = routes[route]
-        version = str(self.status.facts["contests"][index]["version"])
+        version = str(status.facts["contests"][index]["version"])
         if self.pictures.get(route, ("", b""))[0] != version:
-            svg = as_svg(self.status.curves[index][axis], _THEMES[theme], width=680)
+            svg = as_svg(status.curves[index][axis], _THEMES[theme], width=680)
             self.pictures[route] = (version, svg.encode())
         return "image/svg+xml", self.pictures[route][1]
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that does not report clients that leave before their answer."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors other than those of the connection."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def server(path: Path, port: int) -> ThreadingHTTPServer:
@@ -117,7 +148,11 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
             if self.headers.get("Host") not in own:
                 self._send(HTTPStatus.FORBIDDEN, "text/plain", b"only 127.0.0.1 and localhost are served\n")
                 return
-            answer = watch.answer(self.path.partition("?")[0])
+            try:
+                answer = watch.answer(self.path.partition("?")[0])
+            except Exception as error:  # such as a chart of damaged numbers
+                self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", first_line(error).encode())
+                return
             if answer is None:
                 self._send(HTTPStatus.NOT_FOUND, "text/plain", b"no such page\n")
             else:
@@ -138,7 +173,7 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
             """Log nothing; the page sends a request every three seconds."""
 
     try:
-        found = ThreadingHTTPServer((HOST, port), Handler)
+        found = _Server((HOST, port), Handler)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             why = "is already in use" if error.errno == errno.EADDRINUSE else "is not permitted"
@@ -146,7 +181,6 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
                 f"port {port} {why}; choose another (--port {port + 1}), or 0 for any free port"
             ) from None
         raise
-    found.daemon_threads = True
     return found
 
 
