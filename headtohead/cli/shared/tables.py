@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_MAX_LAID_OUT = 500
+_MAX_LAID_OUT = 200
 COLORS = {
     "better": "green",
     "worse": "red",
