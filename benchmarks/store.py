@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from headtohead.api import Study
-from headtohead.common.files import canonical_json
+from headtohead.common.files import canonical_json, digest
 from headtohead.study.environment import provenance
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Run
@@ -90,11 +90,18 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
         }
         for step in range(steps // points, steps + 1, steps // points)
     ]
+    metrics = "".join(json.dumps(row) + "\n" for row in rows)
+    cost = {
+        "train_seconds": 10.0,
+        "tokens_per_second": 9e4,
+        "peak_bytes": 10**9,
+        "metrics_sha256": digest(metrics),
+    }
     files = {
         "spec.json": json.dumps(run.record(), indent=1),
         "environment.json": json.dumps({"stretches": [_ENVIRONMENT]}),
-        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "cost.json": json.dumps({"train_seconds": 10.0, "tokens_per_second": 9e4, "peak_bytes": 10**9}),
+        "metrics.jsonl": metrics,
+        "cost.json": json.dumps(cost),
         "result.json": with_checksum(result),
     }
     for name, content in files.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
 from headtohead.common.files import digest_file, write_atomic
+from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
@@ -53,6 +54,7 @@ class Finding:
         return f"{done}: {self.path}: {self.problem}; {self.remedy}"
 
 
+@gc_paused()
 def examine(folder: Path, progress: Progress = lambda message, share: None) -> list[Finding]:
     """Return all problems in a study's directory without changing it."""
     if not folder.is_dir():
@@ -60,10 +62,27 @@ def examine(folder: Path, progress: Progress = lambda message, share: None) -> l
     store = Store(folder)
     runs = store.runs()
     findings = [*_study_files(folder, bool(runs)), *_strays(folder)]
+    trunks = {run.id for run in runs if run.branches.is_dir()}
+    ended = _ended_branches(runs) if trunks else {}
     for index, run in enumerate(runs):
         progress("checking runs", index / len(runs))
-        findings += [*_run(run), *_kept(run)]
+        findings += _run(run)
+        if run.id in trunks:
+            findings += _kept(run, ended.get(run.id, set()))
     return findings
+
+
+def _ended_branches(runs: list[RunDirectory]) -> dict[str, set[int]]:
+    """Return the steps of each trunk whose branches have a result, by the trunk's id."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        try:
+            parent = run.spec().get("parent") if run.finished() else None
+        except UnreadableFile:
+            continue
+        if parent:
+            found.setdefault(parent["run"], set()).add(parent["step"])
+    return found
 
 
 def repair(findings: list[Finding]) -> None:
@@ -138,10 +157,11 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
     except DamagedFile as error:
         remedy = "renamed; the study's own command repeats the run"
         yield _aside(run.path / "result.json", error, remedy)
-    yield from _metrics(run, finished is not None)
-    for name in ("cost.json", "environment.json"):
+    costs = run.costs()
+    yield from _metrics(run, finished is not None, costs.get("metrics_sha256"))
+    for name, known in (("cost.json", bool(costs)), ("environment.json", bool(run.stretches()))):
         path = run.path / name
-        if path.is_file() and not (run.costs() if name == "cost.json" else run.stretches()):
+        if not known and path.is_file():
             yield _aside(path, "unreadable", "renamed; the result does not depend on it")
     if run.weights.is_file():
         try:
@@ -158,20 +178,10 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, error, "renamed; the previous checkpoint is used")
 
 
-def _kept(trunk: RunDirectory) -> Iterator[Finding]:
-    """Check the checkpoints that a trunk keeps until each of its branches has a result."""
-    if not trunk.branches.is_dir():
-        return
+def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
+    """Check the checkpoints that a trunk keeps until each of its branches has a result; `done`: steps of those that have."""
     for path in sorted(trunk.branches.iterdir()):
         yield from _temporary(path)
-    done = set()
-    for run in Store(trunk.path.parents[1]).runs():
-        try:
-            parent = run.spec().get("parent", {}) if run.finished() else {}
-        except UnreadableFile:
-            continue
-        if parent.get("run") == trunk.id:
-            done.add(parent["step"])
     try:
         steps = set(trunk.spec().get("branches", ()))
     except UnreadableFile:
@@ -197,12 +207,13 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
-def _metrics(run: RunDirectory, finished: bool) -> Iterator[Finding]:
+def _metrics(run: RunDirectory, finished: bool, checksum: object) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
     if not path.is_file():
         return
-    wanted = run.costs().get("metrics_sha256")
-    if finished and wanted and digest_file(path) != wanted:
+    if finished and checksum:
+        if digest_file(path) == checksum:
+            return  # complete lines when the run ended, and the same bytes now
         yield Finding(
             path, "changed since the run ended", "its curve may be wrong; the result is not affected"
         )

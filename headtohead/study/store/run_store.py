@@ -21,6 +21,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest, digest_file, finite, write_atomic
+from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, with_schema, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import BytePairs, Bytes, Tokenizer
@@ -286,6 +287,7 @@ class Store:
             return []
         return [RunDirectory(path) for path in sorted(folder.iterdir()) if RUN_ID.fullmatch(path.name)]
 
+    @gc_paused()
     def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the existing results by run id. `damage` receives a message for each damaged one.
 
