@@ -98,7 +98,7 @@ def gather(
     arms = []
     drawn = set(drawn_labels(manifest, verdicts))
     runs = sum(len(manifest.runs(contest, label)) for label in drawn)
-    every = max(1, runs * LOGGED_POINTS // _ROWS_READ)
+    every = max(1, math.ceil(runs * LOGGED_POINTS / _ROWS_READ))
     for text, label in manifest.arms:
         planned = manifest.runs(contest, label)
         facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
