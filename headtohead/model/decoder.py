@@ -172,7 +172,9 @@ class Decoder(nn.Module):
         for index, composed in enumerate(layers):
             # A constructor may draw values itself: seeded by run and layer, without changing the global generator.
             with torch.random.fork_rng(devices=[]):
-                if seed is None:  # torch.manual_seed would format three stack traces for devices that are not in use
+                if (
+                    seed is None
+                ):  # torch.manual_seed would format three stack traces for devices that are not in use
                     torch.default_generator.manual_seed(index)
                 else:
                     torch.manual_seed(seed * 10_007 + index)
