@@ -16,7 +16,7 @@ from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report.advice import advice
 from headtohead.report.figures import draw, draw_study
-from headtohead.report.gather import MAX_DRAWN, arm_rows, configuration, drawn_labels, environments, gather
+from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments, gather
 from headtohead.report.panels import View
 from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import asset, templates
@@ -62,7 +62,7 @@ def write_report(
             script=asset("theme.js") + asset("page.js"),
             version=VERSION,
             stamp=stamp,
-            folded=len(manifest.arms) > MAX_DRAWN,
+            folded=any(part["drawn"] for part in contests),
         )
     )
     target = path / "report.html"
