@@ -1,9 +1,9 @@
-"""Measure the time and memory of `h2h runs`, `h2h report` and a restarted `h2h race` on a store of many finished runs.
+"""Measure the time and memory of `h2h race` with nothing to do, `report`, `runs` and `doctor` on a store of many finished runs.
 
-    python benchmarks/store.py [--seeds 200] [--points 200] [--keep DIR]
+    python benchmarks/store.py [--arms 300] [--sizes nano] [--seeds 33] [--points 200] [--keep DIR]
 
-The runs are synthetic (25 arms x 2 sizes x seeds), with files of realistic structure and length; nothing is trained. The last
-line is one JSON document.
+The runs are synthetic (arms x sizes x seeds), with files of realistic structure and length; nothing is trained. The last line is
+one JSON document. On a shared machine compare CPU seconds (user and system, of the command and the processes it waited for).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from headtohead.api import Study
-from headtohead.common.files import canonical_json
+from headtohead.common.files import canonical_json, digest
 from headtohead.study.environment import provenance
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Run
@@ -42,7 +42,14 @@ ARMS = [
     "sharing:value_mix=(1,-1)",
     "sharing:value_mix=learnt",
 ]
+ARMS += [
+    f"standard:kv_heads={heads},window={window},qk_norm={norm}"
+    for window in range(2, 126)
+    for heads in (1, 4)
+    for norm in ("false", "true")
+]
 BLOCKS = 128
+_ENVIRONMENT = provenance() | {"device": "cpu", "threads": 1}
 
 
 def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
@@ -83,11 +90,18 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
         }
         for step in range(steps // points, steps + 1, steps // points)
     ]
+    metrics = "".join(json.dumps(row) + "\n" for row in rows)
+    cost = {
+        "train_seconds": 10.0,
+        "tokens_per_second": 9e4,
+        "peak_bytes": 10**9,
+        "metrics_sha256": digest(metrics),
+    }
     files = {
         "spec.json": json.dumps(run.record(), indent=1),
-        "environment.json": json.dumps({"stretches": [provenance() | {"device": "cpu", "threads": 1}]}),
-        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "cost.json": json.dumps({"train_seconds": 10.0, "tokens_per_second": 9e4, "peak_bytes": 10**9}),
+        "environment.json": json.dumps({"stretches": [_ENVIRONMENT]}),
+        "metrics.jsonl": metrics,
+        "cost.json": json.dumps(cost),
         "result.json": with_checksum(result),
     }
     for name, content in files.items():
@@ -95,7 +109,7 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
 
 
 def measure(arguments: list[str]) -> dict[str, float | int]:
-    """Return seconds, peak bytes and exit code of an h2h command."""
+    """Return wall and CPU seconds, peak bytes and exit code of an h2h command."""
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "headtohead", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -107,6 +121,7 @@ def measure(arguments: list[str]) -> dict[str, float | int]:
         print(output.decode()[-2000:])
     return {
         "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "peak_bytes": usage.ru_maxrss * 1024,
         "code": code,
     }
@@ -115,7 +130,9 @@ def measure(arguments: list[str]) -> dict[str, float | int]:
 def main() -> None:
     """Create the store and time the commands on it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--arms", type=int, default=300, help=f"number of arms, at most {len(ARMS)}")
+    parser.add_argument("--sizes", nargs="+", default=["nano"])
+    parser.add_argument("--seeds", type=int, default=33)
     parser.add_argument("--points", type=int, default=200, help="logged rows per run")
     parser.add_argument("--keep", help="create the store in this directory and keep it")
     given = parser.parse_args()
@@ -128,9 +145,9 @@ def main() -> None:
             lines = (" ".join(draw.choices(words, k=9)) for _ in range(20_000))
             text.write_text("\n".join(lines), encoding="utf-8")
         settings = {
-            "arms": ARMS,
+            "arms": ARMS[: given.arms],
             "corpus": f"file:{text}",
-            "size": ["nano", "1m"],
+            "size": given.sizes,
             "tokens": 2048 * given.points,
             "batch": 2048,
             "seeds": given.seeds,
@@ -153,8 +170,12 @@ def main() -> None:
             "doctor": ["doctor", str(store.path), "--dry-run"],
         }.items():
             rows[name] = measure(command)
-            print(f"h2h {name}: {rows[name]['seconds']} s, {rows[name]['peak_bytes'] / 2**20:.0f} MiB")
-        print(json.dumps({"benchmark": "store", **provenance(), "runs": len(runs), "rows": rows}))
+            row = rows[name]
+            print(
+                f"h2h {name}: {row['seconds']} s, {row['cpu_seconds']} s of CPU, {row['peak_bytes'] / 2**20:.0f} MiB"
+            )
+        shape = {"arms": given.arms, "sizes": given.sizes, "seeds": given.seeds, "runs": len(runs)}
+        print(json.dumps({"benchmark": "store", **provenance(), **shape, "rows": rows}))
 
 
 if __name__ == "__main__":

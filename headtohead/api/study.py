@@ -240,12 +240,13 @@ class StudyResult:
 
         Without the chart library the page is skipped with a message. `only_if_changed` keeps an up-to-date page.
         """
+        contests = self.manifest.contests()
         with History.changing(self.path) as history:
             history.report(
                 [
                     {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
                     for row in self.verdicts
-                    for contest in self.manifest.contests()
+                    for contest in contests
                     if row.of(contest) and row.p is not None
                 ]
             )

@@ -226,7 +226,8 @@ class Sharing(Projected):
         if options.query_depth == 2:
             self.r = nn.Linear(width, width, bias=False)
         if options.value_mix == "learnt":
-            self.mix_weights = nn.Parameter(torch.tensor([[0.0], [1.0]]).expand(2, self.kv_heads).clone())
+            # Not expanded and cloned: on the meta device `clone` imports sympy, which takes 0.5 s.
+            self.mix_weights = nn.Parameter(torch.tensor([[0.0] * self.kv_heads, [1.0] * self.kv_heads]))
         if self.shared_key:
             self.q_rope = self.linear(width, self.heads * self.turned)
             self.k_rope = self.linear(width, self.turned)

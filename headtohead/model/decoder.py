@@ -172,7 +172,12 @@ class Decoder(nn.Module):
         for index, composed in enumerate(layers):
             # A constructor may draw values itself: seeded by run and layer, without changing the global generator.
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed((seed or 0) * 10_007 + index)
+                if (
+                    seed is None
+                ):  # torch.manual_seed would format three stack traces for devices that are not in use
+                    torch.default_generator.manual_seed(index)
+                else:
+                    torch.manual_seed(seed * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
         spaces = [
             find_space(mechanism.residual, size, mechanism.residual_options) for mechanism in mechanisms

@@ -40,8 +40,9 @@ class Picture:
 
 
 def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Picture]:
-    """Return a contest's figures by name; figures without data are left out."""
-    return drawn({name: CONTEST[name](view) for name in only})
+    """Return a contest's figures by name, with at most `MAX_DRAWN` arms; figures without data are left out."""
+    shown = view.drawn()
+    return drawn({name: CONTEST[name](shown) for name in only})
 
 
 def draw_study(views: Sequence[View]) -> dict[str, Picture]:
@@ -107,11 +108,11 @@ def write_charts(
     contests = manifest.contests()
     views = []
     for number, contest in enumerate(contests, start=1):
-        arms = gather(path, manifest, contest, results, [])
+        rows = [row for row in verdicts if row.of(contest)]
+        arms = gather(path, manifest, contest, results, [], rows)
         # Corpus names are user input; only letters and digits go into file names.
         slug = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
         prefix = f"{number}-{slug}-" if len(contests) > 1 else ""
-        rows = [row for row in verdicts if row.of(contest)]
         views.append(View(path, manifest, contest, arms, rows))
         wanted |= _files(draw(views[-1]), prefix)
     wanted |= _files(draw_study(views), "")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
+from headtohead.common.memory import gc_paused
 from headtohead.common.numbers import short_count, short_time
 from headtohead.evaluation.tasks import MARGINS
+from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words
@@ -18,6 +22,8 @@ from headtohead.training.trainer import LOGGED_POINTS
 Row = dict[str, Any]
 _ROWS_READ = 100_000
 """Logged rows read per contest; with more, only every n-th row is read."""
+MAX_DRAWN = 40
+"""Arms in the figures of a contest; tables on the page list all, folded if there are more."""
 
 
 @dataclass
@@ -54,14 +60,43 @@ class ArmFacts:
         return statistics.fmean(values) if values else None
 
 
+def drawn_labels(manifest: Manifest, verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the arms in the figures of a contest: all, or the baseline, the primary arm and those with the best means.
+
+    `verdicts` are the contest's; without them, the first arms of the study are drawn.
+    """
+    labels = [label for _, label in manifest.arms]
+    if len(labels) <= MAX_DRAWN:
+        return labels
+    means = {
+        row.label: row.mean if row.better == "lower" else -row.mean
+        for row in verdicts
+        if row.mean is not None
+    }
+    always = (manifest.baseline, manifest.primary)
+    ranked = sorted(labels, key=lambda label: (label not in always, means.get(label, math.inf)))
+    chosen = set(ranked[:MAX_DRAWN])
+    return [label for label in labels if label in chosen]
+
+
+@gc_paused()
 def gather(
-    path: Path, manifest: Manifest, contest: Contest, results: dict[str, Row], damage: list[str]
+    path: Path,
+    manifest: Manifest,
+    contest: Contest,
+    results: dict[str, Row],
+    damage: list[str],
+    verdicts: Sequence[Verdict] = (),
 ) -> list[ArmFacts]:
-    """Return the arms of a contest with all stored data of their runs; unreadable files are added to `damage`."""
+    """Return the arms of a contest with the stored data of their runs, and the curves of those that are drawn.
+
+    Unreadable files are added to `damage`.
+    """
     store = Store(path)
     arms = []
-    runs = sum(len(manifest.runs(contest, label)) for _, label in manifest.arms)
-    every = max(1, runs * LOGGED_POINTS // _ROWS_READ)
+    drawn = set(drawn_labels(manifest, verdicts))
+    runs = sum(len(manifest.runs(contest, label)) for label in drawn)
+    every = max(1, math.ceil(runs * LOGGED_POINTS / _ROWS_READ))
     for text, label in manifest.arms:
         planned = manifest.runs(contest, label)
         facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
@@ -83,7 +118,7 @@ def gather(
             if cost := run.costs(results.get(run_id), damage):
                 facts.costs.append(cost)
             try:
-                rows = run.curve(results.get(run_id), every, damage)
+                rows = run.curve(results.get(run_id), every, damage) if label in drawn else []
                 if curve := [_point(row) for row in rows if row.get("nats") is not None]:
                     facts.curves[seed] = curve
             except UnreadableFile as error:
@@ -145,6 +180,7 @@ def configuration(arms: list[ArmFacts]) -> tuple[list[tuple[str, str]], list[Row
     return equal, different
 
 
+@gc_paused()
 def environments(path: Path, manifest: Manifest, damage: list[str]) -> list[Row]:
     """Return the distinct environments of the runs, with the number of runs in each; unreadable files are added to `damage`."""
     store = Store(path)

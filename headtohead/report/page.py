@@ -16,7 +16,7 @@ from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report.advice import advice
 from headtohead.report.figures import draw, draw_study
-from headtohead.report.gather import arm_rows, configuration, environments, gather
+from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments, gather
 from headtohead.report.panels import View
 from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import asset, templates
@@ -37,16 +37,11 @@ def write_report(
     `damage` lists files left out; `stamp` is a digest of the content, stored in the page's head.
     """
     damage = list(damage)
-    views = [
-        View(
-            path,
-            manifest,
-            contest,
-            gather(path, manifest, contest, results, damage),
-            [row for row in verdicts if row.of(contest)],
-        )
-        for contest in manifest.contests()
-    ]
+    views = []
+    for contest in manifest.contests():
+        rows = [row for row in verdicts if row.of(contest)]
+        arms = gather(path, manifest, contest, results, damage, rows)
+        views.append(View(path, manifest, contest, arms, rows))
     places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = (
@@ -67,6 +62,7 @@ def write_report(
             script=asset("theme.js") + asset("page.js"),
             version=VERSION,
             stamp=stamp,
+            folded=any(part["drawn"] for part in contests),
         )
     )
     target = path / "report.html"
@@ -93,6 +89,7 @@ def _contest(view: View) -> dict[str, Any]:
         "arms": arm_rows(arms, view.measure.name),
         "unit": view.unit,
         "others": [metric_label(name) for name in _others(view)],
+        "drawn": _drawn(view),
         "task": view.contest.corpus_label in manifest.measures,
         "pictures": draw(view),
         "advice": advice(rows, arms, manifest.baseline),
@@ -101,6 +98,18 @@ def _contest(view: View) -> dict[str, Any]:
         "solved": [row for row in manifest.solved if row.contest == contest],
         "size": arms[0].record.get("size", {}) if arms else {},
     }
+
+
+def _drawn(view: View) -> str:
+    """Return a sentence on the arms that the figures leave out; empty if they show all."""
+    shown, total = len(drawn_labels(view.manifest, view.verdicts)), len(view.manifest.arms)
+    if shown == total:
+        return ""
+    return (
+        f"Figures show {shown} of {total} arms: the baseline, the primary arm and those with the best means. "
+        "The folded tables of verdicts, scores and settings list all arms, and h2h report --stability prints the "
+        "stability of all."
+    )
 
 
 def _primary(verdicts: list[Verdict], manifest: Manifest) -> str:

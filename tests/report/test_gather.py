@@ -1,10 +1,15 @@
 from __future__ import annotations
 
-from headtohead.report.gather import ArmFacts, arm_rows, configuration
+import pytest
+
+from headtohead.report import gather
+from headtohead.report.gather import ArmFacts, arm_rows, configuration, drawn_labels
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.training.curves import curve_rows
 from headtohead.report.panels.verdicts.ratios import circuit_ratios, ratio_rows
 from headtohead.report.panels.verdicts.seeds import seed_rows
+from headtohead.study.store.manifest import Manifest
+from tests.report.test_advice import verdict
 
 
 def facts(label: str, seeds: dict[int, float], ffn: int = 8) -> ArmFacts:
@@ -143,3 +148,16 @@ def test_charts_are_valid_vega_lite() -> None:
     ruled = facts("a", {1: 1.0})
     ruled.record["training"] |= {"rates": "ffn=0.5,qk=0"}
     assert circuit_ratios(ratio_rows([ruled]), scale).to_dict(validate=True)
+
+
+def test_figures_show_the_baseline_the_primary_arm_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["a", "b", "c", "d", "e"]
+    manifest = Manifest("s", tuple((label, label) for label in labels), "c", "e", 0.01, (1,), ())
+    means = {"a": 2.0, "b": None, "d": 1.0, "e": 9.0}
+    lower = [verdict("undecided", label=label, mean=mean) for label, mean in means.items()]
+    higher = [verdict("undecided", label=label, mean=mean, better="higher") for label, mean in means.items()]
+    assert drawn_labels(manifest, lower) == labels
+    monkeypatch.setattr(gather, "MAX_DRAWN", 3)
+    assert drawn_labels(manifest, lower) == ["c", "d", "e"]
+    assert drawn_labels(manifest, higher) == ["a", "c", "e"]
+    assert drawn_labels(manifest, []) == ["a", "c", "e"], "without verdicts, the first arms of the study"

@@ -11,11 +11,13 @@ import subprocess
 import threading
 from pathlib import Path
 
+import markupsafe
 import pytest
 
 from headtohead import Study, judge, open_study
 
 pytest.importorskip("altair")
+from headtohead.report import gather
 from headtohead.report.page import warnings
 from headtohead.study.store.manifest import Contest, Solved
 
@@ -120,6 +122,25 @@ def test_the_page_holds_every_panel_and_section(folder: Path) -> None:
     ):
         assert words in page
     assert "parameters are not matched (shape as_is)" in page
+
+
+def test_a_page_of_many_arms_draws_some_and_lists_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "out")
+    monkeypatch.setattr(gather, "MAX_DRAWN", 2)
+    result = open_study(tmp_path / "out")
+    result.write()
+    best, other = sorted(result.verdicts, key=lambda row: row.mean or 0.0)
+    assert (tmp_path / "out" / "verdicts.json").read_bytes() == (folder / "verdicts.json").read_bytes()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Figures show 2 of 3 arms" in page
+    charts = "".join(re.findall(r'<script type="application/json"[^>]*>.*?</script>', page, flags=re.DOTALL))
+    assert best.label.replace("<", "\\u003c").replace('"', '\\"') in charts
+    assert other.label.replace("<", "\\u003c").replace('"', '\\"') not in charts
+    table = page.partition("<summary>Table of all verdicts</summary>")[2].partition("</details>")[0]
+    assert all(f"<b>{markupsafe.escape(row.label)}</b>" in table for row in (best, other))
+    assert "<details><summary>Table of all verdicts" not in (folder / "report.html").read_text()
 
 
 def test_a_length_not_reachable_with_whole_steps_gives_a_warning() -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from headtohead.common.terminal import is_terminal, printable, say, write
 
-_MAX_LAID_OUT = 500
+_MAX_LAID_OUT = 200
 COLORS = {
     "better": "green",
     "worse": "red",

@@ -9,7 +9,7 @@ from typing import Any
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
 from headtohead.report.figures import Definition, at_axis, draw
-from headtohead.report.gather import gather
+from headtohead.report.gather import drawn_labels, gather
 from headtohead.report.panels import View
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
@@ -71,8 +71,10 @@ class StatusReader:
 
 
 def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[Row]:
+    count, total = len(drawn_labels(manifest, ())), len(manifest.arms)
+    shown = f" (the first {count} of {total} arms)" if count < total else ""
     return [
-        {"title": contest.title, "axes": list(charts)}
+        {"title": f"{contest.title}{shown}", "axes": list(charts)}
         for contest, charts in zip(manifest.contests(), curves, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import altair as alt
 
 from headtohead.report.charts import Chart, colors
-from headtohead.report.gather import ArmFacts
+from headtohead.report.gather import ArmFacts, drawn_labels
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
 
@@ -24,6 +25,20 @@ class View:
     contest: Contest
     arms: list[ArmFacts]
     verdicts: list[Verdict]
+
+    def drawn(self) -> View:
+        """Return the view with only the arms that its figures show; the view itself if they show all."""
+        labels = set(drawn_labels(self.manifest, self.verdicts))
+        if len(labels) == len(self.manifest.arms):
+            return self
+        manifest = dataclasses.replace(
+            self.manifest,
+            arms=tuple(arm for arm in self.manifest.arms if arm[1] in labels),
+            tuning=tuple(row for row in self.manifest.tuning if row.label in labels),
+        )
+        arms = [arm for arm in self.arms if arm.label in labels]
+        rows = [row for row in self.verdicts if row.label in labels]
+        return dataclasses.replace(self, manifest=manifest, arms=arms, verdicts=rows)
 
     @property
     def labels(self) -> list[str]:

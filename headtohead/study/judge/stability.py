@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
+from headtohead.common.memory import gc_paused
 from headtohead.evaluation.stability import final_loss, gradient_tail, spikes, tokens_to_target
 from headtohead.study.judge.statistics import ALPHA, compare_paired
 from headtohead.study.store.manifest import Contest, Manifest
@@ -56,6 +57,7 @@ def study_stability(store: Store, manifest: Manifest, results: dict[str, Row]) -
     ]
 
 
+@gc_paused()
 def contest_stability(
     store: Store, manifest: Manifest, contest: Contest, results: dict[str, Row]
 ) -> list[Stability]:
@@ -70,9 +72,10 @@ def contest_stability(
             if results.get(run, {}).get("status") in ("done", "diverged"):
                 with suppress(UnreadableFile):  # the page names it
                     curves[label] = store.run(run).curve(results[run])
+        target = _target(curves.get(manifest.baseline, []))
         for label, rows in curves.items():
             if rows:
-                curves_of[label].add(rows, curves.get(manifest.baseline, []))
+                curves_of[label].add(rows, target)
     found = []
     for label, curve in curves_of.items():
         status = [results.get(run, {}).get("status") for run in manifest.runs(contest, label).values()]
@@ -98,6 +101,13 @@ def contest_stability(
     return found
 
 
+def _target(baseline: list[Row]) -> tuple[float, float] | None:
+    """Return the final loss of a run of the baseline and its tokens to it, or None if the run has too few rows."""
+    loss = final_loss(baseline)
+    tokens = None if loss is None else tokens_to_target(baseline, loss)
+    return None if loss is None or tokens is None else (loss, tokens)
+
+
 @dataclass
 class _Curves:
     """Statistics of the training curves of one arm's runs."""
@@ -109,17 +119,16 @@ class _Curves:
     """Log of the tokens to the baseline's final loss, for each pair that reached it."""
     theirs: list[float] = field(default_factory=list)
 
-    def add(self, rows: list[Row], baseline: list[Row]) -> None:
-        """Add one run and its pair with the baseline's run."""
+    def add(self, rows: list[Row], target: tuple[float, float] | None) -> None:
+        """Add one run and its pair with the baseline's run, given by that run's final loss and tokens to it."""
         self.spikes.append(spikes(rows))
         if (tail := gradient_tail(rows)) is not None:
             self.tails.append(tail)
-        target = final_loss(baseline)
-        own = None if target is None else tokens_to_target(baseline, target)
-        if target is None or own is None:
+        if target is None:
             return
+        loss, own = target
         self.pairs += 1
-        if (needed := tokens_to_target(rows, target)) is not None:
+        if (needed := tokens_to_target(rows, loss)) is not None:
             self.ours.append(math.log(needed))
             self.theirs.append(math.log(own))
 

@@ -41,7 +41,7 @@ class Job:
 
     def done(self, run: RunDirectory) -> bool:
         """Return whether the run has its result and every probe that can be taken."""
-        return run.finished() and not (run.weights.is_file() and missing_probes(run, self.wanted))
+        return is_done(run, self.wanted)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -57,6 +57,11 @@ class Job:
     def parent(self) -> Parent | None:
         """What a branch starts from."""
         return Parent(**self.record["parent"]) if "parent" in self.record else None
+
+
+def is_done(run: RunDirectory, probes: tuple[str, ...]) -> bool:
+    """Return whether the run has its result and every one of these probes that can be taken."""
+    return run.finished() and not (probes and run.weights.is_file() and missing_probes(run, probes))
 
 
 def work(store: Store, jobs: list[Job], execution: ExecutionSettings, stop: Stop, emit: Event) -> None:

@@ -26,7 +26,7 @@ from headtohead.common.stop import Stop
 from headtohead.study.plan.branches import drop_checkpoints
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.run_spec import Run
-from headtohead.study.run.claim_loop import Job, work
+from headtohead.study.run.claim_loop import Job, is_done, work
 from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import RunDirectory, Store
@@ -63,7 +63,7 @@ def execute(
     """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`."""
 
     def done(run: Run, probes: tuple[str, ...]) -> bool:
-        return Job(run.record(), probes=probes).done(store.run(run.id))
+        return is_done(store.run(run.id), () if run.branches else probes)
 
     pending = [run for run in runs if not done(run, probes)]
     # A trunk whose branches are all done is no longer needed.

@@ -80,7 +80,7 @@ def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[
     """Return a note if finished runs lack probes that cannot be taken because no weights were kept."""
     lacking: dict[str, None] = {}
     count = 0
-    for run_id, result in known.items():
+    for run_id, result in known.items() if probes else ():
         run = store.run(run_id)
         if result.get("status") == "done" and not run.weights.is_file():
             missing = missing_probes(run, probes)

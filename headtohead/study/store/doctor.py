@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
-from headtohead.common.files import canonical_json, write_atomic
+from headtohead.common.files import canonical_json, digest_file, write_atomic
+from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
@@ -62,6 +63,7 @@ class Finding:
         return f"{done}: {self.path}: {self.problem}; {self.remedy}"
 
 
+@gc_paused()
 def examine(folder: Path, progress: Progress = lambda message, share: None) -> list[Finding]:
     """Return all problems in a study's directory without changing it."""
     if not folder.is_dir():
@@ -71,10 +73,27 @@ def examine(folder: Path, progress: Progress = lambda message, share: None) -> l
     findings = [*_study_files(folder, bool(runs)), *_strays(folder), *_entries(store)]
     for name in ("lock", UPDATE_LOCK):
         findings += _lock(folder / name)
+    trunks = {run.id for run in runs if run.branches.is_dir()}
+    ended = _ended_branches(runs) if trunks else {}
     for index, run in enumerate(runs):
         progress("checking runs", index / len(runs))
-        findings += [*_run(run), *_kept(run)]
+        findings += _run(run)
+        if run.id in trunks:
+            findings += _kept(run, ended.get(run.id, set()))
     return findings
+
+
+def _ended_branches(runs: list[RunDirectory]) -> dict[str, set[int]]:
+    """Return the steps of each trunk whose branches have a result, by the trunk's id."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        try:
+            parent = run.spec().get("parent") if run.finished() else None
+        except UnreadableFile:
+            continue
+        if parent:
+            found.setdefault(parent["run"], set()).add(parent["step"])
+    return found
 
 
 def repair(findings: list[Finding]) -> None:
@@ -203,20 +222,10 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, error, "renamed; the previous checkpoint is used")
 
 
-def _kept(trunk: RunDirectory) -> Iterator[Finding]:
-    """Check the checkpoints that a trunk keeps until each of its branches has a result."""
-    if not trunk.branches.is_dir():
-        return
+def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
+    """Check the checkpoints that a trunk keeps until each of its branches has a result; `done`: steps of those that have."""
     for path in sorted(trunk.branches.iterdir()):
         yield from _temporary(path)
-    done = set()
-    for run in Store(trunk.path.parents[1]).runs():
-        try:
-            parent = run.spec().get("parent", {}) if run.finished() else {}
-        except UnreadableFile:
-            continue
-        if parent.get("run") == trunk.id:
-            done.add(parent["step"])
     try:
         steps = set(trunk.spec().get("branches", ()))
     except UnreadableFile:
@@ -255,6 +264,8 @@ def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
 
 def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
+    if finished is not None and _unchanged(path, run.costs().get("metrics_sha256")):
+        return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
     rows = run.metrics(damage=damage)
     if damage and not rows:
@@ -268,6 +279,13 @@ def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Fin
     if damage and (finished is not None or run.owner() is None):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
+
+
+def _unchanged(path: Path, checksum: object) -> bool:
+    try:
+        return bool(checksum) and digest_file(path) == checksum
+    except (OSError, UnreadableFile):
+        return False
 
 
 def _lock(lock: Path) -> Iterator[Finding]:

@@ -77,7 +77,10 @@ class History:
     def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
         """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
         before = self._recovered()
-        finished = {entry.contest.title for entry in (*before, *manifest.entries) if done(entry.run)}
+        finished = {
+            contest.title
+            for contest in {entry.contest for entry in (*before, *manifest.entries) if done(entry.run)}
+        }
         row = _plan_row(manifest, settings)
         plans = self._events("plan")
         if not plans or {key: plans[-1].get(key) for key in row} != row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,11 @@ class Manifest:
 
     def contests(self) -> list[Contest]:
         """Return the contests in order."""
-        return list(dict.fromkeys(entry.contest for entry in self.entries))
+        return list(self._contests)
+
+    @cached_property
+    def _contests(self) -> tuple[Contest, ...]:
+        return tuple(dict.fromkeys(entry.contest for entry in self.entries))
 
     def runs(self, contest: Contest, label: str) -> dict[int, str]:
         """Return run ids by seed."""
@@ -325,7 +329,14 @@ def _rate(row: dict[str, Any]) -> Rate:
 
 def _contest(row: dict[str, Any]) -> Contest:
     # Studies written with NUMERICS 1 do not record it.
-    return Contest(**{"numerics": "1"} | {key: _text(value) for key, value in row.items()})
+    facts = {"numerics": "1"} | {key: _text(value) for key, value in row.items()}
+    return _shared_contest(tuple(facts.items()))
+
+
+@lru_cache(maxsize=1024)
+def _shared_contest(facts: tuple[tuple[str, str], ...]) -> Contest:
+    """Return one object for all entries of a contest: comparing and hashing ten thousand copies takes seconds."""
+    return Contest(**dict(facts))
 
 
 def _solved(row: dict[str, Any]) -> Solved:

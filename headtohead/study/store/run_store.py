@@ -25,6 +25,7 @@ from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import append, digest, digest_file, finite, read_file, read_text, write_atomic
+from headtohead.common.memory import gc_paused
 from headtohead.common.schema import read_document, write_document
 from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
@@ -373,6 +374,7 @@ class Store:
             if RUN_ID.fullmatch(path.name) and path.is_dir()
         ]
 
+    @gc_paused()
     def results(self, ids: list[str], damage: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the existing results by run id. `damage` receives a message for each damaged one.
 

@@ -17,6 +17,8 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
+from headtohead.study.plan.run_spec import Run
+from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store, find_run
 from tests import processes
 
@@ -37,6 +39,20 @@ def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     study(story, evaluations=2).run(folder, workers=1, quiet=True)
     return folder
+
+
+def test_nothing_to_do_builds_no_record(finished: Path, story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(run: Run) -> None:
+        raise AssertionError(f"built the record of {run.id}")
+
+    monkeypatch.setattr(Run, "record", built)
+    assert study(story, evaluations=2).run(finished, workers=1, quiet=True).summary.left == 0
+
+
+def test_entries_of_a_contest_share_one_object(finished: Path) -> None:
+    manifest, _ = read_manifest(finished / "study.json")
+    (contest,) = manifest.contests()
+    assert all(entry.contest is contest for entry in manifest.entries)
 
 
 def test_a_study_ends_with_verdicts_runs_and_a_page(finished: Path) -> None:

@@ -265,3 +265,22 @@ def test_little_disk_space_is_a_finding(copy: Path, monkeypatch: pytest.MonkeyPa
 def test_a_missing_study_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such directory"):
         examine_study(tmp_path / "nowhere", quiet=True)
+
+
+def test_metrics_with_their_checksum_are_not_parsed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(run: RunDirectory, every: int = 1) -> None:
+        raise AssertionError(f"parsed {run.id}")
+
+    monkeypatch.setattr(RunDirectory, "metrics", parsed)
+    assert examine_study(copy, quiet=True) == []
+
+
+def test_metrics_of_an_older_run_without_a_checksum_are_parsed(copy: Path) -> None:
+    run = Store(copy).runs()[0]
+    costs = json.loads((run.path / "cost.json").read_text())
+    del costs["metrics_sha256"]
+    (run.path / "cost.json").write_text(json.dumps(costs))
+    assert examine_study(copy, quiet=True) == []
+    half_a_line(run)
+    (finding,) = examine_study(copy, quiet=True)
+    assert "lines are truncated" in finding.problem
