@@ -203,7 +203,7 @@ def open_regular(path: Path, links: bool = False) -> io.BufferedReader:
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise MissingFile(f"no such file: {path}") from None
     except OSError as error:
         if error.errno == errno.ELOOP and not links:

@@ -191,8 +191,8 @@ def test_a_large_file_is_prepared_in_constant_memory(
 ) -> None:
     varied = b"".join(b"%d " % (number * number) for number in range(300)) + line_end
     with open(tmp_path / "big.txt", "wb") as stream:
-        while stream.tell() < size * 10**6:
-            stream.write(b"%d " % stream.tell() + varied * 1000)
+        for number in range(size * 10**6 // (1000 * len(varied)) + 1):
+            stream.write(b"%d " % number + varied * 1000)
     child = processes.start(
         *(processes.prepare_in_little_memory, tmp_path / "big.txt", tokenizer, tmp_path / "cache"),
         memory * 10**6,

@@ -42,7 +42,7 @@ DAMAGE = (
 """The errors of an archive that is damaged or exceeds a limit."""
 
 
-class TarStream:
+class TarStream(io.RawIOBase):
     """The unpacked bytes of an archive as the file object that tarfile reads; it can only move forward."""
 
     def __init__(self, file: io.BufferedReader) -> None:
@@ -55,8 +55,7 @@ class TarStream:
     def members(self) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
         """Yield each member and its content, which must be read before the next one; raise one of `DAMAGE`."""
         names: set[str] = set()
-        given: Any = self
-        with tarfile.open(fileobj=given, mode="r:") as archive:
+        with tarfile.open(fileobj=self, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # it keeps every header
                 if archive.pax_headers:
@@ -77,7 +76,7 @@ class TarStream:
         while self._next_chunk():
             pass
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         """Return the next `size` bytes, fewer at the end."""
         if not 0 <= size <= MAX_HEADER:
             raise tarfile.ReadError(f"a header of {size:,} bytes")
@@ -91,16 +90,14 @@ class TarStream:
         self._position += len(self._last)
         return self._last
 
-    def tell(self) -> int:
-        """Return the number of bytes read."""
-        return self._position
-
-    def seek(self, position: int) -> None:
-        """Skip to a position."""
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Skip to a position; return it."""
+        position = offset + (self._position if whence == os.SEEK_CUR else 0)
         if position < self._position:
             raise tarfile.ReadError("a header of negative size")
         while self._position < position and self.read(min(MAX_HEADER, position - self._position)):
             pass
+        return self._position
 
     def _next_chunk(self) -> bool:
         """Unpack more bytes; return False at the end."""
