@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import math
@@ -529,6 +530,32 @@ def test_output_to_a_full_device_or_a_directory_is_one_clear_line_and_exit_code_
         assert error.splitlines()[-1].startswith("h2h: ")
         assert "Traceback" not in error
     assert full.is_symlink()
+
+
+@pytest.mark.parametrize("lines", [2, 6])
+def test_a_race_whose_reader_leaves_ends_quietly_and_continues(
+    lines: int,
+    story: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Reader(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.getvalue().count("\n") >= lines:
+                raise BrokenPipeError
+            return super().write(text)
+
+    words = ["race", "--arms", "standard", "--corpus", f"file:{story}", "--tokens", "1024", "--batch", "256"]
+    words += ["--seeds", "2", "--workers", "1", "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr("headtohead.common.progress._LINE_EVERY", 0.0)
+        patch.setattr(sys, "stdout", Reader())
+        run(*words)
+    assert capsys.readouterr().err == ""
+    assert {found.state() for found in Store(tmp_path / "out").runs()} <= {"done", "stopped", "waiting"}
+    run(*words)
+    assert {found.state() for found in Store(tmp_path / "out").runs()} == {"done"}
 
 
 def test_debug_shows_where_it_was_raised() -> None:
