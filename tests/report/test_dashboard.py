@@ -27,7 +27,7 @@ pytest.importorskip("vl_convert")
 from headtohead.report.dashboard.server import Watch, server
 from headtohead.report.dashboard.status import StatusReader, StudyStatus
 
-HOSTILE = "<script>alert(1)</script>"
+HOSTILE = "<script>alert(1)<script>"
 
 
 @pytest.fixture(scope="module")
