@@ -12,7 +12,6 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
-from headtohead.common.memory import gc_paused
 from headtohead.common.numbers import exact_count
 from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
@@ -45,25 +44,7 @@ def command(
     if export is not None:
         say(f"{export_runs(store, Path(export))} finished runs written to {export}")
         return 0
-    rows, units, damage = _listed(store)
-    rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
-    score = units[0] if len(units) == 1 else "score"
-    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)
-    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", score))
-    for words in damage:
-        say(words)
-    if damage:
-        say(f"h2h doctor {folder} lists what can be repaired")
-    return 0
-
-
-Row = tuple[str, str, int, str, str, str, str, str]
-
-
-@gc_paused()
-def _listed(store: Store) -> tuple[list[Row], list[str], list[str]]:
-    """Return one row per run, the labels of their metrics, and a message for each damaged run."""
-    rows: list[Row] = []
+    rows = []
     damage = []
     units = dict[str, None]()
     for run in store.runs():
@@ -81,4 +62,12 @@ def _listed(store: Store) -> tuple[list[Row], list[str], list[str]]:
         numerics = numerics_of(spec)
         mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
         rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
-    return rows, list(units), damage
+    rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
+    score = next(iter(units)) if len(units) == 1 else "score"
+    columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)
+    print_table(f"{len(rows)} runs in {folder}", columns, rows, right=("seed", "tokens", score))
+    for words in damage:
+        say(words)
+    if damage:
+        say(f"h2h doctor {folder} lists what can be repaired")
+    return 0
