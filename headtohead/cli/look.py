@@ -11,6 +11,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.common.errors import UserError
+from headtohead.common.files import output_target
 
 
 def command(
@@ -54,5 +55,6 @@ def command(
         data_dir=data_dir,
         trust_files=trust_files,
     )
-    print(page)
+    if output_target(page) is not None:  # nothing follows a page on standard output
+        print(page)
     return 0
