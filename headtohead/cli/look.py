@@ -11,6 +11,7 @@ from headtohead.cli.shared.options import (
     flag,
 )
 from headtohead.common.errors import UserError
+from headtohead.common.files import output_target
 from headtohead.common.terminal import say
 
 
@@ -55,5 +56,6 @@ def command(
         data_dir=data_dir,
         trust_files=trust_files,
     )
-    say(page)
+    if output_target(page) is not None:  # nothing follows a page on standard output
+        say(page)
     return 0

@@ -12,6 +12,7 @@ from headtohead.cli.shared.options import (
 )
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.files import output_target
 from headtohead.common.numbers import exact_count
 from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
@@ -42,7 +43,9 @@ def command(
     if not store.path.is_dir():
         raise UserError(f"no study in {folder}: there is no such directory")
     if export is not None:
-        say(f"{export_runs(store, Path(export))} finished runs written to {export}")
+        count = export_runs(store, Path(export))
+        if output_target(Path(export)) is not None:  # nothing follows an archive on standard output
+            say(f"{count} finished runs written to {export}")
         return 0
     rows = []
     damage = []

@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -530,6 +531,14 @@ def test_output_to_a_full_device_or_a_directory_is_one_clear_line_and_exit_code_
         assert error.splitlines()[-1].startswith("h2h: ")
         assert "Traceback" not in error
     assert full.is_symlink()
+
+
+def test_an_archive_on_standard_output_is_nothing_else(
+    raced: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run("runs", str(raced), "--export", "/dev/stdout")
+    with tarfile.open(fileobj=io.BytesIO(capfdbinary.readouterr().out)) as archive:
+        assert sum(name.endswith("result.json") for name in archive.getnames()) == 4
 
 
 @pytest.mark.parametrize("lines", [2, 6])
