@@ -217,14 +217,8 @@ def _byte_alphabet() -> list[str]:
     return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
 
 
-_LONGEST_LINE = 2**24
-
-
 def _pieces(text: Text, size: int = 2**15) -> Iterator[bytes]:
-    """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory.
-
-    A line of more than 16 MiB is cut too.
-    """
+    """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory."""
     start = 0
     while start < len(text) or start == 0:
         stop = len(text) if start + size >= len(text) else _line_end(text, start + size)
@@ -235,13 +229,14 @@ def _pieces(text: Text, size: int = 2**15) -> Iterator[bytes]:
 
 
 def _line_end(text: Text, start: int) -> int:
-    """Return the end of the line at `start`, at most 16 MiB after it."""
-    limit = min(len(text), start + _LONGEST_LINE)
-    for at in range(start, limit, 2**12):
-        end = text[at : min(limit, at + 2**12)].find(b"\n")
-        if end >= 0:
-            return at + end + 1
-    return limit
+    """Return the end of the line at `start`; in a file that is read in parts, at most 1 MiB after it."""
+    if isinstance(text, bytes):
+        return text.find(b"\n", start) + 1 or len(text)
+    for size in (2**12, 2**20):  # most lines are short
+        found = text[start : start + size]
+        if end := found.find(b"\n") + 1:
+            return start + end
+    return start + len(found)
 
 
 def parse_tokenizer(given: str) -> tuple[str, int | str]:
