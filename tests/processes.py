@@ -197,10 +197,10 @@ def study_commands(settings: dict[str, Any], folder: Path) -> dict[str, Callable
 
 
 def outcome(command: Callable[[], Any]) -> str:
-    """Call a command; return nothing, or the message of a UserError."""
+    """Call a command; return nothing, or the message of an error that the command line prints as one line."""
     try:
         command()
-    except UserError as error:
+    except (UserError, OSError) as error:
         return str(error)
     return ""
 

@@ -245,7 +245,7 @@ def test_smoothing_changes_the_objective_not_the_reported_loss() -> None:
     [
         ({"tokens": 0}, "too small"),
         ({"tokens": "-5"}, "whole number|count"),
-        ({"lr": -1.0}, "lr=-1 is not a finite number of at least 0"),
+        ({"lr": -1.0}, "lr=-1 trains nothing"),
         ({"lr": "fast"}, "takes a number"),
         ({"warmup": 1.5}, "between 0 and 1"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),

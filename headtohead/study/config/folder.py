@@ -16,7 +16,8 @@ _MAX_NAMED = 3
 def default_folder(spec: StudySpec) -> Path:
     """Return the default directory of a study: races/NAME, or its arms and datasets if it has no name."""
     if spec.name != UNNAMED:
-        return Path("races") / spec.name
+        # A name is one directory below races/, whatever it contains.
+        return Path("races") / re.sub(r"^\.{1,2}$", "_", spec.name.replace("/", "_"))
     arms = [arm.text for arm in spec.arms]
     more = [f"and-{len(arms) - _MAX_NAMED}-more"] if len(arms) > _MAX_NAMED else []
     parts = [*arms[:_MAX_NAMED], *more, "on", *(spec.tasks or spec.corpora)]

@@ -286,12 +286,10 @@ _LONGEST_NAME = 200
 
 
 def _name(value: Any) -> str:
-    """Return the name of a study, which is also the name of its default directory below races/."""
+    """Return the name of a study; its default directory below races/ is named after it."""
     name = as_text(value, "name")
-    if not name.strip() or name in (".", "..") or "/" in name or len(name.encode()) > _LONGEST_NAME:
-        raise UserError(
-            f"name takes the name of a directory, without '/' and up to {_LONGEST_NAME} bytes, got '{name[:80]}'"
-        )
+    if not name.strip() or len(name.encode()) > _LONGEST_NAME:
+        raise UserError(f"name takes a text of 1 to {_LONGEST_NAME} bytes, got '{name[:80]}'")
     return name
 
 

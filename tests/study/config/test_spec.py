@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headtohead.common.errors import UserError
+from headtohead.study.config.folder import default_folder
 from headtohead.study.config.spec import build_study, read_study
 from tests.fuzz import damaged, fuzz
 
@@ -68,8 +69,7 @@ def test_equal_labels_are_made_distinct() -> None:
         ({"arms": ["standard\x00"]}, "arms contains a control character"),
         ({"arms": ARMS, "corpus": "\ud800"}, "corpus is not valid UTF-8"),
         ({"arms": ARMS, "name": "\ud800"}, "name is not valid UTF-8"),
-        ({"arms": ARMS, "name": "a/b"}, "name takes the name of a directory"),
-        ({"arms": ARMS, "name": "x" * 300}, "name takes the name of a directory"),
+        ({"arms": ARMS, "name": "x" * 300}, "name takes a text of 1 to 200 bytes"),
         ({"arms": ARMS, "model": {"a\nb": 1}}, "contains a control character"),
         ({"arms": ARMS, "tokens": 16**4000}, "tokens is an integer of 16,001 bits"),
         ({"arms": ARMS, "lr": 0}, "lr=0 trains nothing"),
@@ -202,3 +202,17 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_numbers_out_of_range_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         build_study({"arms": ["standard", "diagonal"], **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mine", "mine"),
+        ("/tmp/elsewhere", "_tmp_elsewhere"),
+        ("..", "_"),
+        ("../../x", ".._.._x"),
+        ("A b", "A b"),
+    ],
+)
+def test_a_name_is_one_directory_below_races(name: str, folder: str) -> None:
+    assert default_folder(build_study({"arms": ARMS, "name": name})) == Path("races") / folder

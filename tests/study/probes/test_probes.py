@@ -88,7 +88,7 @@ def test_a_damaged_probe_is_named_and_taken_again(copied: Path) -> None:
     (run,) = race(copied, probes=["positions"]).runs()
     path = run.path / "probes" / "positions.json"
     good = path.read_bytes()
-    path.write_bytes(good.replace(b"1,", b"2,", 1))
+    path.write_bytes(good.replace(b"[1,", b"[2,", 1))
     with pytest.raises(DamagedFile, match=r"positions\.json"):
         run.probe("positions")
     race(copied, probes=["positions"])

@@ -217,7 +217,7 @@ def test_a_task_starts_from_a_trained_run(data: Path, pretrained: str, tmp_path:
     assert run.record()["start"] == source.id
     assert run.id != plan("glue-cola", data_dir=data, **(given | {"from": ""})).runs[0].id
     assert Study(tasks="glue-cola", from_=pretrained, arms=["standard"]).spec.start == pretrained
-    Study(tasks="glue-cola", **(TINY | given | {"lr": 0.0, "weight_decay": 0.0})).run(
+    Study(tasks="glue-cola", **(TINY | given | {"lr": 1e-30, "weight_decay": 0.0})).run(
         tmp_path, data_dir=data, workers=1, quiet=True
     )
     from headtohead.training.checkpoint import read_tensors
@@ -389,7 +389,7 @@ def test_a_pointer_head_is_not_reused_for_two_classes(data: Path, questions: Pat
     point = {"arms": ["standard"], "seeds": 1, "answer": "point", "tokens": 300}
     study("squad", **point).run(tmp_path / "p", data_dir=questions, workers=1, quiet=True)
     (pointer,) = Store(tmp_path / "p").runs()
-    still = {"arms": ["standard"], "seeds": 1, "tokens": 300, "lr": 0.0, "weight_decay": 0.0}
+    still = {"arms": ["standard"], "seeds": 1, "tokens": 300, "lr": 1e-30, "weight_decay": 0.0}
     study("glue-cola", **(still | {"from": str(pointer.path)})).run(
         tmp_path / "c", data_dir=data, workers=1, quiet=True
     )

@@ -175,17 +175,6 @@ SAMPLE = {
     ("RUN/environment.json", "huge-number", "evaluate"),
     ("RUN/probes/positions.json", "nan", "report"),
 }
-NOT_REGULAR = {
-    "study.json": ("race",),
-    "history.jsonl": ("report", "race", "forecast", "export", "watch"),
-    "claims.json": ("report",),
-    "RUN/spec.json": ("runs", "doctor", "forecast", "export", "evaluate"),
-    "RUN/result.json": ("report", "runs", "doctor", "race", "forecast", "evaluate", "watch"),
-    "RUN/environment.json": ("report", "race", "forecast"),
-    "RUN/cost.json": ("report", "doctor", "race", "forecast", "watch"),
-    "RUN/probes/positions.json": ("report", "doctor", "race", "export", "watch"),
-}
-"""Commands that still read this file where it is a FIFO or a device."""
 
 
 def cases() -> Iterator[Any]:
@@ -193,9 +182,6 @@ def cases() -> Iterator[Any]:
         marks = [] if case in SAMPLE else [pytest.mark.slow]
         if case[2] == "report" and case not in SAMPLE:
             marks.append(pytest.mark.page)
-        file, damage, command = case
-        if damage in ("endless-link", "fifo") and command in NOT_REGULAR.get(file, ()):
-            marks.append(pytest.mark.xfail(strict=False, reason="reads a file that is not a regular file"))
         yield pytest.param(*case, marks=marks, id=" ".join(case))
 
 

@@ -15,6 +15,7 @@ import pytest
 from headtohead import Study, examine_study
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
+from headtohead.common.schema import write_document
 from headtohead.study.store.lease import Owner
 from headtohead.study.store.run_store import RunDirectory, Store
 from tests.study.run.test_faults import foreign_lock
@@ -279,8 +280,8 @@ def test_metrics_of_an_older_run_without_a_checksum_are_parsed(copy: Path) -> No
     run = Store(copy).runs()[0]
     costs = json.loads((run.path / "cost.json").read_text())
     del costs["metrics_sha256"]
-    (run.path / "cost.json").write_text(json.dumps(costs))
+    write_document(run.path / "cost.json", costs)
     assert examine_study(copy, quiet=True) == []
     half_a_line(run)
     (finding,) = examine_study(copy, quiet=True)
-    assert "lines are truncated" in finding.problem
+    assert "rows are truncated" in finding.problem
