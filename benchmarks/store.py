@@ -20,12 +20,11 @@ import time
 from pathlib import Path
 
 from headtohead.api import Study
-from headtohead.common.files import canonical_json, digest
+from headtohead.common.files import canonical_json, digest, with_checksum
 from headtohead.study.environment import provenance
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import with_checksum
 
 ARMS = [
     "standard",

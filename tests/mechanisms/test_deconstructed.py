@@ -687,6 +687,7 @@ def test_dropout_reaches_the_companion_too() -> None:
     assert not torch.equal(first[1], second[1])
 
 
+@pytest.mark.slow
 def test_an_accompanied_model_compiles_as_one_graph() -> None:
     decoder = model("even(fixed_seq_qk)", dataclasses.replace(TINY, layers=2)).float()
     decoder.hidden(tokens())

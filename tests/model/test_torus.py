@@ -113,7 +113,7 @@ def test_phases_stay_in_float32_at_least(arm: str) -> None:
         assert states(decoder.double()) == [torch.float64] * 2
 
 
-@pytest.mark.parametrize("arm", ["kuramoto", "kuramoto_gated"])
+@pytest.mark.parametrize("arm", ["kuramoto", pytest.param("kuramoto_gated", marks=pytest.mark.slow)])
 def test_the_compiled_forward_is_one_graph(arm: str) -> None:
     decoder = model(arm)
     decoder.hidden(tokens())  # the rotary table is computed outside the graph

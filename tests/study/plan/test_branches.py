@@ -194,6 +194,7 @@ def test_a_trunk_whose_branches_are_done_is_not_run_again(story: Path, raced: Pa
     assert study(story).run(folder, workers=1, quiet=True).summary.done == 0
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_a_study_with_branches_ends_with_the_same_results(
     story: Path, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def longer(story: Path) -> Study:
     return study(story, tokens=5120)
 
 
+@pytest.mark.slow
 def test_a_killed_study_resumes_to_the_same_results(story: Path, tmp_path: Path) -> None:
     longer(story).run(tmp_path / "whole", workers=1, quiet=True)
     folder = tmp_path / "killed"
