@@ -23,7 +23,7 @@ from headtohead.api import Study
 from headtohead.common.files import canonical_json, digest, with_checksum
 from headtohead.study.environment import provenance
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.run_spec import Run
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 
 ARMS = [
@@ -51,7 +51,7 @@ BLOCKS = 128
 _ENVIRONMENT = provenance() | {"device": "cpu", "threads": 1}
 
 
-def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
+def pretend(store: Store, run: RunSpec, draw: random.Random, points: int) -> None:
     """Write the files of a finished run with `points` logged rows of random numbers."""
     folder = store.run(run.id)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def pretend(store: Store, run: Run, draw: random.Random, points: int) -> None:
         "metrics_sha256": digest(metrics),
     }
     files = {
-        "spec.json": json.dumps(run.record(), indent=1),
+        "spec.json": json.dumps(run.as_dict(), indent=1),
         "environment.json": json.dumps({"stretches": [_ENVIRONMENT]}),
         "metrics.jsonl": metrics,
         "cost.json": json.dumps(cost),
@@ -154,7 +154,7 @@ def main() -> None:
         study = folder / "study.toml"
         study.write_text("".join(f"{key} = {canonical_json(value)}\n" for key, value in settings.items()))
         store = Store(folder / "store")
-        runs = plan_study(Study(**settings).spec).distinct()
+        runs = plan_study(Study(**settings).speclist().runs.values())
         if len(store.runs()) != len(runs):
             store.make()
             for run in runs:

@@ -27,7 +27,7 @@ def raced(story: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, d
     folder = tmp_path_factory.mktemp("hybrids")
     corpus = f"file:{story}"
     h2h.Study(arms=["standard", HYBRID, FIXED], corpus=corpus, **SMALL).run(folder, workers=1, quiet=True)
-    return corpus, {run.spec()["arm"]: run for run in Store(folder).runs()}
+    return corpus, {run.spec().arm: run for run in Store(folder).runs()}
 
 
 def score(raced: tuple[str, dict[str, RunDirectory]], arm: str, **settings: object) -> float:
@@ -148,7 +148,7 @@ def test_the_command_line_skips_layers(
 def test_plans_divide_the_companion_by_the_batch_and_reject_short_texts(story: Path) -> None:
     def planned(arm: str, batch: int, size: str = "nano"):  # type: ignore[no-untyped-def]
         spec = build_study({"arms": [arm], "corpus": f"file:{story}", "size": size, **SMALL, "batch": batch})
-        return plan_study(spec).runs[0]
+        return plan_study(spec).compared()[0]
 
     standard, few, many = planned("standard", 256), planned(FIXED, 128), planned(FIXED, 2560)
     assert few.flops > many.flops

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headtohead.study.config.spec import build_study, read_study
-from headtohead.study.plan import run_spec
 from headtohead.study.plan.planner import plan_study
+from headtohead.study.store import run_spec
 from tests.golden.ids import IDS, ROOT, identities, studies
 
 GOLDEN: dict[str, Any] = json.loads(IDS.read_text(encoding="utf-8"))
@@ -48,9 +48,9 @@ def test_planning_gives_the_recorded_run_ids_and_lock_keys(name: str) -> None:
 def test_a_change_of_the_identity_is_detected(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = run_spec.Run.identity.func
+    before = run_spec.RunSpec.identity.func
     changed = property(lambda run: before(run) | change)
-    monkeypatch.setattr(run_spec.Run, "identity", changed)
+    monkeypatch.setattr(run_spec.RunSpec, "identity", changed)
     assert identities(studies()["quick"])["runs"] != GOLDEN["quick"]["runs"]
 
 
@@ -66,10 +66,10 @@ def test_a_change_of_the_identity_is_detected(
 def test_the_runs_in_results_have_the_ids_that_planning_gives_on_the_real_corpus(
     study: str, result: str, labels: set[str], shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("plan.run_spec", "plan.planner"):
+    for module in ("store.run_spec", "plan.planner"):
         monkeypatch.setattr(f"headtohead.study.{module}.NUMERICS", 1)  # these runs are older than numerics 2
     plan = plan_study(build_study(read_study(ROOT / study)), data_dir=shared_data)
-    found = {(run.arm.label, run.seed): run.id for run in plan.runs if run.arm.label in labels}
+    found = {(run.label, run.seed): run.id for run in plan.compared() if run.label in labels}
     manifest = json.loads((ROOT / "results" / result / "study.json").read_text())["outline"]
     kept = {(row["label"], row["seed"]): row["run"] for row in manifest["entries"] if row["label"] in labels}
     assert found == kept

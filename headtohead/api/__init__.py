@@ -17,6 +17,7 @@ from headtohead.api.interpret import explain, look
 from headtohead.api.judge import TableResult, forecast, judge
 from headtohead.api.mechanisms import check, check_settings, cost
 from headtohead.api.reproduce import Reproduction, reproduce
+from headtohead.api.result import StudyResult
 from headtohead.api.runs import (
     evaluate,
     evaluate_task,
@@ -26,7 +27,7 @@ from headtohead.api.runs import (
     score_task,
     score_tasks,
 )
-from headtohead.api.study import Study, StudyResult, examine_study, open_study, watch_study
+from headtohead.api.study import Study, examine_study, open_study, watch_study
 from headtohead.api.toy import Toy, ToyPlan, run_toy
 
 __all__ = [

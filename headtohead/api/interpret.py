@@ -122,7 +122,7 @@ def explain(
     """
     given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
     folders = [find_run(run) for run in given if not isinstance(run, Decoder)]
-    labels = [str(folder.spec()["corpus"]["label"]) for folder in folders]
+    labels = [folder.spec().corpus.label for folder in folders]
     if seed < 0:
         raise UserError(f"seed={seed} of the random baseline is negative; it must be 0 or more")
     if not task and len(names := dict.fromkeys(labels)) > 1:
@@ -147,12 +147,12 @@ def _check_seeds(folders: Sequence[RunDirectory]) -> None:
     ids = [folder.id for folder in folders]
     if twice := next((one for one in ids if ids.count(one) > 1), ""):
         raise UserError(f"run {twice} is given twice; give each run once")
-    records = [folder.spec() for folder in folders]
-    arms = dict.fromkeys(str(record["label"]) for record in records)
+    specs = [folder.spec() for folder in folders]
+    arms = dict.fromkeys(spec.label for spec in specs)
     if len(arms) > 1:
         raise UserError(f"these runs are of {', '.join(arms)}; explain the seeds of one arm at a time")
     for name in ("layers", "size", "training"):
-        if any(record[name] != records[0][name] for record in records):
+        if any(getattr(spec, name) != getattr(specs[0], name) for spec in specs):
             raise UserError(f"these runs differ in {name}; explain the seeds of one arm at a time")
 
 
@@ -162,13 +162,13 @@ def _subject(run: Looking, tokenizer: Tokenizer | None, device: str, trust_files
         return _Subject(run.eval(), tokenizer, label, run.size.dims, "bytes")
     model = load_model(run, device=device, trust_files=trust_files)
     folder = find_run(run)
-    record = folder.spec()
-    name = str(record["corpus"]["tokenizer"])
-    about = f"run {folder.id}, seed {record['seed']}, {record['corpus']['label']}, {model.size.dims}"
+    spec = folder.spec()
+    name = spec.corpus.tokenizer
+    about = f"run {folder.id}, seed {spec.seed}, {spec.corpus.label}, {model.size.dims}"
     plain = name in ("bytes", OWN_TOKENS)
     encoding = "bytes" if plain else f"file:{folder.path / 'tokenizer.json'}"
     own = None if name == OWN_TOKENS else folder.tokenizer()
-    return _Subject(model, own, str(record["label"]), about, encoding, folder)
+    return _Subject(model, own, spec.label, about, encoding, folder)
 
 
 def _task(
@@ -185,11 +185,11 @@ def _task(
         return _prepared(given, subject, data_dir, progress)
     if subject.run is None:
         raise UserError(f"a model in memory has no training task; give {needed}")
-    record = subject.run.spec()
-    if "task" not in record:
+    spec = subject.run.spec()
+    if spec.task is None:
         raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
-    progress(f"preparing {record['corpus']['label']}", 0.0)
-    task = data_of(dataset_of(subject.run, record, data_dir))
+    progress(f"preparing {spec.corpus.label}", 0.0)
+    task = data_of(dataset_of(subject.run, spec, data_dir))
     assert isinstance(task, Task)
     return task
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 
-from headtohead.api.study import Study, StudyResult, open_study, processes, report_skipped
+from headtohead.api.result import StudyResult, report_skipped
+from headtohead.api.study import Study, open_study, processes
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import progress_bar
@@ -63,7 +65,7 @@ def judge(
     baseline: str = "",
     primary: str = "",
     margin: float | None = None,
-    better: str = "lower",
+    better: Literal["lower", "higher"] = "lower",
     out: str | Path | None = None,
 ) -> TableResult:
     """Return the verdicts of runs trained elsewhere, from a CSV file with one row per run and the names of its columns.
@@ -137,7 +139,12 @@ def forecast(
         if study.spec.tune is not None:
             tried = grid_spec(study.spec, study.spec.tune.lr)
             tuning = plan_study(tried, data_dir=data_dir, progress=progress)
-            plan = dataclasses.replace(plan, runs=(*tuning.runs, *plan.runs))
+            plan = dataclasses.replace(
+                plan,
+                runs=tuning.runs | plan.runs,
+                entries=(*tuning.entries, *plan.entries),
+                layers=tuning.layers | plan.layers,
+            )
         return forecast_plan(
             plan,
             store=Store(folder) if folder is not None else None,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.api.study import CLAIMS, Study, StudyResult, open_study, plain
+from headtohead.api.result import CLAIMS, StudyResult
+from headtohead.api.study import Study, open_study, plain
 from headtohead.api.toy import as_seconds, run_toy
 from headtohead.common.deprecation import old_names
 from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
@@ -19,7 +20,7 @@ from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.criteria import MAIN
 from headtohead.study.claims.evidence import Finder
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
-from headtohead.study.run.executor import Summary
+from headtohead.study.run.execute import Summary
 from headtohead.study.store.run_store import Store, read_probe
 
 

@@ -24,8 +24,8 @@ from headtohead.study.environment import choose_device
 from headtohead.study.plan.dataset import dataset_of
 from headtohead.study.plan.execution import layers_of
 from headtohead.study.run.restore import restore
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import check_trained_weights, find_run
-from headtohead.study.store.validation import training_of
 
 MAX_TOKENS = 1_000_000
 """Tokens that one call generates at most; the cache holds all of them."""
@@ -43,9 +43,9 @@ def load(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> 
 def load_model(run: str | Path, *, device: str = "cpu", trust_files: bool = False) -> Decoder:
     """Return the trained model of a run; also works for synthetic tasks, which have no tokenizer."""
     folder = find_run(run)
-    record = folder.spec()
+    spec = folder.spec()
     check_trained_weights(folder)
-    model = restore(folder, record, _trusted_layers(record, trust_files))
+    model = restore(folder, spec, _trusted_layers(spec, trust_files))
     return model.to(choose_device(device)).eval()
 
 
@@ -91,18 +91,18 @@ def evaluate_task(
     `without_a_model` holds the scores of trivial predictors; `skip` and `keep_ffn` are those of `evaluate`.
     """
     folder = find_run(run)
-    record = folder.spec()
-    if "task" not in record:
+    spec = folder.spec()
+    if spec.task is None:
         raise UserError(
-            f"run {record['id']} was trained on a corpus; give the data to score it on (--corpus or --task)"
+            f"run {spec.id} was trained on a corpus; give the data to score it on (--corpus or --task)"
         )
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     with progress_bar("scoring", quiet) as progress:
         model = load_model(run, device=device, trust_files=trust_files)
-        dataset = dataset_of(folder, record, data_dir)
+        dataset = dataset_of(folder, spec, data_dir)
         _leave_out(model, skip, keep_ffn)
-        name, precision = dataset.label, training_of(record).precision
+        name, precision = dataset.label, spec.training.precision
         score = dataset.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
     return {"task": name, "split": split, **score, "without_a_model": dataset.references()}
 
@@ -170,10 +170,10 @@ def _load_skipping(
 
 def _check_not_task(run: str | Path) -> None:
     """Raise if the run was trained on a task and cannot score plain text."""
-    record = find_run(run).spec()
-    if "task" in record:
+    spec = find_run(run).spec()
+    if spec.task:
         raise UserError(
-            f"run {record['id']} was trained on the task '{record['corpus']['label']}' only; "
+            f"run {spec.id} was trained on the task '{spec.corpus.label}' only; "
             "score it there with: h2h evaluate RUN"
         )
 
@@ -224,13 +224,13 @@ def generate_text(
             shown = text
 
 
-def _trusted_layers(record: dict[str, Any], trust_files: bool) -> list[Composed]:
-    """Return the run's layers; a mechanism file named in the run's record is executed only with `trust_files`."""
-    files = sorted({text for text in record["layers"] if ".py:" in text})
+def _trusted_layers(spec: RunSpec, trust_files: bool) -> list[Composed]:
+    """Return the run's layers; a mechanism file named in the run's spec is executed only with `trust_files`."""
+    files = sorted({text for text in spec.layers if ".py:" in text})
     if files and not trust_files:
         raise UserError(f"this run executes {files[0]}; allow it with trust_files=True (--trust-files)")
-    layers = layers_of(record)
-    for composed, known in zip(layers, record["identity"]["layers"], strict=True):
+    layers = layers_of(spec)
+    for composed, known in zip(layers, spec.mechanisms, strict=True):
         for now, then in zip(composed.as_dict(), known, strict=True):
             if now.get("source") != then.get("source"):
                 raise UserError(

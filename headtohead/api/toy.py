@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from headtohead.api.study import processes, report_skipped
+from headtohead.api.result import report_skipped
+from headtohead.api.study import processes
 from headtohead.common.deprecation import old_names
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_duration

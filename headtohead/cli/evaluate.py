@@ -123,7 +123,7 @@ def command(
 def _of_task(run: str) -> bool:
     """Return whether a run was trained on a task; False for a run that is missing."""
     try:
-        return "task" in find_run(run).spec()
+        return find_run(run).spec().task is not None
     except UserError:
         return False
 

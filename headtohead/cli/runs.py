@@ -16,7 +16,7 @@ from headtohead.common.files import output_target
 from headtohead.common.numbers import exact_count
 from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
-from headtohead.study.numerics import NUMERICS, numerics_of
+from headtohead.study.numerics import NUMERICS
 from headtohead.study.store.archive import export_runs, import_runs
 from headtohead.study.store.manifest import metric_label
 from headtohead.study.store.run_store import Store
@@ -57,12 +57,12 @@ def command(
             damage.append(str(error))
             rows.append((run.id, "?", 0, "?", "?", "?", "damaged", "–"))
             continue
-        tokens = exact_count(spec["training"]["tokens"])
-        place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
+        tokens = exact_count(spec.training.tokens)
+        place = (spec.label, spec.seed, spec.corpus.label, spec.size.name, tokens)
         test = (result or {}).get("test", {})
         metric = test.get("metric", METRIC)
         units[metric_label(metric)] = None
-        numerics = numerics_of(spec)
+        numerics = spec.numerics
         mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
         rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))

@@ -108,8 +108,8 @@ class _Forwarder:
         line = self.lines.get(key)
         if line is None:
             spec = folder.spec()
-            name = f"{spec['label']}, {spec['corpus']['label']}, {spec['size']['name']}, seed {spec['seed']}"
-            tracked = TrackedRun(run, name, self.study, self.store.path, spec)
+            name = f"{spec.label}, {spec.corpus.label}, {spec.size.name}, seed {spec.seed}"
+            tracked = TrackedRun(run, name, self.study, self.store.path, spec.as_dict())
             line = self.lines[key] = _Line(sink.open(tracked))
         rows = folder.metrics()
         for row in rows:

@@ -104,7 +104,7 @@ def gather(
             run = store.run(run_id)
             if not facts.record and (run.path / "spec.json").is_file():
                 try:
-                    facts.record = run.spec()
+                    facts.record = run.spec().as_dict()
                 except UnreadableFile as error:
                     damage.append(str(error))
             if run_id in results:

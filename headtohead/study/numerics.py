@@ -7,12 +7,4 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 NUMERICS = 2
-
-
-def numerics_of(record: Mapping[str, Any]) -> str:
-    """Return the NUMERICS value that a run's record was computed with."""
-    return str(record["identity"].get("numerics", "unknown"))

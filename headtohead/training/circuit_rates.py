@@ -33,7 +33,7 @@ class Rule:
     """a circuit; includes the parameters of tag `own` that follow it."""
     parameters: str = ""
     """instead of a circuit: a glob pattern of parameter names, such as *.mechanism.q.*"""
-    layers: tuple[float, float] | None = None
+    layers: tuple[int | float, int | float] | None = None
     """first and last layer (integers, from 1), or two fractions of the depth (floats); all when None."""
     kind: Literal["constant", "ramp", "hold_return"] = "constant"
     """constant; ramp: linear from start to end; hold_return: factor, then linearly back to 1."""

@@ -95,11 +95,11 @@ def test_a_study_file_and_flags_that_override_it(
     )
     specs = [run_.spec() for run_ in Store(tmp_path / "out").runs()]
     assert len(specs) == 4
-    assert {spec["training"]["warmup"] for spec in specs} == {0.5}
-    assert {spec["size"]["settings"]["init_std"] for spec in specs} == {0.05}
-    assert {spec["size"]["settings"]["dropout"] for spec in specs} == {0.1}
+    assert {spec.training.warmup for spec in specs} == {0.5}
+    assert {spec.size.settings.init_std for spec in specs} == {0.05}
+    assert {spec.size.settings.dropout for spec in specs} == {0.1}
     for spec in specs:
-        qk, ffn = spec["training"]["circuit_lr"]
+        qk, ffn = spec.training.as_dict()["circuit_lr"]
         assert (qk["tag"], qk["factor"]) == ("qk", 30)
         assert (ffn["tag"], ffn["start"], ffn["end"]) == ("ffn", 1, 4)
     assert "learning rate x decay is equal" in (tmp_path / "out/report.html").read_text()

@@ -34,7 +34,7 @@ from headtohead.study.plan import freeze, tuning
 from headtohead.study.plan import planner as plan
 from headtohead.study.plan import step_timing as step_times
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.run_spec import Plan, Rates
+from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.store import frozen
 from headtohead.study.store.run_store import RunDirectory, Store
 
@@ -97,9 +97,9 @@ class _Start:
 def stand_ins() -> Iterator[None]:
     """Replace every external input of planning: data, trained runs, clocks."""
 
-    def samples(self: Any, runs: list[Any], dataset: Any, path: str) -> Any:
+    def samples(self: Any, runs: list[Any], layers: Any, dataset: Any, path: str) -> Any:
         """Return one second per TFLOP, twice that on the plain path."""
-        seconds = [run.flops * 1e-12 * (2 if path == "plain" else 1) for run in runs]
+        seconds = [run.flops_per_token * 1e-12 * (2 if path == "plain" else 1) for run in runs]
         return np.repeat(np.array(seconds)[:, None], 8, axis=1)
 
     with (
@@ -122,16 +122,15 @@ class _Scores(Store):
         super().__init__(path)
         self.spec, self.scores = spec, dict[str, dict[str, Any]]()
 
-    def done(self, planned: Plan) -> bool:
+    def finish(self, planned: Plan) -> None:
         """Mark the runs of a plan as done, with synthetic scores."""
         assert self.spec.tune is not None
         middle = self.spec.tune.lr[len(self.spec.tune.lr) // 2]
-        for run in planned.runs:
-            measure = planned.measure(run.contest)
-            best = run.training.lr == middle
+        for entry in planned.entries:
+            measure = planned.measure(entry.contest)
+            best = planned.runs[entry.run].training.lr == middle
             score = float(best if measure.better == "higher" else not best)
-            self.scores[run.id] = {"status": "done", "valid": {measure.name: score}}
-        return True
+            self.scores[entry.run] = {"status": "done", "valid": {measure.name: score}}
 
     def results(self, ids: list[str], damage: Any = None) -> dict[str, dict[str, Any]]:
         """Return the scores."""
@@ -152,17 +151,21 @@ def identities(settings: dict[str, Any]) -> dict[str, Any]:
         rates = None
         if spec.tune is not None:
             store = _Scores(path, spec)
-            found = tuning.tune_study(spec, store, planned, store.done, lambda message: None)
-            assert found is not None
-            rates, tuned = found.rates(), sorted(store.scores)
+            grid = spec.tune.lr
+            key = tuning.tuning_key(spec, planned(tuning.grid_spec(spec, grid[:1])))
+            trials = planned(tuning.grid_spec(spec, grid))
+            store.finish(trials)
+            rows = tuning.trials(spec, trials, store, grid)
+            assert tuning.extended(grid, rows) == grid
+            rates, tuned = tuning.freeze_tuning(path, key, rows).rates(), sorted(store.scores)
         made = planned(spec, rates)
         freeze.planned_seeds(path, made, started=False)
         keys = json.loads((path / frozen.NAME).read_text())
     runs: dict[str, dict[str, str]] = {}
-    for run in (*made.trunks, *made.runs):
-        if run.seed == spec.seeds[0]:
-            runs.setdefault(run.contest.title, {})[run.arm.label] = run.id
-    every = sorted({run.id for run in (*made.trunks, *made.runs)})
+    for entry in (*made.trunks, *made.entries):
+        if entry.seed == spec.seeds[0]:
+            runs.setdefault(entry.contest.title, {})[entry.label] = entry.run
+    every = sorted(made.runs)
     return {
         "runs": runs,
         "all": f"{len(every)} runs {digest(' '.join(every))[:16]}",

@@ -75,7 +75,7 @@ def make_studies(out: Path) -> None:
     for name, settings in STUDIES.items():
         if name == "started":
             runs = Store(out / "task").runs()
-            trained = next(run for run in runs if run.spec()["arm"] == "standard")
+            trained = next(run for run in runs if run.spec().arm == "standard")
             settings = settings | {"from": str(trained.path)}
         study = Study(name=name, **settings)
         study.run(

@@ -194,7 +194,7 @@ def test_stored_runs_with_rates_are_read_and_keep_their_ids(tmp_path: Path) -> N
     import_runs(store, Path(__file__).parents[2] / "results/kuramoto-1m/runs.tar.gz")
     found = []
     for run in store.runs():
-        record = run.spec()["training"]
+        record = run.spec().training.as_dict()
         settings = recorded_settings(record)
         assert settings.as_dict() == record
         if settings.circuit_lr:

@@ -8,7 +8,7 @@ from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
 from headtohead.study.judge.verdict import METRIC
-from headtohead.study.run.executor import Summary
+from headtohead.study.run.execute import Summary
 from headtohead.study.store.manifest import metric_label
 
 

@@ -95,7 +95,7 @@ def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> R
         "words": "",
     }
     try:
-        spec = run.spec() if (run.path / "spec.json").is_file() else None
+        spec = run.spec().as_dict() if (run.path / "spec.json").is_file() else None
     except UnreadableFile:
         spec = None
     if spec is None:

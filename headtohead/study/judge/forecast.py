@@ -15,11 +15,11 @@ from headtohead.common.files import canonical_json
 from headtohead.study.environment import device_name
 from headtohead.study.judge.statistics import POWER, detectable_difference
 from headtohead.study.judge.verdict import Verdict
-from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.run_spec import Plan, Run
+from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.step_timing import same_speed, trial
 from headtohead.study.store.manifest import METRIC
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import KEPT
 from headtohead.training.trainer import LOGGED_POINTS
@@ -128,11 +128,12 @@ def forecast_plan(
     progress: Progress = lambda message, share: None,
 ) -> Forecast:
     """Return the cost of the unfinished runs of a plan and the differences that the study can detect."""
-    runs = plan.distinct()
+    runs = list(plan.runs.values())
+    entries = {entry.run: entry for entry in reversed((*plan.trunks, *plan.entries))}
     left = [run for run in runs if store is None or not store.run(run.id).finished()]
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[RunSpec]] = {}
     for run in left:
-        groups.setdefault((run.contest.title, run.arm.label), []).append(run)
+        groups.setdefault((entries[run.id].contest.title, run.label), []).append(run)
     seen = _seen_rates(store, device) if store is not None else {}
     measured: dict[str, float] = {}
     arms = []
@@ -143,17 +144,17 @@ def forecast_plan(
             progress(f"measuring {label}", index / len(groups))
             measured[key] = _measure(first, plan, device)
         rate = seen.get(key) or measured[key]
-        tokens = first.tokens * len(members)
+        tokens = plan.tokens(first) * len(members)
         arms.append(
             ArmForecast(
                 label=label,
                 contest=contest,
                 runs=len(members),
                 tokens=tokens,
-                flops=3 * first.flops * tokens,
+                flops=3 * first.flops_per_token * tokens,
                 tokens_per_second=rate,
                 # A forward pass is a third of a training step.
-                seconds=(tokens + len(members) * _scored_tokens(first, plan) / 3) / rate,
+                seconds=(tokens + len(members) * plan.dataset(first).scored_tokens() / 3) / rate,
                 source="seen" if key in seen else "measured",
             )
         )
@@ -162,7 +163,7 @@ def forecast_plan(
     weights = [4 * run.parameters for run in runs]
     compared = len(plan.spec.arms) - 1
     counts = sorted({*_SEEDS_SHOWN, len(plan.spec.seeds)} - {1})
-    measure = plan.measure(runs[0].contest)
+    measure = plan.measure(plan.entries[0].contest)
     margin = plan.spec.margin if measure.margin is None else measure.margin
     unit = spread if spread is not None else 1.0
     return Forecast(
@@ -220,15 +221,6 @@ def _kind(identity: Mapping[str, Any]) -> str:
     return canonical_json(same_speed(identity))
 
 
-def _scored_tokens(run: Run, plan: Plan) -> int:
-    """Return the tokens of valid and test, on which a run is scored after training."""
-    return _dataset(run, plan).scored_tokens()
-
-
-def _dataset(run: Run, plan: Plan) -> Dataset:
-    return run.dataset or next(g for g in plan.datasets.values() if g.content == run.corpus["content"])
-
-
 def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     """Return tokens per second by kind of run, from finished runs in a directory on the same kind of device."""
     found: dict[str, list[float]] = {}
@@ -238,15 +230,15 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
         if not here or not run.finished() or not rate:
             continue
         try:
-            found.setdefault(_kind(run.spec()["identity"]), []).append(float(rate))
+            found.setdefault(_kind(run.spec().identity), []).append(float(rate))
         except UnreadableFile:  # a damaged run is skipped
             continue
     return {key: statistics.median(rates) for key, rates in found.items()}
 
 
-def _measure(run: Run, plan: Plan, device: torch.device) -> float:
+def _measure(run: RunSpec, plan: Plan, device: torch.device) -> float:
     """Return tokens per second over a few training steps of a run on this device, in this process."""
-    trainer = trial(run, _dataset(run, plan), ExecutionSettings(device=str(device)))
+    trainer = trial(run, plan.composed(run), plan.dataset(run), ExecutionSettings(device=str(device)))
     times: list[float] = []
     while len(times) < _STEPS and (len(times) < 2 or sum(times) < _SECONDS):
         times.append(trainer.timed_step())

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headtohead.common.errors import MissingFile, UnreadableFile, UserError, unknown
 from headtohead.common.files import digest, read_text
@@ -95,10 +95,10 @@ def _scores(manifest: Manifest, results: dict[str, dict[str, Any]]) -> tuple[str
 
 def _facts(store: Store, run_id: str) -> dict[str, Any]:
     try:
-        record = store.run(run_id).spec()
+        spec = store.run(run_id).spec()
     except UnreadableFile:
         return {}
-    return {name: record[name] for name in ("parameters", "flops_per_token", "cache_bytes_per_token")}
+    return {name: getattr(spec, name) for name in ("parameters", "flops_per_token", "cache_bytes_per_token")}
 
 
 def _cell(value: Any) -> str:
@@ -146,7 +146,7 @@ def judge_table(
     baseline: str = "",
     primary: str = "",
     margin: float | None = None,
-    better: str = "lower",
+    better: Literal["lower", "higher"] = "lower",
 ) -> Judged:
     """Return the verdicts of a table of runs. The first arm is the baseline by default.
 

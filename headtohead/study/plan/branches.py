@@ -12,21 +12,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from headtohead.common.errors import UserError
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.checkpoint import checkpoint_path
 from headtohead.training.settings import TrainSettings
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The run and step that a branch starts from."""
-
-    run: str
-    step: int
 
 
 def grow(
@@ -59,11 +51,13 @@ def kept_checkpoint(trunk: RunDirectory, step: int) -> Path:
     return checkpoint_path(trunk.branches, step)
 
 
-def drop_checkpoints(store: Store, branches: Iterable[tuple[str, Parent]]) -> None:
-    """Delete the checkpoints of trunks whose branches, given as (run, parent), all have results."""
+def drop_checkpoints(store: Store, runs: Iterable[RunSpec]) -> None:
+    """Delete the checkpoints of trunks whose branches among `runs` all have results."""
     waiting: dict[str, bool] = {}
-    for run, parent in branches:
-        waiting[parent.run] = waiting.get(parent.run, False) or not store.run(run).finished()
+    for run in runs:
+        if run.parent:
+            trunk = run.parent.run
+            waiting[trunk] = waiting.get(trunk, False) or not store.run(run.id).finished()
     for trunk, waits in waiting.items():
         folder = store.run(trunk).branches
         if not waits and folder.is_dir():

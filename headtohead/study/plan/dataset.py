@@ -34,8 +34,8 @@ from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.store.manifest import Measure
+from headtohead.study.store.run_spec import RunSpec, TaskKind
 from headtohead.study.store.run_store import RunDirectory
-from headtohead.study.store.validation import size_of
 from headtohead.training.batches import (
     BatchSource,
     Division,
@@ -58,7 +58,7 @@ class Dataset(Protocol):
     """Hash of everything that determines the data a run sees."""
     vocabulary: int
     tokenizer: Tokenizer | None
-    task: dict[str, Any] | None
+    task: TaskKind | None
     """The kind of model for the task, part of the run's identity; None for a corpus."""
     notes: Mapping[str, int]
     """Counts of the examples that a task leaves out, by reason; empty for a corpus."""
@@ -120,7 +120,7 @@ class Dataset(Protocol):
 class CorpusDataset:
     """A corpus: windows of text, scored in bits per byte."""
 
-    task: dict[str, Any] | None = None
+    task: TaskKind | None = None
     notes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, corpus: Prepared) -> None:
@@ -210,14 +210,14 @@ class TaskDataset:
             raise UserError(
                 f"task '{task.name}' generates its answer and needs a causal model; a bidirectional one would see it{hint}"
             )
-        kind = "classifier" if task.classes else "pointer" if self.pointing else "reader"
-        self.task: dict[str, Any] | None = {
-            "model": kind,
-            "classes": len(task.classes),
-            "causal": causal,
-            # Changes the run id: earlier runs sampled their answers and are not comparable.
-            **({"answers": "likeliest"} if kind == "reader" and as_phrase(task) else {}),
-        }
+        # `answers` changes the run id: earlier runs sampled their answers and are not comparable.
+        written = not task.classes and not self.pointing and as_phrase(task)
+        self.task: TaskKind | None = TaskKind(
+            model="classifier" if task.classes else "pointer" if self.pointing else "reader",
+            classes=len(task.classes),
+            causal=causal,
+            answers="likeliest" if written else "",
+        )
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -256,7 +256,7 @@ class TaskDataset:
     def check_arm(self, size: Size, model: Decoder) -> None:
         """Raise UserError for mechanisms without the padding or bidirectional support that the task needs."""
         assert self.task is not None
-        model._check_supported(len(set(self.lengths)) > 1, bool(self.task["causal"]))
+        model._check_supported(len(set(self.lengths)) > 1, self.task.causal)
         _check_companion_length(f"task {self.label}", sum(self.lengths), model)
 
     def batches(self, size: Size, training: TrainSettings, seed: int) -> BatchSource:
@@ -280,7 +280,7 @@ class TaskDataset:
         assert self.task is not None
         mean = max(1, round(sum(self.lengths) / len(self.lengths)))
         found = model.flops(mean, self._division(training).examples)
-        return found.causal if self.task["causal"] else found.full
+        return found.causal if self.task.causal else found.full
 
     def score(self, model: Decoder, split: str, precision: str, progress: Progress) -> dict[str, Any]:
         """Return every metric of the task on a split."""
@@ -296,24 +296,24 @@ class TaskDataset:
         )
 
 
-def dataset_of(run: RunDirectory, record: dict[str, Any], data_dir: str | Path | None = None) -> Dataset:
+def dataset_of(run: RunDirectory, spec: RunSpec, data_dir: str | Path | None = None) -> Dataset:
     """Return the dataset of a run; raise UserError if its content has changed."""
-    facts, task = record["corpus"], record.get("task")
-    tokenizer: str = facts["tokenizer"]
+    source, task = spec.corpus, spec.task
+    tokenizer = source.tokenizer
     if (
         tokenizer.startswith("file:") and not Path(tokenizer[5:]).is_file()
     ):  # it may have moved; the run keeps a copy
         tokenizer = f"file:{run.path / 'tokenizer.json'}"
     dataset: Dataset
     if task is None:
-        dataset = CorpusDataset(prepare(facts["name"], tokenizer, data_dir=data_dir or None))
+        dataset = CorpusDataset(prepare(source.name, tokenizer, data_dir=data_dir or None))
     else:
-        key = (facts["name"], tokenizer, size_of(record).context, str(data_dir or ""))
-        answer = "point" if task["model"] == "pointer" else "write"
-        dataset = TaskDataset(_task(*key, facts["content"]), causal=task["causal"], answer=answer)
-    if dataset.content != facts["content"]:
+        key = (source.name, tokenizer, spec.size.context, str(data_dir or ""))
+        answer = "point" if task.model == "pointer" else "write"
+        dataset = TaskDataset(_task(*key, source.content), causal=task.causal, answer=answer)
+    if dataset.content != source.content:
         raise UserError(
-            f"{'task' if task else 'corpus'} {facts['name']} has changed since this run was planned; restore the old "
+            f"{'task' if task else 'corpus'} {source.name} has changed since this run was planned; restore the old "
             "text, or start the study again to plan new runs"
         )
     return dataset
@@ -333,15 +333,12 @@ def data_of(dataset: Dataset) -> Prepared | Task:
     return dataset.corpus
 
 
-def task_model(
-    facts: dict[str, Any], size: Size, layers: Layers, seed: int | None, companion: Any = None
-) -> Reader:
-    """Return the model that a run's `task` entry describes."""
-    causal = bool(facts["causal"])
-    if facts["model"] == "classifier":
-        return Classifier(size, layers, int(facts["classes"]), seed, companion, causal=causal)
-    kind = Pointer if facts["model"] == "pointer" else Reader
-    return kind(size, layers, seed, companion, causal=causal)
+def task_model(task: TaskKind, size: Size, layers: Layers, seed: int | None, companion: Any = None) -> Reader:
+    """Return the model for a task."""
+    if task.model == "classifier":
+        return Classifier(size, layers, task.classes, seed, companion, causal=task.causal)
+    kind = Pointer if task.model == "pointer" else Reader
+    return kind(size, layers, seed, companion, causal=task.causal)
 
 
 def _check_companion_length(where: str, tokens: int, model: Decoder) -> None:

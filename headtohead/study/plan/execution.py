@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,6 +11,7 @@ from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.settings import TrainSettings
 
 _MAX_THREADS = 1024
@@ -44,9 +42,9 @@ class ExecutionSettings:
             raise UserError(f"threads={self.threads} is not between 1 and {most:,}")
 
 
-def layers_of(record: dict[str, Any]) -> list[Composed]:
-    """Return the mechanisms of each layer, parsed from a run's record."""
-    return [parse_layout(text).pattern[0] for text in record["layers"]]
+def layers_of(spec: RunSpec) -> list[Composed]:
+    """Return the mechanism of each layer of a run, parsed from its text; this imports files of user code."""
+    return [parse_layout(text).pattern[0] for text in spec.layers]
 
 
 def micro_batch(size: Size, sequences: int, device: torch.device, stacked: int = 0) -> int:
@@ -68,9 +66,3 @@ def _sequences(size: Size, device: torch.device) -> int:
     per_sequence = 4 * size.context * (size.layers * (14 * size.width + 4 * size.ffn) + 4 * size.width)
     room = 2**30 if device.type == "cpu" else int(0.6 * torch.cuda.mem_get_info(device)[0])
     return room // per_sequence
-
-
-def execution_settings_from(text: str) -> ExecutionSettings:
-    """Return execution settings from JSON, as a worker receives them."""
-    known = {field.name for field in dataclasses.fields(ExecutionSettings)}
-    return ExecutionSettings(**{key: value for key, value in json.loads(text).items() if key in known})

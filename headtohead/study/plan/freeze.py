@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headtohead.common.files import canonical_json, digest
-from headtohead.study.plan.run_spec import Plan
+from headtohead.study.plan.plan import Plan
 from headtohead.study.store.frozen import changing_lock
 
 
@@ -25,15 +25,16 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
             entry["added"] += new
         else:
             entry["seeds"] += new
-        if "stacked" in lock or any(run.stacked for run in plan.runs):
-            lock["stacked"] = any(run.stacked for run in plan.runs)
+        stacked = any(run.stacked for run in plan.runs.values())
+        if "stacked" in lock or stacked:
+            lock["stacked"] = stacked
     return frozenset(entry["added"])
 
 
 def _comparison(plan: Plan) -> list[Any]:
     """Return what the study compares, without seeds."""
     distinct = {
-        (run.layers, run.size, run.training, run.corpus["content"], run.start): run for run in plan.runs
+        (run.layers, run.size, run.training, run.corpus.content, run.start): run for run in plan.compared()
     }
     # The id of a branch's parent depends on the seed; its step does not.
     return sorted(
@@ -50,16 +51,15 @@ def _solved(plan: Plan) -> list[dict[str, Any]]:
     """Return the numbers that the shape and length rules solved for each arm."""
     return [
         {
-            "arm": run.arm.text,
-            "contest": run.contest.title,
-            "layers": [composed.text for composed in run.layers],
+            "arm": run.arm,
+            "contest": entry.contest.title,
+            "layers": list(run.layers),
             "width": run.size.width,
             "ffn": run.size.ffn,
             "parameters": run.parameters,
-            "cache_bytes_per_token": run.cache,
+            "cache_bytes_per_token": run.cache_bytes_per_token,
             "tokens": run.training.tokens,
             "steps": run.steps,
         }
-        for run in plan.runs
-        if run.seed == plan.spec.seeds[0]
+        for entry, run in plan.first_seed()
     ]

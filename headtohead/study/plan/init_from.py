@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,8 +17,8 @@ from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.plan.dataset import Dataset
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory, check_trained_weights, find_run
-from headtohead.study.store.validation import size_of
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 _FREE = ("dropout", "init_std")
@@ -31,7 +30,7 @@ class Start:
     """A trained run whose weights other runs start from."""
 
     folder: RunDirectory
-    record: dict[str, Any] = field(repr=False)
+    spec: RunSpec = field(repr=False)
 
     @property
     def run(self) -> str:
@@ -41,13 +40,13 @@ class Start:
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The run's tokenizer; None if its task generates its own tokens."""
-        own = self.record["corpus"]["tokenizer"] == OWN_TOKENS
+        own = self.spec.corpus.tokenizer == OWN_TOKENS
         return None if own else self.folder.tokenizer()
 
     @property
     def tokenizer_name(self) -> str:
         """The tokenizer as a study setting."""
-        if self.record["corpus"]["tokenizer"] in ("bytes", OWN_TOKENS):
+        if self.spec.corpus.tokenizer in ("bytes", OWN_TOKENS):
             return "bytes"
         return f"file:{(self.folder.path / 'tokenizer.json').resolve()}"
 
@@ -65,15 +64,15 @@ def check_compatible(
     """Raise UserError if tokenizer, model settings or tensor shapes differ from those of the run."""
     where = f"run {start.run} does not fit task '{dataset.label}'"
     if dataset.tokenizer is None:
-        same = start.record["corpus"]["label"].partition(":")[0] == dataset.label.partition(":")[0]
+        same = start.spec.corpus.label.partition(":")[0] == dataset.label.partition(":")[0]
         if start.tokenizer is not None or not same:
             raise UserError(f"{where}: the task has tokens of its own, which that run was not trained on")
     elif start.tokenizer is None or start.tokenizer.digest != dataset.tokenizer.digest:
         raise UserError(
-            f"{where}: it was trained with another tokenizer ({start.record['corpus']['tokenizer']}); "
+            f"{where}: it was trained with another tokenizer ({start.spec.corpus.tokenizer}); "
             "leave tokenizer out to use the run's own"
         )
-    then = size_of(start.record)
+    then = start.spec.size
     for name in ("width", "layers", "heads"):
         if getattr(then, name) != getattr(size, name):
             raise UserError(
@@ -99,10 +98,10 @@ def load_weights(model: Decoder, path: str, run: str) -> None:
         raise UserError(f"run {run}, whose weights this run starts from, is no longer at {path}")
     folder.check_weights_unchanged()
     assert isinstance(model, Reader)
-    kind = folder.spec().get("task", {}).get("model", "reader")
+    task = folder.spec().task
     heads = {"classifier": Classifier, "pointer": Pointer}
     weights = read_tensors(folder.weights)
     # Shapes alone do not distinguish a pointer's head from a two-class head.
-    if type(model) is not heads.get(kind, Reader):
+    if type(model) is not (heads.get(task.model, Reader) if task else Reader):
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     model.start_from(weights)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,15 +24,31 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
 from headtohead.study.config.spec import Arm, StudySpec
 from headtohead.study.numerics import NUMERICS
-from headtohead.study.plan.branches import Parent, grow
+from headtohead.study.plan.branches import grow
 from headtohead.study.plan.budgets import match_cache, match_flops, match_params, match_time
 from headtohead.study.plan.dataset import CorpusDataset, Dataset, TaskDataset
 from headtohead.study.plan.init_from import Start, check_compatible, find_start
-from headtohead.study.plan.run_spec import Plan, Rates, Run, StepTime, StepTimes
+from headtohead.study.plan.plan import LayerTable, Plan, Rates, StepTime, StepTimes
 from headtohead.study.probes import check_probes_ready
-from headtohead.study.store.manifest import Contest, Solved, flops_label
+from headtohead.study.store.manifest import Contest, Entry, Solved, flops_label
+from headtohead.study.store.run_spec import DataSource, Parent, RunSpec
 from headtohead.training.circuit_rates import assign
 from headtohead.training.settings import TrainSettings
+
+Placed = tuple[Contest, RunSpec]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What all arms of a contest share."""
+
+    spec: StudySpec
+    name: str
+    """The corpus or task as given."""
+    dataset: Dataset
+    corpus: DataSource
+    contest: Contest
+    context: int
 
 
 def plan_study(
@@ -39,7 +58,7 @@ def plan_study(
     rates: Rates | None = None,
     progress: Callable[[str, float], None] = lambda message, share: None,
     step_times: StepTimes | None = None,
-    in_population: Callable[[Sequence[Run]], bool] = lambda runs: False,
+    in_population: Callable[[Sequence[RunSpec], LayerTable], bool] = lambda runs, layers: False,
 ) -> Plan:
     """Return the plan of a study, preparing datasets where needed.
 
@@ -47,45 +66,56 @@ def plan_study(
     rows of populations, for all runs of a study or for none.
     """
     check_probes_ready(spec.probes, data_dir)
+    planner = _Planner(spec, step_times, rates or {}, _starts(spec))
     datasets: dict[str, Dataset] = {}
-    starts = _starts(spec)
-    runs: list[Run] = []
-    trunks: list[Run] = []
-    solved: list[Solved] = []
     labels: dict[str, str] = {}
-    for name in spec.corpora or spec.tasks:
-        for size in spec.sizes:
-            for context in spec.contexts or (0,):
-                shown = spec.size(size, spec.baseline_arm, context)
-                tokenizer = _tokenizer(spec, shown, starts)
-                key = f"{name}/{tokenizer}" + (f"/{shown.context}" if spec.tasks else "")
-                if key not in datasets:
-                    datasets[key] = _dataset(spec, name, tokenizer, shown.context, data_dir, progress)
-                    label = datasets[key].label
-                    _check_unique(labels.setdefault(label, name), name, label)
-                context_label = str(context) if len(spec.contexts) > 1 else ""
-                for shape, length in product(spec.shapes, spec.lengths):
-                    contest = Contest(
-                        name, datasets[key].label, size, shape, length, context_label, numerics=str(NUMERICS)
-                    )
-                    found = _contest_runs(
-                        spec,
-                        name,
-                        datasets[key],
-                        tokenizer,
-                        contest,
-                        context,
-                        step_times,
-                        rates or {},
-                        starts,
-                    )
-                    runs += found[0]
-                    trunks += found[1]
-                    solved += found[2]
-    if in_population(runs):
-        runs = [dataclasses.replace(run, stacked=True) for run in runs]
-    statistics = _statistics(spec, runs, datasets, progress)
-    return Plan(spec, tuple(runs), datasets, tuple(solved), tuple(trunks), statistics)
+    for name, size, context in product(spec.corpora or spec.tasks, spec.sizes, spec.contexts or (0,)):
+        shown = spec.size(size, spec.baseline_arm, context)
+        tokenizer = _tokenizer(spec, shown, planner.starts)
+        key = f"{name}/{tokenizer}" + (f"/{shown.context}" if spec.tasks else "")
+        if key not in datasets:
+            datasets[key] = _dataset(spec, name, tokenizer, shown.context, data_dir, progress)
+            label = datasets[key].label
+            _check_unique(labels.setdefault(label, name), name, label)
+        dataset = datasets[key]
+        corpus = DataSource(
+            name=dataset.name(name),
+            label=dataset.label,
+            tokenizer=OWN_TOKENS if dataset.tokenizer is None else tokenizer,
+            content=dataset.content,
+        )
+        context_label = str(context) if len(spec.contexts) > 1 else ""
+        for shape, length in product(spec.shapes, spec.lengths):
+            contest = Contest(name, dataset.label, size, shape, length, context_label, numerics=str(NUMERICS))
+            planner.add(_Place(spec, name, dataset, corpus, contest, context))
+    runs, trunks = planner.runs, planner.trunks
+    if in_population([run for _, run in runs], planner.layers):
+        runs = [(contest, dataclasses.replace(run, stacked=True)) for contest, run in runs]
+    return Plan(
+        spec,
+        _distinct(spec, runs, trunks),
+        _entries(runs),
+        _entries(trunks),
+        planner.layers,
+        {dataset.content: dataset for dataset in datasets.values()},
+        tuple(planner.solved),
+        _statistics(spec, runs[0][1].size.context, datasets, progress),
+    )
+
+
+def _entries(runs: list[Placed]) -> tuple[Entry, ...]:
+    return tuple(Entry(run.id, run.label, run.seed, contest) for contest, run in runs)
+
+
+def _distinct(spec: StudySpec, runs: list[Placed], trunks: list[Placed]) -> dict[str, RunSpec]:
+    """Return each run once; contests may share a trunk, which then keeps the checkpoints of all their branches."""
+    order = {seed: index for index, seed in enumerate(spec.seeds)}
+    steps: dict[str, set[int]] = {}
+    for _, trunk in trunks:
+        steps.setdefault(trunk.id, set()).update(trunk.branches)
+    merged = [dataclasses.replace(trunk, branches=tuple(sorted(steps[trunk.id]))) for _, trunk in trunks]
+    ordered = sorted([*merged, *(run for _, run in runs)], key=lambda run: order[run.seed])
+    return {run.id: run for run in ordered}
 
 
 def _starts(spec: StudySpec) -> dict[str, Start]:
@@ -125,156 +155,192 @@ def _check_unique(first: str, corpus: str, label: str) -> None:
 
 
 def _statistics(
-    spec: StudySpec, runs: list[Run], datasets: dict[str, Dataset], progress: Callable[[str, float], None]
+    spec: StudySpec, context: int, datasets: dict[str, Dataset], progress: Callable[[str, float], None]
 ) -> dict[str, Statistics]:
-    """Return the statistics of several corpora, with the window length of the first run."""
+    """Return the statistics of several corpora, with windows of `context` tokens."""
     if len(spec.corpora) < 2:
         return {}
     found = {}
     for dataset in datasets.values():
         assert isinstance(dataset, CorpusDataset)
-        window = round(runs[0].size.context * dataset.bytes_per_token)
+        window = round(context * dataset.bytes_per_token)
         found[dataset.label] = corpus_statistics(dataset.corpus, max(16, window), progress)
     return found
 
 
-def _contest_runs(
-    spec: StudySpec,
-    name: str,
-    dataset: Dataset,
-    tokenizer: str,
-    contest: Contest,
-    context: int,
-    step_times: StepTimes | None,
-    rates: Rates,
-    starts: dict[str, Start],
-) -> tuple[list[Run], list[Run], list[Solved]]:
-    """Return the runs of a contest (or of its branches), the trunks, and the solved numbers."""
-    facts = {
-        "name": dataset.name(name),
-        "label": dataset.label,
-        "tokenizer": OWN_TOKENS if dataset.tokenizer is None else tokenizer,
-        "content": dataset.content,
-    }
-    base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, context), dataset)
-    with _naming(spec.baseline_arm if dataset.task else None):
-        base = dataset.on_meta(base_size, spec.baseline_arm.layout.layers(base_size.layers))
-    found = [
-        _shaped(spec, arm, base, dataset, contest, context, facts, rates, starts.get(arm.label))
-        for arm in spec.arms
-    ]
-    shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
-    solved: list[Solved] = []
-    lengths: list[list[Run]] = []
-    # The longest first: it is the length of the study and the primary comparison.
-    for tokens in spec.branches[::-1] or (None,):
-        here, firsts = contest, shaped
-        if tokens is not None:
-            here = dataclasses.replace(contest, branch=exact_count(tokens))
-            firsts = [_of_length(run, here, tokens) for run in shaped]
-        solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
-        if contest.length != "tokens":
-            firsts, rows = _lengthened(spec, firsts, dataset, here, step_times)
-            solved += rows
-        lengths.append(firsts)
-    if not spec.branches:
-        return [dataclasses.replace(run, seed=seed) for run in lengths[0] for seed in spec.seeds], [], solved
-    runs, trunks = _grown(lengths, contest, spec.seeds)
-    return runs, trunks, solved
+class _Planner:
+    """Collects the runs of all contests."""
 
+    def __init__(
+        self, spec: StudySpec, step_times: StepTimes | None, rates: Rates, starts: dict[str, Start]
+    ) -> None:
+        self.spec, self.step_times, self.rates, self.starts = spec, step_times, rates, starts
+        self.baseline = spec.arms.index(spec.baseline_arm)
+        self.layers: LayerTable = {}
+        self.runs: list[Placed] = []
+        self.trunks: list[Placed] = []
+        self.solved: list[Solved] = []
 
-def _of_length(run: Run, contest: Contest, tokens: int) -> Run:
-    return dataclasses.replace(
-        run, contest=contest, training=dataclasses.replace(run.training, tokens=tokens)
-    )
+    def add(self, place: _Place) -> None:
+        """Add the runs of a contest (or of its branches) and their trunks, with all seeds."""
+        spec, dataset, contest = self.spec, place.dataset, place.contest
+        base_size = _with_vocabulary(spec.size(contest.size, spec.baseline_arm, place.context), dataset)
+        with _naming(spec.baseline_arm.text if dataset.task else ""):
+            base = dataset.on_meta(base_size, spec.baseline_arm.layout.layers(base_size.layers))
+        found = [self._shaped(place, arm, base) for arm in spec.arms]
+        shaped, shape_rows = [run for run, _ in found], [row for _, rows in found for row in rows]
+        lengths: list[tuple[Contest, list[RunSpec]]] = []
+        # The longest first: it is the length of the study and the primary comparison.
+        for tokens in spec.branches[::-1] or (None,):
+            here, firsts = contest, shaped
+            if tokens is not None:
+                here = dataclasses.replace(contest, branch=exact_count(tokens))
+                firsts = [_of_length(run, tokens, dataset) for run in shaped]
+            self.solved += [dataclasses.replace(row, contest=here) for row in shape_rows]
+            if contest.length != "tokens":
+                firsts = self._lengthened(firsts, dataset, here)
+            lengths.append((here, firsts))
+        if spec.branches:
+            self._grow(place, lengths)
+        else:
+            self.runs += [
+                (contest, dataclasses.replace(run, seed=seed)) for run in lengths[0][1] for seed in spec.seeds
+            ]
 
+    def _grow(self, place: _Place, lengths: list[tuple[Contest, list[RunSpec]]]) -> None:
+        """Add the branches, and a trunk for each arm and seed, from the arms' runs at each token count."""
+        runs: list[list[Placed]] = [[] for _ in lengths]
+        for same_arm in zip(*(firsts for _, firsts in lengths), strict=True):
+            first = same_arm[0]
+            with _naming(first.arm):
+                training, branches, starts = grow([run.training for run in same_arm], first.size.context)
+            marks = tuple(sorted(set(starts)))
+            trunk = _with_training(first, training, place.dataset)
+            trunk = dataclasses.replace(trunk, label=f"{first.label}, trunk", branches=marks)
+            for seed in self.spec.seeds:
+                own = dataclasses.replace(trunk, seed=seed)
+                self.trunks.append((place.contest, own))
+                for index, run in enumerate(same_arm):
+                    branch = _with_training(run, branches[index], place.dataset)
+                    parent = Parent(own.id, starts[index])
+                    branch = dataclasses.replace(branch, seed=seed, parent=parent)
+                    runs[index].append((lengths[index][0], branch))
+        self.runs += [placed for branch in runs for placed in branch]
 
-def _grown(lengths: list[list[Run]], contest: Contest, seeds: tuple[int, ...]) -> tuple[list[Run], list[Run]]:
-    """Return the branches, and a trunk for each arm and seed. `lengths`: the arms' runs at each token count."""
-    runs: list[list[Run]] = [[] for _ in lengths]
-    trunks = []
-    for same_arm in zip(*lengths, strict=True):
-        first = same_arm[0]
-        with _naming(first.arm):
-            training, branches, starts = grow([run.training for run in same_arm], first.size.context)
-        arm = dataclasses.replace(first.arm, label=f"{first.arm.label}, trunk")
-        marks = tuple(sorted(set(starts)))
-        for seed in seeds:
-            trunk = dataclasses.replace(
-                first, arm=arm, contest=contest, training=training, seed=seed, branches=marks
+    def _shaped(self, place: _Place, arm: Arm, base: Decoder) -> tuple[RunSpec, list[Solved]]:
+        """Return an arm's run of the first seed under the contest's shape rule, before its length is solved."""
+        spec, dataset, contest = self.spec, place.dataset, place.contest
+        given = _with_vocabulary(spec.size(contest.size, arm, place.context), dataset)
+        layers = tuple(arm.layout.layers(given.layers))
+        size, solved = given, []
+        if contest.shape != "as_is":
+            with _naming(arm.text):
+                if contest.shape == "params":
+                    size = match_params(given, layers, base.parameter_count(), dataset.on_meta)
+                else:
+                    size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
+        start = self.starts.get(arm.label)
+        with _naming(arm.text if dataset.task else ""):
+            model = dataset.on_meta(size, layers)
+            dataset.check_arm(size, model)
+            if start is not None:
+                check_compatible(start, dataset, size, layers, model)
+        training = spec.train_settings(arm, size, dataset.bytes_per_token)
+        circuits = model.circuits()  # raises if a parameter is in no parameter group
+        with _naming(arm.text):
+            assign(training.circuit_lr, circuits, size.layers)
+        if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
+            solved.append(_solved_bytes(spec, arm, contest, training, dataset))
+        key = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
+        if (tuned := self.rates.get(key)) is not None:
+            training = dataclasses.replace(training, lr=tuned)
+        parameters, cache = model.parameter_count(), model.cache_bytes_per_token(torch.bfloat16)
+        if contest.shape != "as_is" and arm is not spec.baseline_arm:
+            held = (
+                ("parameters", parameters, base.parameter_count())
+                if contest.shape == "params"
+                else ("cache bytes per token", cache or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
             )
-            trunks.append(trunk)
-            for index, run in enumerate(same_arm):
-                parent = Parent(trunk.id, starts[index])
-                runs[index].append(
-                    dataclasses.replace(run, training=branches[index], seed=seed, parent=parent)
-                )
-    return [run for branch in runs for run in branch], trunks
-
-
-def _shaped(
-    spec: StudySpec,
-    arm: Arm,
-    base: Decoder,
-    dataset: Dataset,
-    contest: Contest,
-    context: int,
-    facts: dict[str, str],
-    rates: Rates,
-    start: Start | None,
-) -> tuple[Run, list[Solved]]:
-    """Return an arm's run of the first seed under the contest's shape rule, before its length is solved."""
-    given = _with_vocabulary(spec.size(contest.size, arm, context), dataset)
-    layers = tuple(arm.layout.layers(given.layers))
-    size, solved = given, []
-    if contest.shape != "as_is":
-        with _naming(arm):
-            if contest.shape == "params":
-                size = match_params(given, layers, base.parameter_count(), dataset.on_meta)
-            else:
-                size, layers = match_cache(given, layers, base.cache_bytes_per_token(torch.bfloat16))
-    with _naming(arm if dataset.task else None):
-        model = dataset.on_meta(size, layers)
-        dataset.check_arm(size, model)
-        if start is not None:
-            check_compatible(start, dataset, size, layers, model)
-    training = spec.train_settings(arm, size, dataset.bytes_per_token)
-    circuits = model.circuits()  # raises if a parameter is in no parameter group
-    with _naming(arm):
-        assign(training.circuit_lr, circuits, size.layers)
-    if spec.bytes and arm is spec.baseline_arm and training.tokens != spec.bytes:
-        solved.append(_solved_bytes(spec, arm, contest, training, dataset))
-    key = (contest.corpus, contest.size, contest.context, contest.shape, arm.label)
-    if (tuned := rates.get(key)) is not None:
-        training = dataclasses.replace(training, lr=tuned)
-    dataset.steps(size, training)
-    costs = (
-        model.parameter_count(),
-        dataset.flops(model, training),
-        model.cache_bytes_per_token(torch.bfloat16),
-    )
-    if contest.shape != "as_is" and arm is not spec.baseline_arm:
-        held = (
-            ("parameters", model.parameter_count(), base.parameter_count())
-            if contest.shape == "params"
-            else ("cache bytes per token", costs[2] or 0, base.cache_bytes_per_token(torch.bfloat16) or 0)
+            what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
+            solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
+        texts = tuple(composed.text for composed in layers)
+        self.layers[texts] = layers
+        run = RunSpec(
+            arm=arm.text,
+            label=arm.label,
+            layers=texts,
+            corpus=place.corpus,
+            size=size,
+            training=training,
+            seed=spec.seeds[0],
+            shape=contest.shape,
+            length=contest.length,
+            parameters=parameters,
+            flops_per_token=dataset.flops(model, training),
+            flops_source=model.flops_source(size.context),
+            cache_bytes_per_token=cache,
+            task=dataset.task,
+            start=start.run if start else "",
+            start_path=str(start.folder.path.resolve()) if start else "",
+            mechanisms=_identities(layers),
         )
-        what = _solved_shape(given, tuple(arm.layout.layers(given.layers)), size, layers, contest.shape)
-        solved.append(Solved(arm.label, contest, f"shape {contest.shape}", *what, *held))
-    run = Run(
-        arm,
-        layers,
-        contest,
-        size,
-        training,
-        spec.seeds[0],
-        facts,
-        *costs,
-        dataset=dataset,
-        start=start,
-        flops_source=model.flops_source(size.context),
-    )
-    return run, solved
+        return _with_training(run, training, dataset), solved
+
+    def _lengthened(self, firsts: list[RunSpec], dataset: Dataset, contest: Contest) -> list[RunSpec]:
+        """Return the runs with the tokens solved by the contest's length rule."""
+        base = firsts[self.baseline]
+        timed = contest.length != "flops"
+        speeds: list[StepTime] = []
+        if timed:
+            if self.step_times is None:
+                raise UserError(
+                    f"length={contest.length} needs seconds per step, which are measured when the study runs"
+                )
+            path = "plain" if contest.length == "time_plain" else "fused"
+            speeds = self.step_times(firsts, self.layers, dataset, path)
+            amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
+        else:
+            # Forward and backward cost three times the forward pass.
+            amounts = [3 * run.flops_per_token for run in firsts]
+        whole = amounts[self.baseline]
+        held = _trained(base.training) * whole
+        runs = []
+        for index, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
+            training = run.training
+            with _naming(run.arm):
+                if not timed:
+                    training = match_flops(training, run.flops_per_token, base.flops_per_token)
+                elif run is not base:
+                    share = dataclasses.replace(training, tokens=max(base.training.tokens, training.batch))
+                    training = match_time(contest.length, share, amount, whole)
+            runs.append(_with_training(run, training, dataset))
+            if run is base:
+                continue
+            held_name, note = (
+                ("training seconds", speeds[index].describe(speeds[self.baseline]))
+                if timed
+                else ("training FLOPs", _sources(run, base))
+            )
+            numbers = (run.training.tokens, training.tokens, held_name, _trained(training) * amount, held)
+            self.solved.append(
+                Solved(run.label, contest, f"length {contest.length}", "tokens", *numbers, note)
+            )
+        return runs
+
+
+@cache
+def _identities(layers: tuple[Composed, ...]) -> tuple[Any, ...]:
+    """Return what identifies each layer; hundreds of runs share the same layers."""
+    return tuple(composed.as_dict() for composed in layers)
+
+
+def _of_length(run: RunSpec, tokens: int, dataset: Dataset) -> RunSpec:
+    with _naming(run.arm):
+        return _with_training(run, dataclasses.replace(run.training, tokens=tokens), dataset)
+
+
+def _with_training(run: RunSpec, training: TrainSettings, dataset: Dataset) -> RunSpec:
+    return dataclasses.replace(run, training=training, steps=dataset.steps(run.size, training))
 
 
 def _solved_shape(
@@ -289,62 +355,9 @@ def _solved_shape(
     return "width", given.width, size.width
 
 
-def _lengthened(
-    spec: StudySpec, firsts: list[Run], dataset: Dataset, contest: Contest, step_times: StepTimes | None
-) -> tuple[list[Run], list[Solved]]:
-    """Return the runs with the tokens solved by the contest's length rule."""
-    base = next(run for run in firsts if run.arm is spec.baseline_arm)
-    timed = contest.length != "flops"
-    speeds: list[StepTime] = []
-    if timed:
-        if step_times is None:
-            raise UserError(
-                f"length={contest.length} needs seconds per step, which are measured when the study runs"
-            )
-        speeds = step_times(firsts, dataset, "plain" if contest.length == "time_plain" else "fused")
-        amounts = [speed.seconds / run.training.batch for run, speed in zip(firsts, speeds, strict=True)]
-    else:
-        # Forward and backward cost three times the forward pass.
-        amounts = [3 * run.flops for run in firsts]
-    whole = amounts[firsts.index(base)]
-    held = _trained(base.training) * whole
-    runs, solved = [], []
-    for index, (run, amount) in enumerate(zip(firsts, amounts, strict=True)):
-        training = run.training
-        with _naming(run.arm):
-            if not timed:
-                training = match_flops(training, run.flops, base.flops)
-            elif run is not base:
-                share = dataclasses.replace(training, tokens=max(base.training.tokens, training.batch))
-                training = match_time(contest.length, share, amount, whole)
-        runs.append(dataclasses.replace(run, training=training))
-        if run is base:
-            continue
-        held_name, note = (
-            ("training seconds", speeds[index].describe(speeds[firsts.index(base)]))
-            if timed
-            else ("training FLOPs", _sources(run, base))
-        )
-        solved.append(
-            Solved(
-                run.arm.label,
-                contest,
-                f"length {contest.length}",
-                "tokens",
-                run.training.tokens,
-                training.tokens,
-                held_name,
-                _trained(training) * amount,
-                held,
-                note,
-            )
-        )
-    return runs, solved
-
-
-def _sources(run: Run, base: Run) -> str:
+def _sources(run: RunSpec, base: RunSpec) -> str:
     """Return how the FLOPs of an arm and of the baseline were obtained, if either was counted."""
-    rows = ((run.arm.label, run.flops_source), (base.arm.label, base.flops_source))
+    rows = ((run.label, run.flops_source), (base.label, base.flops_source))
     return flops_label(dict(rows)) if any(source == "counted" for _, source in rows) else ""
 
 
@@ -354,14 +367,14 @@ def _trained(training: TrainSettings) -> int:
 
 
 @contextmanager
-def _naming(arm: Arm | None) -> Iterator[None]:
-    """Prefix a UserError with the arm, unless `arm` is None."""
+def _naming(arm: str) -> Iterator[None]:
+    """Prefix a UserError with the arm, unless `arm` is empty."""
     try:
         yield
     except UserError as error:
-        if arm is None:
+        if not arm:
             raise
-        raise UserError(f"arm '{arm.text}': {error}") from None
+        raise UserError(f"arm '{arm}': {error}") from None
 
 
 def _solved_bytes(

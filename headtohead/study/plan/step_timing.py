@@ -10,7 +10,7 @@ with a known one and scaled by it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ import torch
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.kernels import plain
+from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name
 from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
-from headtohead.study.plan.run_spec import Run, StepTime
+from headtohead.study.plan.plan import LayerTable, StepTime
 from headtohead.study.store.frozen import NAME, changing_lock, frozen_seconds
 from headtohead.study.store.lease import LeaseManager
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.acceleration import compiles
 from headtohead.training.trainer import Trainer
 
@@ -51,21 +53,29 @@ class FrozenStepTimes:
     ) -> None:
         self.folder, self.execution, self.progress, self.clock = folder, execution, progress, clock
 
-    def __call__(self, runs: list[Run], dataset: Dataset, path: str) -> list[StepTime]:
+    def __call__(
+        self, runs: list[RunSpec], layers: LayerTable, dataset: Dataset, path: str
+    ) -> list[StepTime]:
         """Return the step time of each run. Measurements are written to the lock before they are used."""
         keys = [_key(run, path) for run in runs]
         if any(key not in frozen_seconds(self.folder) for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
             leases = LeaseManager()
             # Two executors timing at once would slow each other down and plan different runs.
-            while not self._measured_alone(leases, keys, runs, dataset, path):
+            while not self._measured_alone(leases, keys, runs, layers, dataset, path):
                 self.progress("waiting for another process that is timing the arms", 0.0)
                 time.sleep(_POLL_SECONDS)
         known = frozen_seconds(self.folder)
         return [StepTime(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
 
     def _measured_alone(
-        self, leases: LeaseManager, keys: list[str], runs: list[Run], dataset: Dataset, path: str
+        self,
+        leases: LeaseManager,
+        keys: list[str],
+        runs: list[RunSpec],
+        layers: LayerTable,
+        dataset: Dataset,
+        path: str,
     ) -> bool:
         with leases.acquire(self.folder) as lease:
             if lease is None:
@@ -74,14 +84,15 @@ class FrozenStepTimes:
             by_key = dict(zip(keys, runs, strict=True))
             missing = [key for key in by_key if key not in known]
             if missing:
-                self._freeze(known, by_key, missing, dataset, path)
+                self._freeze(known, by_key, missing, layers, dataset, path)
         return True
 
     def _freeze(
         self,
         known: dict[str, dict[str, Any]],
-        runs: dict[str, Run],
+        runs: dict[str, RunSpec],
         missing: list[str],
+        layers: LayerTable,
         dataset: Dataset,
         path: str,
     ) -> None:
@@ -94,7 +105,7 @@ class FrozenStepTimes:
                     f"continue there, or remove {self.folder / NAME} to measure and plan again"
                 )
         names = [*anchor, *missing]
-        samples = self._measure([runs[key] for key in names], dataset, path)
+        samples = self._measure([runs[key] for key in names], layers, dataset, path)
         # The known arm keeps its value; the others are scaled by it.
         whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
         measured = {}
@@ -104,7 +115,7 @@ class FrozenStepTimes:
             first = samples[0] if index else np.median(samples[0])
             low, ratio, high = (float(share) for share in np.percentile(samples[index] / first, (25, 50, 75)))
             measured[key] = {
-                "arm": runs[key].arm.text,
+                "arm": runs[key].arm,
                 "size": runs[key].size.dims,
                 "seconds": whole * ratio,
                 "spread": (high - low) / 2 / ratio,
@@ -121,7 +132,9 @@ class FrozenStepTimes:
         compiled = ", compiled" if compiles(self.execution.compile, size, device) else ""
         return f"{device_name(device)}{threads}, {path} path{compiled}"
 
-    def _measure(self, runs: list[Run], dataset: Dataset, path: str) -> np.ndarray[Any, Any]:
+    def _measure(
+        self, runs: list[RunSpec], layers: LayerTable, dataset: Dataset, path: str
+    ) -> np.ndarray[Any, Any]:
         """Return the seconds of each run's counted steps, shape (runs, steps)."""
         device = torch.device(self.execution.device)
         steps = max(run.steps for run in runs)
@@ -130,19 +143,19 @@ class FrozenStepTimes:
         if device.type == "cpu":
             torch.set_num_threads(self.execution.threads)
         samples: list[list[float]] = [[] for _ in runs]
-        arm = runs[0].arm.text
+        arm = runs[0].arm
         try:
             with plain() if path == "plain" else nullcontext():
                 trainers = []
                 for run in runs:
-                    arm = run.arm.text
-                    trainers.append(trial(run, dataset, self.execution))
+                    arm = run.arm
+                    trainers.append(trial(run, layers[run.layers], dataset, self.execution))
                 for round_index in range(rounds):
                     self.progress(
                         f"timing {len(runs)} arms, step {round_index + 1} of {rounds}", round_index / rounds
                     )
                     for index, trainer in enumerate(trainers):
-                        arm = runs[index].arm.text
+                        arm = runs[index].arm
                         seconds = trainer.timed_step(self.clock)
                         if round_index >= _WARM:
                             samples[index].append(seconds)
@@ -162,13 +175,15 @@ class FrozenStepTimes:
         return taken
 
 
-def trial(run: Run, dataset: Dataset, execution: ExecutionSettings) -> Trainer:
+def trial(
+    run: RunSpec, layers: Sequence[Composed], dataset: Dataset, execution: ExecutionSettings
+) -> Trainer:
     """Return a trainer of a run for a few timed steps; nothing is saved."""
     device = torch.device(execution.device)
     torch.manual_seed(run.seed)
     batches = dataset.batches(run.size, run.training, run.seed)
     return Trainer(
-        dataset.model(run.size, list(run.layers), run.seed).to(device),
+        dataset.model(run.size, layers, run.seed).to(device),
         batches,
         run.training,
         micro=execution.micro or micro_batch(run.size, batches.sequences, device),
@@ -184,5 +199,5 @@ def same_speed(identity: Mapping[str, Any]) -> list[Any]:
     return [identity["layers"], identity["size"], step, *task]
 
 
-def _key(run: Run, path: str) -> str:
+def _key(run: RunSpec, path: str) -> str:
     return digest(canonical_json([*same_speed(run.identity), path]))[:16]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.files import canonical_json, digest
 from headtohead.study.config.spec import StudySpec
-from headtohead.study.plan.run_spec import Plan, Rates
+from headtohead.study.plan.plan import Plan, Rates
 from headtohead.study.store.frozen import NAME, changing_lock, read_lock
 from headtohead.study.store.manifest import Rate
 from headtohead.study.store.run_store import Store
@@ -47,45 +47,33 @@ class Tuning:
         ]
 
 
-def tune_study(
-    spec: StudySpec,
-    store: Store,
-    plan: Callable[[StudySpec], Plan],
-    run: Callable[[Plan], bool],
-    say: Callable[[str], None],
-) -> Tuning | None:
-    """Return the tuned rates, running missing trials; None if `run` was stopped early."""
-    assert spec.tune is not None
-    key = digest(
-        canonical_json(
-            _identity(plan(grid_spec(spec, spec.tune.lr[:1]))) + [spec.metric][: bool(spec.metric)]
-        )
-    )[:16]
-    path = store.path / NAME
-    lock = read_lock(path)
-    if known := lock.get("tuning", {}).get(key):
-        return Tuning(tuple(_row(row, path) for row in known))
-    grid, extensions = list(spec.tune.lr), 0
-    while True:
-        planned = plan(grid_spec(spec, tuple(grid)))
-        if not run(planned):
-            return None
-        rows = _rows(spec, planned, store, grid)
-        low, high = (any(row.chosen and row.lr == edge for row in rows) for edge in (grid[0], grid[-1]))
-        if not (low or high) or extensions == MAX_EXTENSIONS:
-            break
-        extensions += 1
-        if low:
-            grid.insert(0, _beyond(grid[1], grid[0]))
-        if high:
-            grid.append(_beyond(grid[-2], grid[-1]))
-        say(
-            f"a best learning rate is at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
-        )
-    with changing_lock(store.path) as lock:
-        # Another process may have finished the tuning first; all processes use the same rates.
+def tuning_key(spec: StudySpec, plan: Plan) -> str:
+    """Return the name of a tuning in study.lock.json: what is tuned, without the rates. `plan` has any one rate."""
+    return digest(canonical_json(_identity(plan) + [spec.metric][: bool(spec.metric)]))[:16]
+
+
+def frozen_tuning(folder: Path, key: str) -> Tuning | None:
+    """Return the rates chosen earlier, or None if the tuning is not finished."""
+    path = folder / NAME
+    known = read_lock(path).get("tuning", {}).get(key)
+    return Tuning(tuple(_row(row, path) for row in known)) if known else None
+
+
+def freeze_tuning(folder: Path, key: str, rows: list[Rate]) -> Tuning:
+    """Write the chosen rates to study.lock.json and return them, or those of a process that was first."""
+    with changing_lock(folder) as lock:
         chosen = lock.setdefault("tuning", {}).setdefault(key, [dataclasses.asdict(row) for row in rows])
-    return Tuning(tuple(_row(row, path) for row in chosen))
+    return Tuning(tuple(_row(row, folder / NAME) for row in chosen))
+
+
+def extended(grid: tuple[float, ...], rows: list[Rate]) -> tuple[float, ...]:
+    """Return the grid with a further rate at each edge where an arm has its best one."""
+    low, high = (any(row.chosen and row.lr == edge for row in rows) for edge in (grid[0], grid[-1]))
+    return (
+        *([_beyond(grid[1], grid[0])] if low else []),
+        *grid,
+        *([_beyond(grid[-2], grid[-1])] if high else []),
+    )
 
 
 def _beyond(inner: float, edge: float) -> float:
@@ -127,22 +115,23 @@ def _identity(plan: Plan) -> list[Any]:
     """Return what is tuned, without the rates."""
     return sorted(
         canonical_json({**run.identity, "training": {**run.identity["training"], "lr": None}})
-        for run in plan.runs
+        for run in plan.compared()
     )
 
 
-def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[Rate]:
-    results = store.results(sorted({run.id for run in plan.runs}))
+def trials(spec: StudySpec, plan: Plan, store: Store, grid: tuple[float, ...]) -> list[Rate]:
+    """Return the score of every arm at every rate of the grid, with the best one chosen."""
+    results = store.results(sorted(plan.runs))
     scores: dict[tuple[str, str, str, str, str], dict[float, float | None]] = {}
     signs: dict[str, int] = {}
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
-    for run in plan.runs:
-        label, lr = names[run.arm.label]
-        result = results.get(run.id, {})
-        measure = plan.measure(run.contest)
+    for entry in plan.entries:
+        label, lr = names[entry.label]
+        result = results.get(entry.run, {})
+        contest = entry.contest
+        measure = plan.measure(contest)
         value = result["valid"][measure.name] if result.get("status") == "done" else None
-        signs[run.contest.corpus] = 1 if measure.better == "lower" else -1
-        contest = run.contest
+        signs[contest.corpus] = 1 if measure.better == "lower" else -1
         key = (contest.corpus, contest.size, contest.context, contest.shape, label)
         scores.setdefault(key, {})[lr] = value
     rows = []

@@ -37,8 +37,10 @@ class Subject:
     """In evaluation mode, on the device the study runs on."""
     dataset: Prepared | Task
     """The corpus or the task it was trained on."""
-    record: dict[str, Any]
-    """Its spec.json."""
+    source: str
+    """The name of that corpus or task."""
+    precision: str
+    """The precision it was trained in."""
     data_dir: str = ""
     progress: Callable[[float], None] = lambda share: None
 
@@ -58,11 +60,6 @@ class Subject:
         """The task it was trained on."""
         assert isinstance(self.dataset, Task)
         return self.dataset
-
-    @property
-    def precision(self) -> str:
-        """The precision it was trained in."""
-        return str(self.record["training"]["precision"])
 
     @property
     def device(self) -> torch.device:

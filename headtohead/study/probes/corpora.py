@@ -47,7 +47,7 @@ def _ready(given: str, data_dir: str | Path | None) -> None:
 
 def _measure(subject: Subject, given: str) -> Found:
     names = split_outside(given, ",")
-    others = [name for name in names if name != subject.record["corpus"]["name"]]
+    others = [name for name in names if name != subject.source]
     found: Found = {}
     for index, name in enumerate(others):
         shown = part_of(subject.progress, index, index + 1, len(others))

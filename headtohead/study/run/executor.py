@@ -1,220 +1,170 @@
-"""Execute the unfinished runs of a plan, in this process or in one process per core."""
+"""Executors run the unfinished runs of a plan: in this process, or in one process per core.
+
+An executor takes runs (`submit`), reports what happens to them (`events`) and can be asked to `stop`; another engine
+that does the same can take its place.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import os
 import queue
-import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.files import open_regular, open_to_append
-from headtohead.common.numbers import short_count
-from headtohead.common.progress import Display
 from headtohead.common.stop import Stop
-from headtohead.study.plan.branches import drop_checkpoints
+from headtohead.common.worker_process import WorkerProcess
 from headtohead.study.plan.execution import ExecutionSettings
-from headtohead.study.plan.run_spec import Run
-from headtohead.study.run.claim_loop import Job, is_done, work
+from headtohead.study.plan.plan import LayerTable
+from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.events import Event
+from headtohead.study.run.worker import Order
 from headtohead.study.store.lease import LeaseManager
-from headtohead.study.store.manifest import METRIC, metric_label
-from headtohead.study.store.run_store import RunDirectory, Store
+from headtohead.study.store.run_spec import RunSpec
+from headtohead.study.store.run_store import Store
 
+Handler = Callable[[Event], None]
 _LOG_BYTES = 2**16
 _DEADLY = 2
 """A run has failed after its worker has died this many times."""
 
 
-@dataclass
-class Summary:
-    """How one execution of a study ended."""
+class Executor(Protocol):
+    """Runs a list of runs."""
 
-    done: int = 0
-    """Runs finished in this execution."""
-    left: int = 0
-    """Runs without a result; after a stop also those that lack a requested probe."""
-    stopped: bool = False
-    """Whether a stop was requested."""
-    trouble: list[str] = field(default_factory=list)
-    """Error messages."""
+    def submit(self, runs: Sequence[RunSpec]) -> None:
+        """Take runs to execute."""
+        ...
 
+    def events(self, handle: Handler, say: Callable[[str], None]) -> None:
+        """Execute until every run has ended or the executor has stopped.
 
-def execute(
-    store: Store,
-    runs: list[Run],
-    execution: ExecutionSettings,
-    display: Display,
-    *,
-    probes: tuple[str, ...] = (),
-    workers: int = 1,
-    seconds: float = math.inf,
-) -> Summary:
-    """Execute every run that has no result and take missing probes; stop cleanly on Ctrl-C or after `seconds`."""
+        `handle` receives every event, and `say` messages about the executor itself, such as a worker that died.
+        """
+        ...
 
-    def done(run: Run, probes: tuple[str, ...]) -> bool:
-        return is_done(store.run(run.id), () if run.branches else probes)
-
-    pending = [run for run in runs if not done(run, probes)]
-    # A trunk whose branches are all done is no longer needed.
-    wanted = {run.parent.run for run in pending if run.parent}
-    pending = [run for run in pending if not run.branches or run.id in wanted]
-    display.begin(len(runs), len(runs) - len(pending), float(sum(run.tokens for run in pending)))
-    summary = Summary()
-    stop = Stop.after(seconds, lambda: summary.stopped)
-    try:
-        with _interruptible(summary):
-            together = workers > 1 and len(pending) > 1 and all(run.arm.layout.portable for run in pending)
-            if together:
-                pool = _WorkerPool(store, pending, execution, min(workers, len(pending)), probes, stop)
-                _in_workers(store, pending, pool, display, stop, summary)
-            else:
-                _in_process(store, pending, execution, display, stop, summary, probes)
-    finally:
-        display.end()
-    store.check_present()
-    # Repeated here in case a process was killed between a branch's result and this call.
-    drop_checkpoints(store, [(run.id, run.parent) for run in runs if run.parent])
-    summary.stopped = summary.stopped or (stop.late and not all(done(run, probes) for run in pending))
-    summary.left = sum(not done(run, probes if summary.stopped else ()) for run in pending)
-    return summary
+    def stop(self) -> None:
+        """Ask for an early end, which saves all work; may be called from a signal handler."""
+        ...
 
 
-@contextmanager
-def _interruptible(summary: Summary) -> Iterator[None]:
-    """Turn the first Ctrl-C (or SIGTERM) into a clean stop; the second one interrupts immediately."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, _: Any) -> None:
-        if summary.stopped:
-            raise KeyboardInterrupt
-        summary.stopped = True
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _in_process(
-    store: Store,
-    runs: list[Run],
-    execution: ExecutionSettings,
-    display: Display,
-    stop: Stop,
-    summary: Summary,
-    probes: tuple[str, ...],
-) -> None:
-    by_id = {run.id: run for run in runs}
-
-    def emit(event: dict[str, Any]) -> None:
-        _take(summary, display, store, by_id[event["run"]], event)
-
-    jobs = [Job(run.record(), run.layers, probes) for run in runs]
-    work(store, jobs, execution, stop, emit)
-
-
-def _in_workers(
-    store: Store,
-    runs: list[Run],
-    pool: _WorkerPool,
-    display: Display,
-    stop: Stop,
-    summary: Summary,
-) -> None:
-    by_id = {run.id: run for run in runs}
-    try:
-        while pool.busy:
-            if summary.stopped:  # workers watch the time limit themselves
-                pool.ask_to_stop()
-            event = pool.next_event()
-            if event is None:
-                for message in pool.reap(replace=not (summary.stopped or stop.late)):
-                    summary.trouble.append(message)
-                    display.note(message)
-            elif event["kind"] != "waiting" or event["pid"] not in pool.pids:
-                _take(summary, display, store, by_id[event["run"]], event)
-    finally:
-        pool.ask_to_stop()
-        pool.wait()
-
-
-class _WorkerPool:
-    """The workers of one executor. A dead worker is replaced; a run that kills its worker twice has failed."""
+class InProcess:
+    """Runs everything in this process, one run or population after another."""
 
     def __init__(
         self,
         store: Store,
-        runs: list[Run],
         execution: ExecutionSettings,
-        count: int,
-        probes: tuple[str, ...],
+        layers: LayerTable,
+        *,
+        probes: tuple[str, ...] = (),
         stop: Stop,
     ) -> None:
-        self.store, self.stop = store, stop
-        self.events: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
-        self.order = {
-            "store": str(store.path.resolve()),
-            "conditions": dataclasses.asdict(execution),
-            "records": [run.record() for run in runs],
-            "probes": probes,
-        }
-        self.threads = execution.threads
+        self.store, self.execution, self.layers, self.probes, self.limit = (
+            store,
+            execution,
+            layers,
+            probes,
+            stop,
+        )
+        self.runs: list[RunSpec] = []
+
+    def submit(self, runs: Sequence[RunSpec]) -> None:
+        """Take runs to execute."""
+        self.runs += runs
+
+    def events(self, handle: Handler, say: Callable[[str], None]) -> None:
+        """Execute the runs."""
+        ClaimLoop(
+            self.store, self.runs, self.execution, self.limit, handle, probes=self.probes, layers=self.layers
+        ).work()
+
+    def stop(self) -> None:
+        """Nothing to do: the claim loop asks `Stop` after every step."""
+
+
+class WorkerPool:
+    """Worker processes on this host. A dead worker is replaced; a run that kills its worker twice has failed."""
+
+    def __init__(
+        self,
+        store: Store,
+        execution: ExecutionSettings,
+        count: int,
+        *,
+        probes: tuple[str, ...] = (),
+        stop: Stop,
+    ) -> None:
+        self.store, self.execution, self.count, self.probes, self.limit = (
+            store,
+            execution,
+            count,
+            probes,
+            stop,
+        )
+        self.queue: queue.Queue[tuple[WorkerProcess, Event]] = queue.Queue()
+        self.workers: list[_Worker] = []
         self.deaths: dict[str, int] = {}
-        self.workers = [self._spawn(index) for index in range(count)]
+        self.runs: list[RunSpec] = []
+
+    def submit(self, runs: Sequence[RunSpec]) -> None:
+        """Take runs to execute; each worker goes through all of them and leases what is free."""
+        self.runs += runs
+
+    def events(self, handle: Handler, say: Callable[[str], None]) -> None:
+        """Start the workers and pass on their events until all have ended."""
+        self.workers = [self._spawn(index) for index in range(min(self.count, len(self.runs)))]
+        try:
+            while self.workers or not self.queue.empty():
+                if self.limit.requested():  # workers watch the time limit themselves
+                    self.stop()
+                try:
+                    process, event = self.queue.get(timeout=0.2)
+                except queue.Empty:
+                    self._reap(say)
+                    continue
+                worker = next((one for one in self.workers if one.process is process), None)
+                if worker and event.kind in ("started", "ended"):
+                    worker.run = event.run if event.kind == "started" else ""
+                if event.kind != "waiting" or event.pid not in {one.pid for one in self.workers}:
+                    handle(event)
+        finally:
+            self.stop()
+            for worker in self.workers:
+                worker.wait()
+
+    def stop(self) -> None:
+        """Ask every worker to save a checkpoint and exit."""
+        for worker in self.workers:
+            worker.process.ask_to_stop()
 
     def _spawn(self, index: int) -> _Worker:
-        order = json.dumps(self.order | {"seconds": self.stop.seconds_left})
-        return _Worker(index, self.store, order, self.threads, self.events)
+        left = self.limit.seconds_left
+        order = Order(
+            store=str(self.store.path.resolve()),
+            execution=self.execution,
+            runs=[run.as_dict() for run in self.runs],
+            probes=self.probes,
+            seconds=None if left == float("inf") else left,
+        )
+        return _Worker(index, self.store, order, self.queue)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a worker is alive or an event is unread."""
-        return bool(self.workers) or not self.events.empty()
-
-    @property
-    def pids(self) -> set[int]:
-        """The process ids of the workers."""
-        return {worker.process.pid for worker in self.workers}
-
-    def next_event(self) -> dict[str, Any] | None:
-        """Return the next event of a worker, or None if there is none within 0.2 s."""
-        try:
-            worker, event = self.events.get(timeout=0.2)
-        except queue.Empty:
-            return None
-        if event["kind"] in ("started", "ended"):
-            worker.run = event["run"] if event["kind"] == "started" else ""
-        return event
-
-    def reap(self, replace: bool) -> list[str]:
-        """Remove workers that have ended, replace those that died, and return a message about each death."""
-        notes = []
-        for worker in [worker for worker in self.workers if not worker.alive]:
+    def _reap(self, say: Callable[[str], None]) -> None:
+        """Remove workers that have ended, and replace those that died."""
+        ending = self.limit.requested() or self.limit.late
+        for worker in [worker for worker in self.workers if not worker.process.alive]:
             self.workers.remove(worker)
             if not (how := worker.wait()):
                 continue
             count = self.deaths[worker.run] = self.deaths.get(worker.run, 0) + 1
-            notes.append(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
+            say(f"a worker {how}" + (f" (see {worker.log})" if worker.log.is_file() else ""))
             if worker.run and count == _DEADLY:
-                notes.append(self._record_death(worker, how))
-            if replace and (worker.run or count < _DEADLY):
+                say(self._record_death(worker, how))
+            if not ending and (worker.run or count < _DEADLY):
                 self.workers.append(self._spawn(worker.index))
-        return notes
 
     def _record_death(self, worker: _Worker, how: str) -> str:
         run = self.store.run(worker.run)
@@ -224,28 +174,36 @@ class _WorkerPool:
                 run.finish({"status": "failed", "error": message})
         return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"
 
-    def ask_to_stop(self) -> None:
-        """Ask every worker to save a checkpoint and exit."""
-        for worker in self.workers:
-            worker.ask_to_stop()
 
-    def wait(self) -> None:
-        """Wait until all workers have exited."""
-        for worker in self.workers:
-            worker.wait()
+class _Worker:
+    """A worker of a study and its log."""
 
+    def __init__(
+        self, index: int, store: Store, order: Order, events: queue.Queue[tuple[WorkerProcess, Event]]
+    ) -> None:
+        # Several executors, also on several hosts, may write logs of one study.
+        name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
+        self.index, self.log = index, store.path / "logs" / name
+        self.run = ""
+        """The run it is training."""
+        with open_to_append(store.path, "logs", name) as stream:
+            threads = order.execution.threads
+            self.process = WorkerProcess(
+                "headtohead.study.run.worker", order, Event, events, log=stream, threads=threads
+            )
 
-def _worker_environment(threads: int) -> dict[str, str]:
-    """Return the environment variables of a worker's C libraries."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # By default glibc returns large blocks to the system and takes them again at every step, with a page fault
-        # per 4 KiB. Keeping them makes training 4 to 7 % faster.
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**32),
-        "MALLOC_TOP_PAD_": str(2**24),
-    }
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.process.pid
+
+    def wait(self) -> str:
+        """Wait until it exits; return how it died with the last line of its log, or an empty string."""
+        how = self.process.wait()
+        lines = _end_of(self.log).strip().splitlines()
+        if not lines:
+            self.log.unlink(missing_ok=True)
+        return f"{how}: {lines[-1]}" if how and lines else how
 
 
 def _end_of(log: Path) -> str:
@@ -256,119 +214,3 @@ def _end_of(log: Path) -> str:
             return stream.read(_LOG_BYTES).decode("utf-8", "replace")
     except (OSError, UnreadableFile):
         return ""
-
-
-class _Worker:
-    """One worker process and the thread that reads its events."""
-
-    def __init__(
-        self,
-        index: int,
-        store: Store,
-        order: str,
-        threads: int,
-        events: queue.Queue[tuple[_Worker, dict[str, Any]]],
-    ) -> None:
-        # Several executors, also on several hosts, may write logs of one study.
-        name = f"worker-{socket.gethostname()}-{os.getpid()}-{index + 1}.log".replace("/", "_")
-        self.index, self.log = index, store.path / "logs" / name
-        self.run = ""
-        """The run it is training."""
-        self.asked = False
-        with open_to_append(store.path, "logs", name) as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headtohead.study.run.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stream,
-                text=True,
-                start_new_session=True,
-                env=os.environ | _worker_environment(threads),
-            )
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it died immediately; its log says why
-            self.process.stdin.write(order + "\n")
-            self.process.stdin.flush()
-        self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
-        self.listener.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can still send events."""
-        return self.listener.is_alive()
-
-    def ask_to_stop(self) -> None:
-        """Close its input: it saves a checkpoint and exits."""
-        if not self.asked and self.process.stdin is not None:
-            self.asked = True
-            with suppress(OSError):
-                self.process.stdin.close()
-
-    def wait(self) -> str:
-        """Wait until it exits; return how it died, or an empty string."""
-        try:
-            code = self.process.wait(timeout=120)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        lines = _end_of(self.log).strip().splitlines()
-        if not lines:
-            self.log.unlink(missing_ok=True)
-        if code == 0:
-            return ""
-        last = f": {lines[-1]}" if lines else ""
-        if code == -signal.SIGKILL:
-            return f"was killed (signal 9), often because memory ran out{last}"
-        return (f"was killed (signal {-code})" if code < 0 else f"ended with code {code}") + last
-
-    def _listen(self, events: queue.Queue[tuple[_Worker, dict[str, Any]]]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "kind" in event and "run" in event:
-                events.put((self, event))
-
-
-def _take(summary: Summary, display: Display, store: Store, run: Run, event: dict[str, Any]) -> None:
-    """Count and display an event of a run."""
-    kind = event["kind"]
-    branch = f"{run.contest.branch} tokens, " if run.parent else ""
-    task = f"{run.contest.corpus_label}, " if run.dataset and run.dataset.task else ""
-    name = f"{run.arm.label}, {task}{branch}seed {run.seed}"
-    if kind in ("step", "compiling", "scoring") and not display.shows(run.id):
-        return  # two workers had the run, because its lock was deleted, and the other one has ended it
-    if kind == "started":
-        steps = run.steps
-        display.started(run.id, name, steps, float(run.tokens))
-    elif kind == "step":
-        display.stepped(run.id, event["step"], event["nats"], event["rate"])
-    elif kind == "compiling":
-        display.compiling(run.id)
-    elif kind == "scoring":
-        display.scoring(run.id, event["share"])
-    elif kind == "warning":
-        display.note(f"{name}: {event['message']}")
-    elif kind == "deferred":
-        if event["message"] not in summary.trouble:
-            summary.trouble.append(event["message"])
-            display.note(f"{name}: {event['message']}")
-    elif kind == "waiting":
-        display.note(f"waiting for {name}, which {event['owner']} is running")
-    elif kind == "ended" and event["state"] not in ("stopped", "deferred", "blocked"):
-        summary.done += 1
-        display.ended(run.id, _outcome(store.run(run.id)))
-
-
-def _outcome(folder: RunDirectory) -> str:
-    result = folder.result() or {}
-    if result.get("status") == "done":
-        speed = folder.costs().get("tokens_per_second")
-        rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
-        metric = result["test"].get("metric", METRIC)
-        return f"{result['test'][metric]:.4f} {metric_label(metric)}{rate}"
-    if result.get("status") == "diverged":
-        return f"diverged at step {result.get('diverged_at')}; recorded as a result"
-    return f"{result.get('status', 'unknown')}: {result.get('error', '')}"

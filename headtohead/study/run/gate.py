@@ -37,7 +37,7 @@ def trial_of(
     tokens, padding = (_two(one, device) for one in (part.tokens, part.padding))
     assert tokens is not None
     varied = len(set(dataset.lengths)) > 1
-    return Trial(tokens, tokens, precision, padding, padded=varied, causal=bool(dataset.task["causal"]))
+    return Trial(tokens, tokens, precision, padding, padded=varied, causal=dataset.task.causal)
 
 
 def _two(rows: Tensor | None, device: torch.device) -> Tensor | None:

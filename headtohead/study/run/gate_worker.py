@@ -1,21 +1,21 @@
-"""Process that runs the causality gate on user code: it reads runs from standard input and prints one line for each."""
+"""Process that runs the causality gate on user code."""
 
 from __future__ import annotations
 
-import json
-import sys
-
-from headtohead.study.plan.execution import execution_settings_from, layers_of
-from headtohead.study.run.admission import ANSWER, check_record
+from headtohead.common.worker_process import receive, send
+from headtohead.study.plan.execution import layers_of
+from headtohead.study.run.admission import Order, check_run
+from headtohead.study.store.run_spec import run_spec_from
 
 
 def main() -> None:
-    """Check the runs given on the first line of standard input."""
-    order = json.loads(sys.stdin.readline())
-    execution = execution_settings_from(json.dumps(order["conditions"]))
-    for record in order["records"]:
-        found = check_record(record, execution, layers_of(record))
-        print(f"\n{ANSWER}{json.dumps(found.as_dict())}", flush=True)
+    """Check the runs of the order on standard input, and send one result for each."""
+    order, stopped = receive(Order)
+    for record in order.runs:
+        if stopped():
+            return
+        spec = run_spec_from(record, record["id"])
+        send(check_run(spec, order.execution, layers_of(spec)))
 
 
 if __name__ == "__main__":

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.mechanisms.contract.terms import Composed
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.dataset import task_model
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import RunDirectory
-from headtohead.study.store.validation import size_of
 from headtohead.training.checkpoint import read_tensors, tensor_shapes
 
 
-def restore(folder: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
+def restore(folder: RunDirectory, spec: RunSpec, layers: list[Composed]) -> Decoder:
     """Return the model with the weights of a finished run. Raise if the weights do not match the model."""
     folder.check_weights_unchanged()
-    size = size_of(record)
+    size, task = spec.size, spec.task
     shapes = tensor_shapes(folder.weights)
     if size.layers > len(shapes):
         raise UserError(f"{folder.weights} does not fit the run's model: it has {len(shapes)} tensors")
-    task = record.get("task")
     # The model on the meta device takes no memory: the real model is built only if the weights match it.
     with torch.device("meta"):
         on_meta = task_model(task, size, layers, None) if task else Decoder(size, layers, seed=None)

@@ -7,10 +7,10 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.study.environment import commit
-from headtohead.study.numerics import NUMERICS, numerics_of
-from headtohead.study.plan.run_spec import Plan
-from headtohead.study.run.run_one import missing_probes
-from headtohead.study.store.run_store import RunDirectory, Store, set_aside
+from headtohead.study.numerics import NUMERICS
+from headtohead.study.plan.plan import Plan
+from headtohead.study.run.scoring import missing_probes
+from headtohead.study.store.run_store import Store, set_aside
 
 
 def valid_results(store: Store, ids: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -37,27 +37,27 @@ def reuse_notes(store: Store, plan: Plan, known: dict[str, dict[str, Any]]) -> l
     notes = []
     sources = {
         (term.path, term.kind.name): term.source
-        for run in plan.runs
-        for composed in run.layers
+        for layers in plan.layers.values()
+        for composed in layers
         for term in composed.terms
         if term.path
     }
     here = commit()
     others: dict[str, int] = {}
     older: dict[str, int] = {}
-    planned = {run.id for run in plan.runs}
     changed: set[str] = set()
     for folder in store.runs():
-        if folder.id in planned:
+        if folder.id in plan.runs:
             if folder.id in known and (stretches := folder.stretches()):
                 made = str(stretches[-1].get("commit", "unknown"))
                 others[made] = others.get(made, 0) + (made != here)
             continue
-        if (record := _record(folder)) is None:
+        try:
+            spec = folder.spec()
+        except UnreadableFile:
             continue
-        numerics = numerics_of(record)
-        older[numerics] = older.get(numerics, 0) + (numerics != str(NUMERICS))
-        text = json.dumps(record["identity"]["layers"]) if sources else ""
+        older[spec.numerics] = older.get(spec.numerics, 0) + (spec.numerics != str(NUMERICS))
+        text = json.dumps(spec.mechanisms) if sources else ""
         changed |= {
             path for (path, name), source in sources.items() if f'"{name}"' in text and source not in text
         }
@@ -92,10 +92,3 @@ def unprobed_note(store: Store, known: dict[str, dict[str, Any]], probes: tuple[
         f"{count} finished runs kept no weights: {', '.join(lacking)} cannot be taken "
         "(train them again in another --out to keep the weights)"
     ]
-
-
-def _record(folder: RunDirectory) -> dict[str, Any] | None:
-    try:
-        return folder.spec()
-    except UnreadableFile:
-        return None

@@ -52,7 +52,11 @@ def export_runs(store: Store, target: Path) -> int:
     try:
         with open_output(target) as stream, tarfile.open(target.name, mode, fileobj=stream) as archive:
             for run in finished:
-                _add(archive, f"{run.id}/spec.json", with_checksum(_portable(run.spec())).encode())
+                _add(
+                    archive,
+                    f"{run.id}/spec.json",
+                    with_checksum(_portable(run.document("spec.json"))).encode(),
+                )
                 for name in (*_probe_files(run), *list(FILES)[1:]):
                     if _exportable(run, name):
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)

@@ -88,11 +88,11 @@ def _ended_branches(runs: list[RunDirectory]) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for run in runs:
         try:
-            parent = run.spec().get("parent") if run.finished() else None
+            parent = run.spec().parent if run.finished() else None
         except UnreadableFile:
             continue
         if parent:
-            found.setdefault(parent["run"], set()).add(parent["step"])
+            found.setdefault(parent.run, set()).add(parent.step)
     return found
 
 
@@ -146,7 +146,7 @@ def _entries(store: Store) -> Iterator[Finding]:
         problem = f"run {entry.run[:40]} is not a run of {entry.label} with seed {entry.seed}"
         if RUN_ID.fullmatch(entry.run):
             try:
-                identity = store.run(entry.run).spec()["identity"]
+                identity = store.run(entry.run).spec().identity
             except UnreadableFile:
                 continue
             # The id of a branch's parent depends on the seed.
@@ -227,7 +227,7 @@ def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
     for path in sorted(trunk.branches.iterdir()):
         yield from _temporary(path)
     try:
-        steps = set(trunk.spec().get("branches", ()))
+        steps = set(trunk.spec().branches)
     except UnreadableFile:
         steps = set()
     if steps and steps <= done:

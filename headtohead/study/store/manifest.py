@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, convert, to_builtins
 
 from headtohead.common.errors import DamagedFile
-from headtohead.common.numbers import is_number
 from headtohead.common.schema import read_document
 from headtohead.study.numerics import NUMERICS
 
 METRIC = "bits_per_byte"
+Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,8 @@ class Measure:
     """The metric of a comparison: its name, which direction is better, and the equivalence margin."""
 
     name: str = METRIC
-    better: str = "lower"
-    """lower or higher."""
-    margin: float | None = None
+    better: Literal["lower", "higher"] = "lower"
+    margin: Finite | None = None
     """None: the study's."""
 
 
@@ -98,8 +99,8 @@ class Rate:
     size: str
     shape: str
     label: str
-    lr: float
-    score: float | None
+    lr: Finite
+    score: Finite | None
     chosen: bool
     edge: bool
     """Whether the arm's best rate is at the edge of the grid."""
@@ -116,12 +117,12 @@ class Solved:
     rule: str
     what: str
     """The solved number: feed-forward width, kv heads, width or tokens."""
-    before: float
-    after: float
+    before: Finite
+    after: Finite
     held: str
     """The quantity that is held equal."""
-    mine: float
-    baseline: float
+    mine: Finite
+    baseline: Finite
     note: str = ""
 
     @property
@@ -152,10 +153,10 @@ class Manifest:
     """Text and label of each arm."""
     baseline: str
     primary: str | None
-    margin: float
+    margin: Finite
     seeds: tuple[int, ...]
     entries: tuple[Entry, ...]
-    references: dict[str, dict[str, float]] = field(default_factory=dict)
+    references: dict[str, dict[str, Finite]] = field(default_factory=dict)
     """Scores of trivial predictors by corpus label, in bits per byte or the task's metric."""
     tuning: tuple[Rate, ...] = ()
     """Every learning rate tried, if rates were tuned."""
@@ -165,7 +166,7 @@ class Manifest:
     """Measurements on every trained run other than its loss."""
     trunks: tuple[Entry, ...] = ()
     """The runs that branches start from; their contests are those of the branches with `branch` empty."""
-    statistics: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, Finite | None]] = field(default_factory=dict)
     """Statistics of each corpus by label, if there are several corpora."""
     measures: dict[str, Measure] = field(default_factory=dict)
     """Metrics of tasks by label; corpora use bits per byte."""
@@ -206,37 +207,11 @@ class Manifest:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the manifest as JSON-compatible values."""
-        entries, trunks = (
-            [{**vars(entry), "contest": dict(vars(entry.contest))} for entry in group]
-            for group in (self.entries, self.trunks)
-        )
-        return {
-            "name": self.name,
-            "arms": [list(arm) for arm in self.arms],
-            "baseline": self.baseline,
-            "primary": self.primary,
-            "margin": self.margin,
-            "seeds": list(self.seeds),
-            "entries": entries,
-            "references": self.references,
-            "tuning": [dict(vars(row)) for row in self.tuning],
-            **({"trunks": trunks} if trunks else {}),
-            "solved": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.solved],
-            "probes": list(self.probes),
-            "statistics": self.statistics,
-            **(
-                {"measures": {label: vars(row) for label, row in self.measures.items()}}
-                if self.measures
-                else {}
-            ),
-            **({"notes": list(self.notes)} if self.notes else {}),
-            **({"flops": self.flops} if self.flops else {}),
-            **(
-                {"checks": [{**vars(row), "contest": dict(vars(row.contest))} for row in self.checks]}
-                if self.checks
-                else {}
-            ),
-        }
+        record: dict[str, Any] = to_builtins(self)
+        for name in ("trunks", "measures", "notes", "flops", "checks"):
+            if not record[name]:
+                del record[name]
+        return record
 
 
 def flops_label(sources: dict[str, str]) -> str:
@@ -256,110 +231,26 @@ def read_manifest(path: Path) -> tuple[Manifest, frozenset[int]]:
     try:
         added = frozenset(int(seed) for seed in record.get("added_seeds", ()))
         return manifest_from(record["outline"]), added
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile(f"damaged file {path}: {type(error).__name__}: {error}; {remedy}") from None
 
 
-def manifest_from(record: dict[str, Any]) -> Manifest:
+def manifest_from(record: Any) -> Manifest:
     """Return the manifest from the values of `as_dict`; raise if they are invalid."""
-    # Older studies have no trunks.
-    entries, trunks = (
-        tuple(
-            Entry(_text(row["run"]), _text(row["label"]), int(row["seed"]), _contest(row["contest"]))
-            for row in (record["entries"] if group == "entries" else record.get(group, ()))
-        )
-        for group in ("entries", "trunks")
-    )
-    arms = tuple((_text(text), _text(label)) for text, label in record["arms"])
-    manifest = Manifest(
-        name=_text(record["name"]),
-        arms=arms,
-        baseline=_text(record["baseline"]),
-        primary=None if record["primary"] is None else _text(record["primary"]),
-        margin=_number(record["margin"]),
-        seeds=tuple(int(seed) for seed in record["seeds"]),
-        entries=entries,
-        references={
-            _text(key): {_text(name): _number(value) for name, value in lines.items()}
-            for key, lines in record["references"].items()
-        },
-        tuning=tuple(_rate(row) for row in record.get("tuning", ())),
-        # Older studies have no such key.
-        solved=tuple(_solved(row) for row in record.get("solved", ())),
-        probes=tuple(_text(name) for name in record.get("probes", ())),
-        trunks=trunks,
-        statistics={
-            _text(label): {
-                _text(name): None if value is None else _number(value) for name, value in row.items()
-            }
-            for label, row in record.get("statistics", {}).items()
-        },
-        notes=tuple(_text(note) for note in record.get("notes", ())),
-        flops={_text(label): _text(source) for label, source in record.get("flops", {}).items()},
-        checks=tuple(_check(row) for row in record.get("checks", ())),
-        measures={_text(label): _measure(row) for label, row in record.get("measures", {}).items()},
-    )
-    if manifest.baseline not in {label for _, label in arms}:
+    for group in ("entries", "trunks", "solved", "checks"):
+        for row in record.get(group, ()):
+            row["contest"].setdefault("numerics", "1")  # studies written with NUMERICS 1 do not record it
+    for row in record.get("tuning", ()):
+        if "score" not in row:  # older studies only have corpora
+            row["score"] = row.pop("bits_per_byte")
+    manifest: Manifest = convert(record, Manifest)
+    if manifest.baseline not in {label for _, label in manifest.arms}:
         raise ValueError(f"the baseline {manifest.baseline!r} is not an arm")
+    # One object for all entries of a contest: comparing and hashing ten thousand copies takes seconds.
+    shared: dict[Contest, Contest] = {}
+    for row in (*manifest.entries, *manifest.trunks):
+        object.__setattr__(row, "contest", shared.setdefault(row.contest, row.contest))
     return manifest
-
-
-def _measure(row: dict[str, Any]) -> Measure:
-    margin = None if row["margin"] is None else _number(row["margin"])
-    if row["better"] not in ("lower", "higher"):
-        raise ValueError(f"{row['better']!r} is neither lower nor higher")
-    return Measure(_text(row["name"]), row["better"], margin)
-
-
-def _rate(row: dict[str, Any]) -> Rate:
-    # Older studies only have corpora.
-    score = row["score"] if "score" in row else row["bits_per_byte"]
-    return Rate(
-        corpus=_text(row["corpus"]),
-        size=_text(row["size"]),
-        shape=_text(row["shape"]),
-        label=_text(row["label"]),
-        lr=_number(row["lr"]),
-        score=None if score is None else _number(score),
-        chosen=bool(row["chosen"]),
-        edge=bool(row["edge"]),
-        context=_text(row.get("context", "")),
-    )
-
-
-def _contest(row: dict[str, Any]) -> Contest:
-    # Studies written with NUMERICS 1 do not record it.
-    facts = {"numerics": "1"} | {key: _text(value) for key, value in row.items()}
-    return _shared_contest(tuple(facts.items()))
-
-
-@lru_cache(maxsize=1024)
-def _shared_contest(facts: tuple[tuple[str, str], ...]) -> Contest:
-    """Return one object for all entries of a contest: comparing and hashing ten thousand copies takes seconds."""
-    return Contest(**dict(facts))
-
-
-def _solved(row: dict[str, Any]) -> Solved:
-    facts: dict[str, Any] = {key: _text(row[key]) for key in ("label", "rule", "what", "held", "note")}
-    facts |= {key: _number(row[key]) for key in ("before", "after", "mine", "baseline")}
-    return Solved(contest=_contest(row["contest"]), **facts)
-
-
-def _check(row: dict[str, Any]) -> Check:
-    lists = (tuple(_text(one) for one in row[key]) for key in ("failed", "marks", "warnings"))
-    return Check(_text(row["label"]), _contest(row["contest"]), *lists)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not is_number(value) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
 
 
 _METRIC_LABELS = {

@@ -31,6 +31,7 @@ from headtohead.data.tasks.base import OWN_TOKENS
 from headtohead.data.tokenizers import MAX_TOKENIZER, BytePairs, Bytes, Tokenizer
 from headtohead.study.probes import Found, is_valid
 from headtohead.study.store.lease import Owner, owner_of
+from headtohead.study.store.run_spec import InvalidSpec, RunSpec, run_spec_from
 from headtohead.study.store.validation import (
     RUN_ID,
     are_costs,
@@ -41,7 +42,6 @@ from headtohead.study.store.validation import (
     validate_metrics,
     validate_owner,
     validate_result,
-    validate_spec,
 )
 
 DAMAGED = ".damaged"
@@ -75,7 +75,7 @@ class RunDirectory:
         """The directory in which a trunk keeps the checkpoints of its branches."""
         return self.path / "branches"
 
-    def open(self, record: dict[str, Any]) -> None:
+    def open(self, spec: RunSpec) -> None:
         """Create the directory and write its spec if missing; a damaged spec is renamed and written again."""
         try:
             self.path.mkdir(
@@ -90,14 +90,15 @@ class RunDirectory:
                 return
             except DamagedFile:
                 set_aside(path)
-        write_document(path, record)
+        write_document(path, spec.as_dict())
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> RunSpec:
         """Return the spec; raise DamagedFile if it does not match the run id."""
-        record = read_document(self.path / "spec.json")
-        if problem := validate_spec(record, self.id):
-            raise DamagedFile(f"damaged file {self.path / 'spec.json'}: {problem}")
-        return dict(record)
+        path = self.path / "spec.json"
+        try:
+            return run_spec_from(read_document(path), self.id)
+        except InvalidSpec as error:
+            raise DamagedFile(f"damaged file {path}: {error}") from None
 
     def finished(self) -> bool:
         """Return whether a result exists, without checking its content."""
@@ -155,7 +156,7 @@ class RunDirectory:
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer the run was trained with."""
-        name = str(self.spec()["corpus"]["tokenizer"])
+        name = self.spec().corpus.tokenizer
         if name == "bytes":
             return Bytes()
         if name == OWN_TOKENS:

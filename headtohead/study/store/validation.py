@@ -12,69 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import canonical_json, digest
-from headtohead.model.sizes import Settings, Size
-from headtohead.training.settings import TrainSettings, recorded_settings
+from headtohead.study.store.run_spec import RunSpec
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 STATUSES = ("done", "diverged", "failed", "out of memory")
 _LONGEST_TEXT = 10_000
 _LARGEST = 1e15
 """Upper bound of counts and scores; larger values and NaN are invalid."""
-
-
-def size_of(record: Mapping[str, Any]) -> Size:
-    """Return the size in a run's record."""
-    facts = dict(record["size"])
-    return Size(**{**facts, "settings": Settings(**facts["settings"])})
-
-
-def training_of(record: Mapping[str, Any]) -> TrainSettings:
-    """Return the training settings in a run's record."""
-    return recorded_settings(record["training"])
-
-
-def validate_spec(record: Any, run_id: str) -> str:
-    """Return the problem of a spec, or an empty string. The run id must be the hash of the identity."""
-    try:
-        identity = record["identity"]
-        if digest(canonical_json(identity))[:16] != run_id or record["id"] != run_id:
-            return "the run id is not the hash of its identity"
-        size = {key: value for key, value in record["size"].items() if key != "name"}
-        shown = (size, record["training"], record["seed"], record["corpus"]["content"], len(record["layers"]))
-        meant = (
-            identity["size"],
-            identity["training"],
-            identity["seed"],
-            identity["corpus"],
-            len(identity["layers"]),
-        )
-        others = ("parent", "task", "start")
-        if shown != meant or any(record.get(key) != identity.get(key) for key in others):
-            return "its fields do not match its identity"
-        if "parent" in record and not _parent(record["parent"]):
-            return "its parent is not a run id and a step"
-        if "task" in record and not _task(record["task"]):
-            return "its task is invalid"
-        if "start" in record and not RUN_ID.fullmatch(record["start"]):
-            return "its start is not a run id"
-        if not all(_number(step) for step in record.get("branches", ())):
-            return "a step of its branches is not a number"
-        if not _number(record.get("steps", 0)):
-            return "its number of steps is not a number"
-        size_of(record)
-        training_of(record)
-        texts = [record["arm"], record["label"], record["shape"], record["length"], record["size"]["name"]]
-        texts += [*record["layers"], *(record["corpus"][key] for key in ("name", "label", "tokenizer"))]
-        if not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts):
-            return "a name is not a string, or is too long"
-        counts = (record["parameters"], record["flops_per_token"], record["cache_bytes_per_token"] or 0)
-        if not all(_number(count) and count >= 0 for count in counts):
-            return "a count is not a number"
-    except (KeyError, TypeError, ValueError, AttributeError, UserError, RecursionError) as error:
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    return ""
 
 
 def validate_owner(document: Any, run_id: str) -> str:
@@ -88,18 +32,16 @@ def validate_owner(document: Any, run_id: str) -> str:
     return "" if named == run_id else f"it belongs to run {str(named)[:40]}"
 
 
-def validate_match(spec: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def validate_match(spec: RunSpec, result: Mapping[str, Any]) -> str:
     """Return how a valid result contradicts the valid spec of its run, or an empty string."""
     if result["status"] not in ("done", "diverged"):
         return ""
-    if result["parameters"] != spec["parameters"]:
-        return f"it has {result['parameters']:,} parameters, the spec of its run {spec['parameters']:,}"
-    batch = spec["training"]["batch"]
-    # The steps of a task have whole examples; their number is in the spec.
-    steps = spec.get("steps", spec["training"]["tokens"] // batch)
+    if result["parameters"] != spec.parameters:
+        return f"it has {result['parameters']:,} parameters, the spec of its run {spec.parameters:,}"
+    batch, steps = spec.training.batch, spec.steps
     if result["step"] != steps if result["status"] == "done" else result["step"] > steps:
         return f"it ends at step {result['step']:,}, its run at step {steps:,}"
-    if "task" not in spec and result["tokens"] != result["step"] * batch:
+    if not spec.task and result["tokens"] != result["step"] * batch:
         return f"it has {result['tokens']:,} tokens, its run {result['step'] * batch:,}"
     return ""
 
@@ -282,21 +224,6 @@ def _validate_task_score(score: dict[str, Any], what: str) -> str:
     if not all(part.ndim == 2 and part.shape[1] == 2 and (abs(part) < _LARGEST).all() for part in pairs):
         return f"the blocks of {what} are not pairs of numbers"
     return "" if all(part[:, 1].min() > 0 for part in pairs) else f"a block of {what} has no length"
-
-
-def _task(value: Any) -> bool:
-    kinds = ("classifier", "reader", "pointer")
-    known = set(value) - {"answers"} == {"model", "classes", "causal"} and value["model"] in kinds
-    return (
-        known
-        and value.get("answers", "likeliest") == "likeliest"
-        and _number(value["classes"])
-        and isinstance(value["causal"], bool)
-    )
-
-
-def _parent(value: Any) -> bool:
-    return set(value) == {"run", "step"} and bool(RUN_ID.fullmatch(value["run"])) and _number(value["step"])
 
 
 def _number(value: Any) -> bool:

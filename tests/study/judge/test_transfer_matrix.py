@@ -176,7 +176,7 @@ def test_bytes_are_the_same_text_under_every_tokenizer(story: Path) -> None:
     assert {run.training.tokens for run in plain.runs} == {40_000}
     assert plain.solved == ()
     same = plan_study(build_study({**{k: v for k, v in study.items() if k != "bytes"}, "tokens": "40k"}))
-    assert [run.id for run in same.runs] == [run.id for run in plain.runs]
+    assert [run.id for run in same.compared()] == [run.id for run in plain.runs]
     coded = plan_study(build_study(study | {"tokenizer": "bpe:300"}))
     train = prepare(corpus, "bpe:300").splits["train"]
     (tokens,) = {run.training.tokens for run in coded.runs}

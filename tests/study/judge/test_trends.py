@@ -271,14 +271,18 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
 def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
     values: dict[str, Any] = {"arms": ["standard", "diagonal"], "corpus": f"file:{story}", "tokens": 2560}
     plan = plan_study(Study(**values, context=[64, 128], batch=256, seeds=1).spec)
-    assert [contest.context for contest in plan.manifest().contests()] == ["64", "128"]
-    assert {run.size.context for run in plan.runs} == {64, 128}
-    assert {run.training.steps(run.size.context) for run in plan.runs} == {10}
-    assert "context 64" in plan.runs[0].contest.title
+    assert [contest.context for contest in plan.manifest.contests()] == ["64", "128"]
+    assert {run.size.context for run in plan.compared()} == {64, 128}
+    assert {run.training.steps(run.size.context) for run in plan.compared()} == {10}
+    assert "context 64" in plan.compared()[0].contest.title
     one = plan_study(Study(**values, context=[64], batch=256, seeds=1).spec)
     alone = plan_study(Study(**values, context=64, batch=256, seeds=1).spec)
-    assert [run.id for run in one.runs] == [run.id for run in alone.runs] == [run.id for run in plan.runs[:2]]
-    assert one.runs[0].contest.context == ""
+    assert (
+        [run.id for run in one.compared()]
+        == [run.id for run in alone.runs]
+        == [run.id for run in plan.compared()[:2]]
+    )
+    assert one.compared()[0].contest.context == ""
     with pytest.raises(UserError, match="not a multiple of the context 96"):
         Study(**values, context=[64, 96], batch=256)
     with pytest.raises(UserError, match="each above 0"):

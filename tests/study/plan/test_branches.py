@@ -16,8 +16,11 @@ from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
 from headtohead.common.stop import NEVER
 from headtohead.study.plan.branches import drop_checkpoints, grow, kept_checkpoint
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.run_spec import Plan
+from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.events import Event
 from headtohead.study.store.run_store import RunDirectory, Store
 from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
@@ -36,9 +39,9 @@ def planned(story: Path, **values: Any) -> Plan:
 
 def family(plan: Plan, store: Path) -> tuple[RunDirectory, list[RunDirectory]]:
     """Return the directories of the first trunk and of its branches, shortest first."""
-    trunk = plan.trunks[0]
-    branches = [run for run in plan.runs if run.parent and run.parent.run == trunk.id]
-    return Store(store).run(trunk.id), [Store(store).run(run.id) for run in reversed(branches)]
+    trunk = plan.trunks[0].run
+    branches = [run for run in plan.compared() if run.parent and run.parent.run == trunk]
+    return Store(store).run(trunk), [Store(store).run(run.id) for run in reversed(branches)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def test_a_length_too_short_for_its_phases_is_rejected() -> None:
 
 def test_a_branch_equals_the_uninterrupted_run_bit_for_bit(story: Path, raced: Path, tmp_path: Path) -> None:
     plan = planned(story, arms=["standard"], seeds=1)
-    for run in plan.runs:
+    for run in plan.compared():
         settings = run.training.as_dict()
         alone = Study(**(SMALL | {"corpus": f"file:{story}", "arms": ["standard"], "seeds": 1} | settings))
         alone.run(tmp_path / run.id, workers=1, quiet=True)
@@ -85,15 +88,14 @@ def test_a_branch_equals_the_uninterrupted_run_bit_for_bit(story: Path, raced: P
 def test_a_branch_names_its_parent_and_is_another_run_than_the_one_alone(story: Path, raced: Path) -> None:
     plan = planned(story)
     assert len(plan.trunks) == 4
-    assert len(plan.distinct()) == 4 + 12
-    for run in plan.runs:
+    assert len(plan.runs) == 4 + 12
+    for run in plan.compared():
         assert run.parent is not None
         spec = Store(raced).run(run.id).spec()
-        assert (
-            spec["parent"] == spec["identity"]["parent"] == {"run": run.parent.run, "step": run.parent.step}
-        )
-        assert run.parent.step in Store(raced).run(run.parent.run).spec()["branches"]
-    assert sum(run.tokens for run in plan.distinct()) == 4 * (4096 + 256 + 512 + 1024)
+        assert spec.parent == run.parent
+        assert spec.identity["parent"] == {"run": run.parent.run, "step": run.parent.step}
+        assert run.parent.step in Store(raced).run(run.parent.run).spec().branches
+    assert sum(map(plan.tokens, plan.runs.values())) == 4 * (4096 + 256 + 512 + 1024)
 
 
 def test_a_finished_study_keeps_no_checkpoints_of_its_trunks(raced: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_branch_without_its_trunks_checkpoint_repeats_those_steps_itself(
     for path in (branches[1].path / "result.json", branches[1].weights):
         path.unlink()
     if harm == "damaged":
-        step = branches[1].spec()["parent"]["step"]
+        step = branches[1].spec().parent.step
         kept_checkpoint(trunk, step).mkdir(parents=True)
         (kept_checkpoint(trunk, step) / "state.json").write_text("{")
     study(story).run(folder, workers=1)
@@ -157,7 +159,7 @@ def test_the_doctor_names_a_damaged_checkpoint_that_a_branch_still_needs(
     shutil.copytree(raced, folder)
     trunk, branches = family(planned(story), folder)
     (branches[0].path / "result.json").unlink()
-    kept = kept_checkpoint(trunk, branches[0].spec()["parent"]["step"])
+    kept = kept_checkpoint(trunk, branches[0].spec().parent.step)
     kept.mkdir(parents=True)
     (finding,) = examine_study(folder, repair=True, quiet=True)
     assert "its branch repeats the trunk's steps" in str(finding)
@@ -176,13 +178,12 @@ def test_checkpoints_are_dropped_after_the_last_branch_and_not_before(
     plan = planned(story)
     trunk, branches = family(plan, folder)
     trunk.branches.mkdir()
-    pairs = [(run.id, run.parent) for run in plan.runs if run.parent]
     result = branches[2].path / "result.json"
     result.rename(tmp_path / "aside")
-    drop_checkpoints(Store(folder), pairs)
+    drop_checkpoints(Store(folder), plan.compared())
     assert trunk.branches.is_dir()
     shutil.move(tmp_path / "aside", result)
-    drop_checkpoints(Store(folder), pairs)
+    drop_checkpoints(Store(folder), plan.compared())
     assert not trunk.branches.is_dir()
 
 
@@ -210,7 +211,7 @@ def test_several_workers_do_each_run_once_and_branches_wait(story: Path, raced: 
     assert not result.summary.trouble
     assert faults.results(tmp_path / "pool") == faults.results(raced)
     for run in Store(tmp_path / "pool").runs():
-        assert len(run.stretches()) == (2 if "parent" in run.spec() else 1)  # the trunk's and its own
+        assert len(run.stretches()) == (2 if run.spec().parent else 1)  # the trunk's and its own
 
 
 def test_branches_of_a_deferred_trunk_do_not_run(story: Path, tmp_path: Path) -> None:
@@ -218,33 +219,32 @@ def test_branches_of_a_deferred_trunk_do_not_run(story: Path, tmp_path: Path) ->
     shutil.copy(story, text)
     first = Study(**(SMALL | {"corpus": f"file:{text}", "branches": list(COUNTS), "seeds": 1}))
     plan = plan_study(first.spec)
-    record = plan.trunks[0].record()
-    assert record["label"] == "standard, trunk"
-    from headtohead.study.plan.execution import ExecutionSettings
-    from headtohead.study.run.claim_loop import Job, work
-
-    events: list[dict[str, Any]] = []
+    assert plan.runs[plan.trunks[0].run].label == "standard, trunk"
+    events: list[Event] = []
     text.write_text("another text altogether\n" * 500)
     store = Store(tmp_path / "study")
     store.make()
-    work(store, [Job(run.record()) for run in plan.distinct()], ExecutionSettings(), NEVER, events.append)
-    assert {event["kind"] for event in events} == {"started", "deferred", "ended"}
-    assert {event["run"] for event in events} == {run.id for run in plan.trunks}
+    ClaimLoop(store, list(plan.runs.values()), ExecutionSettings(), NEVER, events.append).work()
+    assert {event.kind for event in events} == {"started", "deferred", "ended"}
+    assert {event.run for event in events} == {entry.run for entry in plan.trunks}
 
 
 def test_every_length_rule_gives_a_branch_its_own_tokens(story: Path) -> None:
     counts = (2560, 5120, 10_240)
     arms, lengths = ["standard", "coupled"], ["tokens", "flops"]
     plan = planned(story, arms=arms, length=lengths, branches=list(counts), seeds=1)
-    solved = [run for run in plan.runs if run.arm.label != "standard" and run.contest.length == "flops"]
-    assert [run.contest.branch for run in solved] == ["10240", "5120", "2560"]
-    for run, tokens in zip(solved, counts[::-1], strict=True):
-        base = next(r for r in plan.runs if r.contest == run.contest and r.arm.label == "standard")
+    solved = [row for row in plan.entries if row.label != "standard" and row.contest.length == "flops"]
+    assert [entry.contest.branch for entry in solved] == ["10240", "5120", "2560"]
+    for entry, tokens in zip(solved, counts[::-1], strict=True):
+        same = (row for row in plan.entries if row.contest == entry.contest and row.label == "standard")
+        run, base = plan.runs[entry.run], plan.runs[next(same).run]
         assert base.training.tokens == tokens
         assert run.training.tokens < tokens
-        assert run.training.tokens * run.flops == pytest.approx(tokens * base.flops, rel=0.06)
+        assert run.training.tokens * run.flops_per_token == pytest.approx(
+            tokens * base.flops_per_token, rel=0.06
+        )
     # The baseline is the same under both rules: its runs and its trunk run once.
-    assert len({trunk.id for trunk in plan.trunks}) == 3
+    assert len({entry.run for entry in plan.trunks}) == 3
 
 
 def test_settings_that_contradict_branches_are_rejected(story: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_tuned_study_tunes_plain_runs_and_branches_at_the_chosen_rate(story: P
     chosen = {row.label: row.lr for row in tuned.manifest.tuning if row.chosen}
     for entry in tuned.manifest.entries:
         spec = Store(tmp_path / "tuned").run(entry.run).spec()
-        assert spec["training"]["lr"] == chosen[entry.label]
+        assert spec.training.lr == chosen[entry.label]
         assert "parent" in spec
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,8 +9,10 @@ from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.budgets import match_cache, match_flops, match_params
+from headtohead.study.plan.execution import layers_of
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.store.manifest import manifest_from
+from headtohead.study.store.run_spec import run_spec_from
 from headtohead.training.settings import TrainSettings
 
 
@@ -28,15 +29,15 @@ def plan(story: Path, **values: object):  # type: ignore[no-untyped-def]
 
 def test_a_plan_has_every_arm_seed_and_rule(story: Path) -> None:
     found = plan(story, shape=["as_is", "params"], length=["tokens", "flops"], tokens=256 * 4000)
-    assert len(found.runs) == 2 * 2 * 4
-    assert len(found.manifest().contests()) == 4
+    assert len(found.compared()) == 2 * 2 * 4
+    assert len(found.manifest.contests()) == 4
     # The baseline's runs are the same under every rule and run once.
-    assert len(found.distinct()) == 2 + 2 * 4
-    assert [run.seed for run in found.distinct()] == sorted(run.seed for run in found.distinct())
+    assert len(found.runs) == 2 + 2 * 4
+    assert [run.seed for run in found.runs.values()] == sorted(run.seed for run in found.runs.values())
 
 
 def test_the_hash_covers_what_can_change_the_result_and_nothing_else(story: Path, tmp_path: Path) -> None:
-    base = plan(story).runs[0]
+    base = plan(story).compared()[0]
     for values in (
         {"lr": 0.003},
         {"tokens": 5120},
@@ -44,10 +45,10 @@ def test_the_hash_covers_what_can_change_the_result_and_nothing_else(story: Path
         {"clip": 0.5},
         {"context": 64},
     ):
-        assert plan(story, **values).runs[0].id != base.id, values
+        assert plan(story, **values).compared()[0].id != base.id, values
     other = tmp_path / "other.txt"
     other.write_text(story.read_text() + "one more line\n")
-    assert plan(other).runs[0].id != base.id
+    assert plan(other).compared()[0].id != base.id
     for values in (
         {"seeds": 5},
         {"arms": ["standard", "diagonal"]},
@@ -55,21 +56,21 @@ def test_the_hash_covers_what_can_change_the_result_and_nothing_else(story: Path
         {"name": "x"},
         {"baseline": "sharing:tie=kv"},
     ):
-        assert plan(story, **values).runs[0].id == base.id, values
-    renamed = plan(story, arms=[{"arm": "standard", "name": "renamed"}, "sharing:tie=kv"]).runs[0]
+        assert plan(story, **values).compared()[0].id == base.id, values
+    renamed = plan(story, arms=[{"arm": "standard", "name": "renamed"}, "sharing:tie=kv"]).compared()[0]
     assert renamed.id == base.id
-    assert len({run.id for run in plan(story).runs}) == 4
+    assert len({run.id for run in plan(story).compared()}) == 4
 
 
 def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
     found = plan(
         story, arms=["standard", "sharing:tie=kv", "sharing:tie=qkv", "standard:kv_heads=1"], shape="params"
     )
-    target = found.runs[0].parameters
-    for run in found.runs:
+    target = found.compared()[0].parameters
+    for run in found.compared():
         assert abs(run.parameters - target) <= 0.005 * target
-        assert run.parameters == Decoder.on_meta(run.size, run.layers).parameter_count()
-    widths = {run.arm.label: run.size.ffn for run in found.runs}
+        assert run.parameters == Decoder.on_meta(run.size, layers_of(run)).parameter_count()
+    widths = {run.label: run.size.ffn for run in found.compared()}
     # Freed weights over 3 d, with d = 64: 64 * 64 / (3 * 64).
     assert widths["standard"] == 176
     assert widths["(Q, K=V)"] == 176 + round(64 * 64 / (3 * 64))
@@ -77,9 +78,9 @@ def test_equal_params_solve_the_feed_forward_width(story: Path) -> None:
 
 
 def test_an_impossible_match_is_rejected_with_the_reason(story: Path) -> None:
-    run = plan(story).runs[0]
+    run = plan(story).compared()[0]
     with pytest.raises(UserError, match="cannot be met"):
-        match_params(run.size, run.layers, 1000)
+        match_params(run.size, tuple(layers_of(run)), 1000)
 
 
 def test_equal_flops_solve_the_tokens() -> None:
@@ -103,20 +104,18 @@ def test_an_arm_that_cannot_be_built_is_rejected_before_anything_runs(story: Pat
 
 
 def test_the_record_rebuilds_the_run(story: Path) -> None:
-    from headtohead.study.plan.execution import layers_of
-    from headtohead.study.run.run_one import size_of
-
-    run = plan(story, arms=["standard", "sharing:value_mix=(1,-1),kv_heads=2"]).runs[-1]
-    record = run.record()
-    assert size_of(record) == run.size
-    assert tuple(layers_of(record)) == run.layers
-    assert dataclasses.asdict(TrainSettings(**record["training"])) == dataclasses.asdict(run.training)
+    found = plan(story, arms=["standard", "sharing:value_mix=(1,-1),kv_heads=2"])
+    run = found.compared()[-1]
+    again = run_spec_from(json.loads(json.dumps(run.as_dict())), run.id)
+    assert (again.size, again.training, again.steps) == (run.size, run.training, run.steps)
+    assert again.as_dict() == run.as_dict()
+    assert tuple(layers_of(again)) == found.composed(run)
 
 
 def test_equal_cache_solves_unset_kv_heads_and_else_the_width(story: Path) -> None:
     found = plan(story, arms=["sharing:tie=kv", "standard", "coupled"], shape="cache")
-    assert {run.cache for run in found.runs} == {256}
-    texts = {run.arm.text: set(run.record()["layers"]) for run in found.runs}
+    assert {run.cache_bytes_per_token for run in found.compared()} == {256}
+    texts = {run.arm: set(run.layers) for run in found.compared()}
     assert texts["standard"] == {"standard:kv_heads=2"}
     assert texts["coupled"] == {"coupled"}  # one query per key: its kv heads cannot be fewer
     solved = {row.label: (row.what, row.before, row.after, row.match) for row in found.solved}
@@ -126,11 +125,11 @@ def test_equal_cache_solves_unset_kv_heads_and_else_the_width(story: Path) -> No
     # Half the bytes at the same width; given kv heads are not changed.
     arms = ["standard", "sharing:tie=kv", "standard:kv_heads=1"]
     wide = plan(story, arms=arms, shape="cache")
-    assert [run.size.width for run in wide.runs] == [64, 64, 128, 128, 256, 256]
-    assert {run.cache for run in wide.runs} == {512}
-    assert wide.runs[-1].layers[0].text == "standard:kv_heads=1"
-    for run in wide.runs:
-        assert Decoder.on_meta(run.size, run.layers).parameter_count() == run.parameters
+    assert [run.size.width for run in wide.compared()] == [64, 64, 128, 128, 256, 256]
+    assert {run.cache_bytes_per_token for run in wide.compared()} == {512}
+    assert wide.compared()[-1].layers[0] == "standard:kv_heads=1"
+    for run in wide.compared():
+        assert Decoder.on_meta(run.size, layers_of(run)).parameter_count() == run.parameters
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,9 @@ def test_an_impossible_cache_match_is_rejected(
 
 
 def test_a_cache_that_no_width_gives_is_rejected(story: Path) -> None:
-    run = plan(story).runs[0]
+    run = plan(story).compared()[0]
     with pytest.raises(UserError, match=r"within 0.5 %: nearest is .* bytes per token at width"):
-        match_cache(run.size, run.layers, 3)
+        match_cache(run.size, tuple(layers_of(run)), 3)
 
 
 def test_solved_numbers_are_explained(story: Path) -> None:
@@ -171,12 +170,11 @@ def test_solved_numbers_are_explained(story: Path) -> None:
         ("params", "flops", "length flops", "tokens"),
     ]
     assert all(row.match == pytest.approx(1, abs=0.005) for row in found.solved)
-    run = next(
-        run for run in found.runs if run.contest == found.solved[0].contest and run.arm.text != "standard"
-    )
+    contest = found.solved[0].contest
+    run = next(found.runs[row.run] for row in found.entries if row.contest == contest and row.label != "standard")
     assert found.solved[0].after == run.training.tokens
-    assert found.solved[0].mine == 3 * run.flops * run.training.tokens
-    manifest = found.manifest()
+    assert found.solved[0].mine == 3 * run.flops_per_token * run.training.tokens
+    manifest = found.manifest
     assert manifest_from(json.loads(json.dumps(manifest.as_dict()))) == manifest
     old = {key: value for key, value in manifest.as_dict().items() if key != "solved"}
     assert manifest_from(old).solved == ()
@@ -187,7 +185,7 @@ def test_two_corpora_with_one_label_are_rejected(story: Path, tmp_path: Path) ->
     other.write_text(story.read_text()[::-1])
     with pytest.raises(UserError, match=f"would both be called '{story.name}'"):
         plan_study(build_study({"arms": ["standard"], "corpus": [f"file:{story}", f"file:{other}"]}))
-    assert plan_study(build_study({"arms": ["standard"], "corpus": f"file:{other}"})).runs
+    assert plan_study(build_study({"arms": ["standard"], "corpus": f"file:{other}"})).compared()
 
 
 USER_ARMS = Path(__file__).parents[2] / "mechanisms" / "user_arms.py"
@@ -207,16 +205,16 @@ def test_a_copy_of_standard_gets_the_same_tokens_at_equal_flops(tmp_path: Path, 
         batch=1024,
         seeds=1,
     )
-    tokens = [run.training.tokens for run in found.runs]
+    tokens = [run.training.tokens for run in found.compared()]
     assert tokens == [pytest.approx(tokens[0], rel=0.01)] * 3
-    assert found.manifest().flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
+    assert found.manifest.flops == {"standard": "declared", "Copy": "counted", "Masked": "counted"}
     assert all("counted for" in row.note and "declared for standard" in row.note for row in found.solved)
     assert all("upper bound" in row.note for row in found.solved)
-    manifest = found.manifest()
+    manifest = found.manifest
     assert manifest_from(json.loads(json.dumps(manifest.as_dict()))) == manifest
 
 
 def test_arms_that_declare_their_flops_keep_their_runs(story: Path) -> None:
     found = plan(story, arms=["standard", "sharing:tie=kv"], length="flops", tokens=256 * 400, seeds=1)
-    assert [run.training.tokens for run in found.runs] == [102_400, 109_056]
+    assert [run.training.tokens for run in found.compared()] == [102_400, 109_056]
     assert not any(row.note for row in found.solved)

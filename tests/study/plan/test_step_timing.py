@@ -13,8 +13,8 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.kernels.path import is_plain
 from headtohead.study.config.spec import build_study
 from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.run_spec import Plan
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.store.doctor import examine, repair
 from headtohead.study.store.frozen import NAME, frozen_seconds
@@ -62,7 +62,7 @@ def plan(story: Path, folder: Path, clock: Clock, threads: int = 1, **values: An
 
 
 def tokens(found: Plan) -> dict[str, int]:
-    return {f"{run.contest.length} {run.arm.text}": run.training.tokens for run in found.runs}
+    return {f"{run.length} {run.arm}": run.training.tokens for run in found.compared()}
 
 
 def test_equal_time_solves_the_tokens_and_the_baseline_keeps_its_own(
@@ -73,7 +73,7 @@ def test_equal_time_solves_the_tokens_and_the_baseline_keeps_its_own(
     assert {row.match for row in found.solved} == {1.0}
     assert "500 ms per step, the baseline 1000" in found.solved[0].note
     same = plan(story, tmp_path, clock, length=["tokens", "time"])
-    assert len({run.id for run in same.runs if run.arm.text == "standard"}) == 2  # one per seed
+    assert len({run.id for run in same.compared() if run.arm == "standard"}) == 2  # one per seed
 
 
 def test_arms_take_turns_and_the_first_steps_do_not_count(story: Path, tmp_path: Path, clock: Clock) -> None:
@@ -95,7 +95,7 @@ def test_what_was_measured_is_frozen(story: Path, tmp_path: Path, clock: Clock) 
     taken = len(clock.steps)
     clock.costs["Sharing"] = 0.25
     again = plan(story, tmp_path, clock, seeds=3, threads=2)
-    assert {run.id for run in first.runs} < {run.id for run in again.runs}
+    assert {run.id for run in first.compared()} < {run.id for run in again.compared()}
     assert len(clock.steps) == taken
     (tmp_path / NAME).unlink()
     assert tokens(plan(story, tmp_path, clock))["time sharing:tie=kv"] == 102_400
@@ -152,7 +152,7 @@ def test_what_cannot_be_timed_is_rejected(
 def test_a_damaged_lock_is_repaired_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
     found = plan(story, tmp_path, clock)
     seconds = frozen_seconds(tmp_path)
-    study = {"outline": found.manifest().as_dict(), "added_seeds": [], "seconds": seconds}
+    study = {"outline": found.manifest.as_dict(), "added_seeds": [], "seconds": seconds}
     (tmp_path / "study.json").write_text(json.dumps(study))
     broken = {"plans": {}, "seconds": {key: row | {"seconds": 0} for key, row in seconds.items()}}
     (tmp_path / NAME).write_text(json.dumps(broken))
@@ -160,7 +160,7 @@ def test_a_damaged_lock_is_repaired_with_its_seconds(story: Path, tmp_path: Path
         plan(story, tmp_path, clock)
     repair(examine(tmp_path))
     clock.slowdown = 3.0
-    assert {run.id for run in plan(story, tmp_path, clock).runs} == {run.id for run in found.runs}
+    assert {run.id for run in plan(story, tmp_path, clock).compared()} == {run.id for run in found.compared()}
 
 
 def test_a_timed_step_is_a_step(story: Path, tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_a_timed_step_is_a_step(story: Path, tmp_path: Path) -> None:
     rows = frozen_seconds(tmp_path)
     assert {row["arm"] for row in rows.values()} == {"standard", "diagonal"}
     spent = {
-        run.arm.text: run.training.tokens * row["seconds"]
-        for run in found.runs
+        run.arm: run.training.tokens * row["seconds"]
+        for run in found.compared()
         for row in rows.values()
-        if row["arm"] == run.arm.text
+        if row["arm"] == run.arm
     }
     whole_step = 256 * max(row["seconds"] for row in rows.values())
     assert spent["diagonal"] == pytest.approx(spent["standard"], abs=whole_step / 2 + 1e-9)

@@ -40,8 +40,8 @@ def test_each_arm_is_trained_at_its_own_best_rate_and_nothing_is_tuned_twice(
     assert all(grid[0] < row.lr < grid[-1] for row in chosen.values()), (
         "extended until every optimum is interior"
     )
-    specs = [run.spec() for run in Store(tmp_path).runs() if run.spec()["training"]["tokens"] == 5120]
-    assert {(spec["label"], spec["training"]["lr"]) for spec in specs} == {
+    specs = [run.spec() for run in Store(tmp_path).runs() if run.spec().training.tokens == 5120]
+    assert {(spec.label, spec.training.lr) for spec in specs} == {
         (label, row.lr) for label, row in chosen.items()
     }
     assert len(specs) == 4
@@ -119,7 +119,7 @@ def test_a_damaged_trial_is_run_again_and_not_counted_as_a_failed_rate(
     (tmp_path / "study.lock.json").unlink()
     for run in Store(tmp_path).runs():
         spec = run.spec()
-        if spec["training"]["tokens"] == 2560 and any(spec["training"]["lr"] == lr for _, lr in best):
+        if spec.training.tokens == 2560 and any(spec.training.lr == lr for _, lr in best):
             (run.path / "result.json").write_text("{")
     again = study(story, rates, seeds=1).run(tmp_path, workers=1)
     assert "and the run is repeated" in capsys.readouterr().out
@@ -128,5 +128,5 @@ def test_a_damaged_trial_is_run_again_and_not_counted_as_a_failed_rate(
 
 def test_a_forecast_counts_the_tuning(story: Path) -> None:
     found = forecast(study(story, [1e-4, 1e-3, 1e-2]), quiet=True)
-    assert found.runs == 2 * 3 + 2 * 2
+    assert found.compared() == 2 * 3 + 2 * 2
     assert found.tokens == 6 * 2560 + 4 * 5120

@@ -26,7 +26,7 @@ from headtohead.model.sizes import find_size
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.probes import PROBES, Probe, Subject, fits, is_valid, number_at, probe_names, take
-from headtohead.study.run.run_one import run_one
+from headtohead.study.run.training import TrainingPass
 from headtohead.study.store.run_store import Store, read_probe
 from tests.story import story_file
 
@@ -112,14 +112,14 @@ def test_an_interrupted_probe_is_taken_at_the_next_start(tmp_path: Path) -> None
     study.run(tmp_path / "whole", quiet=True, workers=1)
     store = Store(tmp_path / "parts")
     store.make()
-    (planned,) = plan_study(study.spec).runs
+    (planned,) = plan_study(study.spec).compared()
     run = store.run(planned.id)
-    run.open(planned.record())
+    run.open(planned)
 
     def taken(patience: int) -> list[str]:
         asked = itertools.count()
         given = {"probes": study.spec.probes, "stop": Stop(lambda: run.finished() and next(asked) > patience)}
-        assert run_one(run, run.spec(), ExecutionSettings(), **given) == "done"
+        assert TrainingPass(store, [planned], ExecutionSettings(), **given).run() == ["done"]
         return sorted(path.stem for path in (run.path / "probes").glob("*"))
 
     assert taken(3) == []
@@ -196,7 +196,7 @@ def subject(arm: str, data_dir: str = "") -> Subject:
     model = Decoder(
         size, parse_layout(arm).layers(size.layers), 1, companion=corpus.splits["train"].tokens
     ).eval()
-    return Subject(model, corpus, {"training": {"precision": "float32"}}, data_dir)
+    return Subject(model, corpus, CORPUS, "float32", data_dir)
 
 
 def test_windows_are_spread_over_the_test_split() -> None:

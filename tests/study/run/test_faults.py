@@ -21,7 +21,8 @@ from headtohead.common.errors import UserError
 from headtohead.common.progress import Plain
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.run.executor import Summary, _take
+from headtohead.study.run.events import Event
+from headtohead.study.run.execute import Monitor
 from headtohead.study.store.lease import LEASE_SECONDS, LeaseManager, owner_of
 from headtohead.study.store.run_store import Store
 from headtohead.training.checkpoint import latest_checkpoint
@@ -69,13 +70,13 @@ def test_a_study_killed_twenty_times_ends_with_the_same_results(
 
 
 def test_a_worker_whose_parent_is_killed_saves_its_newest_step(story: Path, tmp_path: Path) -> None:
-    (run,) = plan_study(study(story, arms=["standard"], seeds=1, tokens=2_560_000).spec).distinct()
+    (run,) = plan_study(study(story, arms=["standard"], seeds=1, tokens=2_560_000).spec).compared()
     store = Store(tmp_path)
     store.make()
     order = {
         "store": str(tmp_path),
-        "conditions": dataclasses.asdict(ExecutionSettings(save_every=1e9)),
-        "records": [run.record()],
+        "execution": dataclasses.asdict(ExecutionSettings(save_every=1e9)),
+        "runs": [run.as_dict()],
         "probes": [],
         "seconds": 1e9,
     }
@@ -105,11 +106,13 @@ def test_a_study_that_is_deleted_while_it_runs_is_one_error(story: Path, tmp_pat
 def test_a_run_of_two_workers_may_report_after_its_end(
     story: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run,) = plan_study(study(story, arms=["standard"], seeds=1).spec).distinct()
-    display, step = Plain(), {"kind": "step", "step": 1, "nats": 1.0, "rate": 1.0}
+    plan = plan_study(study(story, arms=["standard"], seeds=1).spec)
+    (run,) = plan.runs
+    display, step = Plain(), Event("step", run, step=1, nats=1.0, rate=1.0)
     display.begin(1, 0, 1.0)
-    for event in ({"kind": "started"}, {"kind": "ended", "state": "done"}, step, {"kind": "compiling"}):
-        _take(Summary(), display, Store(tmp_path), run, event)
+    monitor = Monitor(Store(tmp_path), plan, display)
+    for event in (Event("started", run), Event("ended", run, state="done"), step, Event("compiling", run)):
+        monitor.handle(event)
     assert "[1/1] standard, seed 1" in capsys.readouterr().out
 
 
@@ -271,7 +274,7 @@ def test_an_arm_that_runs_out_of_memory_is_a_result_and_the_rest_continues(
     greedy = arm(tmp_path, "Greedy", "torch.empty(2**50)")
     done = study(story, arms=["standard", greedy], seeds=1).run(tmp_path / "out", workers=1, quiet=True)
     assert done.summary.left == 0
-    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    states = {run.spec().label: run.state() for run in Store(tmp_path / "out").runs()}
     assert states == {"standard": "done", "Greedy": "out of memory"}
 
 
@@ -283,7 +286,7 @@ def test_an_arm_that_kills_its_process_fails_after_two_deaths_and_the_rest_conti
     arms = ["standard", deadly, "diagonal"]
     done = study(story, arms=arms, seeds=1).run(tmp_path / "out", workers=2)
     assert done.summary.left == 0
-    states = {run.spec()["label"]: run.state() for run in Store(tmp_path / "out").runs()}
+    states = {run.spec().label: run.state() for run in Store(tmp_path / "out").runs()}
     assert states == {"standard": "done", "Deadly": "failed", "diagonal": "done"}
     printed = capsys.readouterr().out
     assert printed.count("was killed (signal 9), often because memory ran out") >= 2

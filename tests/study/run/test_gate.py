@@ -19,8 +19,7 @@ from headtohead.model.check.gate import GateResult, Trial
 from headtohead.model.decoder import Decoder
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.run import admission
-from headtohead.study.run import run_one as run_one
+from headtohead.study.run import admission, scoring
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store
 
@@ -98,7 +97,7 @@ def test_a_reopened_study_keeps_its_failed_checks(allowed: StudyResult) -> None:
 
 def test_every_trained_run_of_user_code_has_a_check_in_its_result(allowed: StudyResult) -> None:
     found = {
-        run.spec()["label"]: (run.result() or {}).get("check", "none") for run in Store(allowed.path).runs()
+        run.spec().label: (run.result() or {}).get("check", "none") for run in Store(allowed.path).runs()
     }
     assert found["standard"] == "none"
     assert found["Copy"] == {"failed": [], "marks": [], "warnings": []}
@@ -120,7 +119,7 @@ def test_the_check_after_training_changes_neither_weights_nor_scores(
         chosen = study(story, arms=[f"{ARMS}:BatchNormed"], tokens=256)
         chosen.run(tmp_path / name, workers=1, quiet=True, allow_failed_check=True)
         runs += Store(tmp_path / name).runs()
-        monkeypatch.setattr(run_one, "check_trained", lambda *given: GateResult())
+        monkeypatch.setattr(scoring, "check_trained", lambda *given: GateResult())
     checked, unchecked = (run.result() or {} for run in runs)
     assert checked["check"]["failed"]
     assert not unchecked["check"]["failed"]

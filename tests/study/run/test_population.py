@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import threading
@@ -15,13 +16,14 @@ from headtohead import Study, forecast
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.common.stop import NEVER, Stop
-from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.execution import ExecutionSettings, layers_of
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import MOST, PopulationPolicy, group_populations
-from headtohead.study.plan.run_spec import Run
-from headtohead.study.run.claim_loop import Job, work
-from headtohead.study.run.run_one import may_record
+from headtohead.study.run.claim_loop import ClaimLoop
+from headtohead.study.run.events import Emit, Event
+from headtohead.study.run.training import may_record
 from headtohead.study.store.lease import LeaseManager
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store
 from tests import processes
 
@@ -45,8 +47,12 @@ def study(story: Path, **values: Any) -> Study:
     return Study(**{key: value for key, value in given.items() if value is not None})
 
 
-def runs_of(story: Path, **values: Any) -> list[Run]:
-    return list(plan_study(study(story, **values).spec, in_population=lambda runs: True).runs)
+def runs_of(story: Path, **values: Any) -> list[RunSpec]:
+    return plan_study(study(story, **values).spec, in_population=lambda runs, layers: True).compared()
+
+
+def work(store: Store, runs: list[RunSpec], stop: Stop, emit: Emit = lambda event: None) -> None:
+    ClaimLoop(store, runs, ExecutionSettings(), stop, emit).work()
 
 
 def scores(folder: Path) -> dict[tuple[str, int], float]:
@@ -55,7 +61,7 @@ def scores(folder: Path) -> dict[tuple[str, int], float]:
     for run in Store(folder).runs():
         result, spec = run.result(), run.spec()
         assert result is not None
-        found[spec["arm"], spec["seed"]] = result["test"]["bits_per_byte"]
+        found[spec.arm, spec.seed] = result["test"]["bits_per_byte"]
     return found
 
 
@@ -88,7 +94,7 @@ def test_rows_have_their_own_directories_metrics_probes_and_results(finished: Pa
     runs = Store(finished).runs()
     assert len(runs) == 6
     for run in runs:
-        assert run.spec()["identity"]["stacked"] is True
+        assert run.spec().stacked is True
         assert run.state() == "done"
         assert run.weights.is_file()
         assert run.probe("positions") is not None
@@ -134,7 +140,7 @@ def test_rows_of_tasks_match_separate_runs(tmp_path: Path) -> None:
     for folder, stack in (("stacked", True), ("separate", False)):
         Study(**tasks).run(tmp_path / folder, workers=1, population=stack, quiet=True)
     found = [
-        {run.spec()["seed"]: run.result() for run in Store(tmp_path / folder).runs()}
+        {run.spec().seed: run.result() for run in Store(tmp_path / folder).runs()}
         for folder in ("stacked", "separate")
     ]
     assert len(found[0]) == 3
@@ -179,11 +185,11 @@ def test_each_worker_takes_a_population(story: Path, finished: Path, tmp_path: P
 def test_a_stopped_study_continues_to_the_same_results(story: Path, finished: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.make()
-    jobs = [Job(run.record()) for run in runs_of(story, evaluations=2)]
+    jobs = runs_of(story, evaluations=2)
     stretches = 0
     while not (len(store.runs()) == 6 and all(run.finished() for run in store.runs())) and stretches < 30:
         stretches += 1
-        work(store, jobs, ExecutionSettings(), Stop(countdown(3 + stretches)), lambda event: None)
+        work(store, jobs, Stop(countdown(3 + stretches)))
     assert 2 < stretches < 30
     assert results(tmp_path) == results(finished)
     for run in store.runs():
@@ -195,21 +201,21 @@ def test_a_population_stopped_while_scoring_resumes_with_scoring(
 ) -> None:
     store = Store(tmp_path)
     store.make()
-    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], evaluations=2)]
+    jobs = runs_of(story, arms=["standard"], evaluations=2)
     first, second, third = (store.run(job.id) for job in jobs)
 
     def stop() -> bool:
-        return first.finished() and {"kind": "scoring", "run": second.id, "share": 0.0} in events
+        return first.finished() and Event("scoring", second.id) in events
 
-    events: list[dict[str, Any]] = []
-    work(store, jobs, ExecutionSettings(), Stop(stop), events.append)
+    events: list[Event] = []
+    work(store, jobs, Stop(stop), events.append)
     assert [run.state() for run in (first, second, third)] == ["done", "stopped", "stopped"]
     scored = (first.path / "result.json").stat()
     for run in (second, third):
         assert max(run.checkpoints.glob("step-*")).name == "step-0000000010"
     events.clear()
-    work(store, jobs, ExecutionSettings(), NEVER, events.append)
-    assert not any(event["kind"] == "step" for event in events)
+    work(store, jobs, NEVER, events.append)
+    assert not any(event.kind == "step" for event in events)
     assert (first.path / "result.json").stat() == scored
     assert results(tmp_path).items() <= results(finished).items()
     for run in (first, second, third):  # all three shared the steps, whenever they were scored
@@ -219,13 +225,13 @@ def test_a_population_stopped_while_scoring_resumes_with_scoring(
 def test_a_row_that_has_started_is_not_delayed_by_one_that_has_not(story: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.make()
-    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=5120, seeds=3)]
-    events: list[dict[str, Any]] = []
-    work(store, jobs[:2], ExecutionSettings(), Stop(countdown(9)), events.append)
+    jobs = runs_of(story, arms=["standard"], tokens=5120, seeds=3)
+    events: list[Event] = []
+    work(store, jobs[:2], Stop(countdown(9)), events.append)
     assert [run.state() for run in store.runs()] == ["stopped"] * 2
-    work(store, jobs, ExecutionSettings(), NEVER, events.append)
+    work(store, jobs, NEVER, events.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
-    stacked = {run.spec()["seed"]: run.costs()["stacked"] for run in store.runs()}
+    stacked = {run.spec().seed: run.costs()["stacked"] for run in store.runs()}
     assert stacked == {1: 2, 2: 2, 3: 1}
 
 
@@ -243,7 +249,7 @@ def test_a_diverged_row_is_a_result_and_the_others_continue(
 
     monkeypatch.setattr(Decoder, "initialise", broken)
     study(story, arms=["standard"]).run(tmp_path, workers=1, population=True, quiet=True)
-    states = {run.spec()["seed"]: run.state() for run in Store(tmp_path).runs()}
+    states = {run.spec().seed: run.state() for run in Store(tmp_path).runs()}
     assert states == {1: "done", 2: "diverged", 3: "done"}
 
 
@@ -267,33 +273,30 @@ def test_a_population_waits_while_another_executor_leases_one_of_its_rows(
 ) -> None:
     store = Store(tmp_path)
     store.make()
-    jobs = [Job(run.record()) for run in runs_of(story, arms=["standard"], tokens=512)]
+    jobs = runs_of(story, arms=["standard"], tokens=512)
     other = store.run(jobs[1].id)
-    other.open(jobs[1].record)
-    events: list[dict[str, Any]] = []
+    other.open(jobs[1])
+    events: list[Event] = []
     with LeaseManager().acquire(other.path) as lease:
         assert lease is not None
-        work(store, jobs, ExecutionSettings(), Stop.after(0.0), events.append)
-        assert not any(event["kind"] == "started" for event in events)
+        work(store, jobs, Stop.after(0.0), events.append)
+        assert not any(event.kind == "started" for event in events)
         assert not any((store.run(job.id).path / "lock").exists() for job in (jobs[0], jobs[2]))
-    work(store, jobs, ExecutionSettings(), NEVER, events.append)
+    work(store, jobs, NEVER, events.append)
     assert [run.state() for run in store.runs()] == ["done"] * 3
 
 
 def test_two_executors_never_repeat_a_run(story: Path, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.make()
-    jobs = [Job(run.record()) for run in runs_of(story, tokens=1024)]
-    events: list[dict[str, Any]] = []
-    threads = [
-        threading.Thread(target=work, args=(store, jobs, ExecutionSettings(), NEVER, events.append))
-        for _ in range(2)
-    ]
+    jobs = runs_of(story, tokens=1024)
+    events: list[Event] = []
+    threads = [threading.Thread(target=work, args=(store, jobs, NEVER, events.append)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    started = [event["run"] for event in events if event["kind"] == "started"]
+    started = [event.run for event in events if event.kind == "started"]
     assert sorted(started) == sorted({job.id for job in jobs})
 
 
@@ -350,7 +353,8 @@ def test_an_arm_that_vmap_does_not_support_is_named(story: Path, tmp_path: Path)
 def choice(story: Path, device: str = "cuda", room: int = 100, **values: Any) -> Callable[..., bool]:
     def chosen(wanted: bool | None = None, started: bool | None = None, **execution: Any) -> bool:
         policy = PopulationPolicy(wanted, ExecutionSettings(device=device, **execution), started)
-        return policy(plan_study(study(story, **values).spec).runs)
+        plan = plan_study(study(story, **values).spec)
+        return policy(plan.compared(), plan.layers)
 
     return chosen
 
@@ -378,13 +382,17 @@ def test_by_default_small_models_on_a_gpu_train_in_populations_if_memory_allows(
 
 
 def test_a_population_has_rows_of_one_arm(story: Path) -> None:
-    records = [run.record() for run in runs_of(story, seeds=20)]
-    arms = {record["id"]: (record["arm"], record["seed"]) for record in records}
-    populations = group_populations(records, ExecutionSettings())
+    runs = runs_of(story, seeds=20)
+    populations = group_populations(runs, ExecutionSettings())
     assert [len(population) for population in populations] == [10, 10, 10, 10]
     assert max(map(len, populations)) <= MOST
-    assert all(len({arms[name][0] for name in population}) == 1 for population in populations)
-    assert sorted(name for population in populations for name in population) == sorted(arms)
+    assert all(len({run.arm for run in population}) == 1 for population in populations)
+    assert {run.id for population in populations for run in population} == {run.id for run in runs}
+
+
+def test_a_run_that_is_no_row_is_a_group_of_its_own(story: Path) -> None:
+    runs = plan_study(study(story).spec).compared()
+    assert group_populations(runs, ExecutionSettings()) == [[run] for run in runs]
 
 
 def test_only_built_in_mechanisms_use_cuda_graphs_and_never_under_length_time(
@@ -392,13 +400,13 @@ def test_only_built_in_mechanisms_use_cuda_graphs_and_never_under_length_time(
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     plain, mine = runs_of(story, arms=["standard", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
-    assert may_record(plain.record(), plain.layers)
-    assert not may_record(mine.record(), mine.layers)
-    assert not may_record(plain.record() | {"length": "time"}, plain.layers)
+    assert may_record(plain, layers_of(plain))
+    assert not may_record(mine, layers_of(mine))
+    assert not may_record(dataclasses.replace(plain, length="time"), layers_of(plain))
 
 
 def test_a_run_id_depends_on_whether_the_run_is_a_row(story: Path) -> None:
-    plain, stacked = plan_study(study(story).spec).runs[0], runs_of(story)[0]
+    plain, stacked = plan_study(study(story).spec).compared()[0], runs_of(story)[0]
     assert plain.identity == {**stacked.identity, "stacked": False}
     assert plain.id != stacked.id
 
@@ -408,7 +416,7 @@ def test_the_population_flags(story: Path, tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--population"])
     assert ended.value.code == 0
-    assert all(run.spec()["identity"]["stacked"] for run in Store(tmp_path).runs())
+    assert all(run.spec().stacked for run in Store(tmp_path).runs())
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--population", "--no-population"])
     assert ended.value.code == 2

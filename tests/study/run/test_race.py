@@ -17,8 +17,8 @@ import headtohead as h2h
 from headtohead import Study
 from headtohead.common.errors import UserError
 from headtohead.common.schema import write_document
-from headtohead.study.plan.run_spec import Run
 from headtohead.study.store.manifest import read_manifest
+from headtohead.study.store.run_spec import RunSpec
 from headtohead.study.store.run_store import Store, find_run
 from tests import processes
 
@@ -42,10 +42,10 @@ def finished(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_to_do_builds_no_record(finished: Path, story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def built(run: Run) -> None:
+    def built(run: RunSpec) -> None:
         raise AssertionError(f"built the record of {run.id}")
 
-    monkeypatch.setattr(Run, "record", built)
+    monkeypatch.setattr(RunSpec, "as_dict", built)
     assert study(story, evaluations=2).run(finished, workers=1, quiet=True).summary.left == 0
 
 
@@ -313,7 +313,7 @@ def test_a_bpe_run_includes_its_tokenizer(story: Path, tmp_path: Path) -> None:
 def test_user_code_of_a_run_is_not_executed_by_default(story: Path, tmp_path: Path) -> None:
     arm = "examples/prefix_mean.py:PrefixMean"
     study(story, arms=["standard", arm], seeds=1).run(tmp_path, workers=1, quiet=True)
-    run = next(run for run in Store(tmp_path).runs() if run.spec()["label"] == "PrefixMean")
+    run = next(run for run in Store(tmp_path).runs() if run.spec().label == "PrefixMean")
     with pytest.raises(UserError, match="trust_files"):
         h2h.load(run.path)
     model, _ = h2h.load(run.path, trust_files=True)
@@ -374,8 +374,8 @@ def test_equal_cache_and_equal_time_from_end_to_end(story: Path, tmp_path: Path)
     assert "at equal tokens and cache" in result.headlines()[0]
     assert "at equal time and cache" in result.headlines()[0]
     specs = [run.spec() for run in Store(tmp_path).runs()]
-    assert {spec["cache_bytes_per_token"] for spec in specs} == {256}
-    assert {text for spec in specs for text in spec["layers"]} == {"sharing:tie=kv", "standard:kv_heads=2"}
+    assert {spec.cache_bytes_per_token for spec in specs} == {256}
+    assert {text for spec in specs for text in spec.layers} == {"sharing:tie=kv", "standard:kv_heads=2"}
     # A second start uses the seconds stored in the lock.
     seconds = json.loads((tmp_path / "study.lock.json").read_text())["seconds"]
     again = given.run(tmp_path, workers=1, quiet=True)

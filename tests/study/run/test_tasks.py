@@ -19,9 +19,9 @@ from headtohead.common.errors import UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
 from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
-from headtohead.study.plan.run_spec import Plan
-from headtohead.study.run.run_one import run_one
+from headtohead.study.run.training import TrainingPass
 from headtohead.study.store.manifest import read_manifest
 from headtohead.study.store.run_store import Store, find_run
 
@@ -93,7 +93,7 @@ def test_every_task_is_a_contest_judged_by_its_own_metric(finished: Path) -> Non
         test = result["test"]
         if "macro_f1" in test:
             assert -1 <= test["matthews"] <= 1
-            assert run.spec()["task"] == {"model": "classifier", "classes": 2, "causal": True}
+            assert run.spec().as_dict()["task"] == {"model": "classifier", "classes": 2, "causal": True}
         else:
             assert test["exact_match"] <= test["accuracy"]
         assert result["tokens"] == run.metrics()[-1]["tokens"] <= 1500
@@ -115,19 +115,19 @@ def test_the_page_names_the_metric_and_shows_which_arm_wins_each_task(finished: 
 
 def test_a_run_of_a_task_stopped_anywhere_resumes_exactly(finished: Path, tmp_path: Path) -> None:
     whole = results(finished)
-    for planned in plan(RECALL, GRAMMAR, evaluations=2).runs[::3]:
+    for planned in plan(RECALL, GRAMMAR, evaluations=2).compared()[::3]:
         reached = []
         # `stop` is called between steps and during evaluation and scoring.
         for patience in itertools.count():
             store = Store(tmp_path / f"{planned.id}, {patience}")
             store.make()
             run = store.run(planned.id)
-            run.open(planned.record())
+            run.open(planned)
             stop = partial(next, itertools.chain([False] * patience, itertools.repeat(True)))
-            if run_one(run, run.spec(), ExecutionSettings(), stop=Stop(stop)) != "stopped":
+            if TrainingPass(store, [planned], ExecutionSettings(), stop=Stop(stop)).run() != ["stopped"]:
                 break
             reached.append(int(max(run.checkpoints.iterdir()).name.removeprefix("step-")))
-            assert run_one(run, run.spec(), ExecutionSettings()) == "done"
+            assert TrainingPass(store, [planned], ExecutionSettings()).run() == ["done"]
             assert (run.path / "result.json").read_text() == whole[run.id]
             rows = [row | {"seconds": 0} for row in run.metrics()]
             assert rows == [row | {"seconds": 0} for row in Store(finished).run(run.id).metrics()]
@@ -138,20 +138,20 @@ def test_a_run_of_a_task_stopped_anywhere_resumes_exactly(finished: Path, tmp_pa
 
 def test_a_run_id_covers_task_options_and_model(data: Path) -> None:
     ids = [
-        plan(RECALL).runs[0].id,
-        plan(RECALL).runs[0].id,
-        plan("recall:train=60,pairs=3,queries=2,seed=1").runs[0].id,
-        plan("copy:train=60,length=4,form=place").runs[0].id,
-        plan("copy:train=60,length=4,form=place", causal=False).runs[0].id,
-        plan("glue-cola", data_dir=data).runs[0].id,
-        plan("glue-cola", data_dir=data, context=64).runs[0].id,
+        plan(RECALL).compared()[0].id,
+        plan(RECALL).compared()[0].id,
+        plan("recall:train=60,pairs=3,queries=2,seed=1").compared()[0].id,
+        plan("copy:train=60,length=4,form=place").compared()[0].id,
+        plan("copy:train=60,length=4,form=place", causal=False).compared()[0].id,
+        plan("glue-cola", data_dir=data).compared()[0].id,
+        plan("glue-cola", data_dir=data, context=64).compared()[0].id,
     ]
     assert ids[0] == ids[1]
     assert len(set(ids)) == len(ids) - 1
     # The metric of the verdict is not part of the id.
-    assert plan(RECALL, metric="exact_match").runs[0].id == ids[0]
-    assert plan(RECALL, metric="exact_match").manifest().measures[RECALL].name == "exact_match"
-    assert plan("glue-cola", data_dir=data).manifest().measures["glue-cola"].name == "matthews"
+    assert plan(RECALL, metric="exact_match").compared()[0].id == ids[0]
+    assert plan(RECALL, metric="exact_match").manifest.measures[RECALL].name == "exact_match"
+    assert plan("glue-cola", data_dir=data).manifest.measures["glue-cola"].name == "matthews"
 
 
 @pytest.mark.page
@@ -187,19 +187,19 @@ def test_a_run_with_evaluations_has_a_best_step(finished: Path) -> None:
 
 def test_shape_and_length_rules_apply_to_tasks() -> None:
     matched = plan(RECALL, shape="params", length="flops")
-    standard, tied = (run for run in matched.runs if run.seed == 1)
+    standard, tied = (run for run in matched.compared() if run.seed == 1)
     assert tied.size.ffn > standard.size.ffn
     assert tied.parameters == pytest.approx(standard.parameters, rel=0.005)
-    spent = [run.flops * run.tokens for run in (standard, tied)]
+    spent = [run.flops_per_token * matched.tokens(run) for run in (standard, tied)]
     assert spent[1] == pytest.approx(spent[0], rel=0.25)  # a step is a fifth of such a short run
-    assert plan(GRAMMAR, shape="params").runs[0].parameters != matched.runs[0].parameters
+    assert plan(GRAMMAR, shape="params").compared()[0].parameters != matched.compared()[0].parameters
 
 
 def test_bidirectional_attention_counts_the_full_map() -> None:
     task = "sort:train=60,length=8,form=place"
     arms = ["standard", "sharing:tie=qk,pos2d=true"]
     one, both = plan(task, arms=arms), plan(task, arms=arms, causal=False)
-    assert both.runs[0].flops > one.runs[0].flops
+    assert both.compared()[0].flops_per_token > one.compared()[0].flops_per_token
 
 
 def test_tuning_selects_the_rate_with_the_highest_score(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_tuning_selects_the_rate_with_the_highest_score(tmp_path: Path) -> None:
 def test_a_task_starts_from_a_trained_run(data: Path, pretrained: str, tmp_path: Path) -> None:
     source = find_run(pretrained)
     given = {"arms": ["standard"], "seeds": 1, "from": pretrained, "tokens": 300}
-    run = plan("glue-cola", data_dir=data, **given).runs[0]
-    assert run.record()["start"] == source.id
-    assert run.id != plan("glue-cola", data_dir=data, **(given | {"from": ""})).runs[0].id
+    run = plan("glue-cola", data_dir=data, **given).compared()[0]
+    assert run.as_dict()["start"] == source.id
+    assert run.id != plan("glue-cola", data_dir=data, **(given | {"from": ""})).compared()[0].id
     assert Study(tasks="glue-cola", from_=pretrained, arms=["standard"]).spec.start == pretrained
     Study(tasks="glue-cola", **(TINY | given | {"lr": 1e-30, "weight_decay": 0.0})).run(
         tmp_path, data_dir=data, workers=1, quiet=True
@@ -320,7 +320,8 @@ def test_evaluate_and_forecast_work_for_tasks(finished: Path, capsys: pytest.Cap
         h2h.evaluate_task(run.path, split="tset", quiet=True)
     found = h2h.forecast(study(RECALL), quiet=True)
     assert found.metric == "accuracy"
-    assert found.tokens == sum(run.tokens for run in plan(RECALL).runs)
+    planned = plan(RECALL)
+    assert found.tokens == sum(map(planned.tokens, planned.compared()))
 
 
 def test_requested_compilation_that_does_not_apply_is_reported(
@@ -364,7 +365,7 @@ def test_a_study_of_squad_runs_once_and_is_explained(questions: Path, tmp_path: 
     first = done()
     assert first.summary.done == 2
     for run in Store(tmp_path).runs():
-        assert run.spec()["task"]["answers"] == "likeliest"
+        assert run.spec().task.answers == "likeliest"
         again = h2h.evaluate_task(run.path, data_dir=questions, quiet=True)
         assert again["f1"] == first.results[run.id]["test"]["f1"]
     again = done()

@@ -65,7 +65,7 @@ def test_paths_of_the_machine_are_not_exported(story: Path, tmp_path: Path) -> N
     assert import_runs(Store(tmp_path / "c"), tmp_path / "b.tar.gz") == (1, 0)
     (run,) = Store(tmp_path / "c").runs()
     assert str(tmp_path) not in (run.path / "spec.json").read_text()
-    assert (run.spec()["start"], run.spec()["corpus"]["tokenizer"]) == (start.id, "file:mine.json")
+    assert (run.spec().start, run.spec().corpus.tokenizer) == (start.id, "file:mine.json")
     assert run.tokenizer().content == file.read_text()  # type: ignore[attr-defined]
 
 

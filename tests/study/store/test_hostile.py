@@ -32,8 +32,9 @@ from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.archive import export_runs, import_runs
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import read_manifest
+from headtohead.study.store.run_spec import InvalidSpec, run_spec_from
 from headtohead.study.store.run_store import RunDirectory, Store
-from headtohead.study.store.validation import validate_result, validate_spec
+from headtohead.study.store.validation import validate_result
 from tests import processes
 from tests.fuzz import JSON, damaged, fuzz, mutated
 
@@ -103,7 +104,7 @@ def test_any_bytes_are_a_result_or_damaged(whole: Path, scratch: Path, data: st.
 @given(data=st.data())
 @fuzz(150)
 def test_any_spec_is_accepted_or_rejected(whole: Path, data: st.DataObject) -> None:
-    spec = first(whole).spec()
+    spec = first(whole).spec().as_dict()
     spoiled = data.draw(mutated(spec) | JSON)
     if isinstance(spoiled, dict) and isinstance(spoiled.get("identity"), dict) and data.draw(st.booleans()):
         try:
@@ -111,9 +112,12 @@ def test_any_spec_is_accepted_or_rejected(whole: Path, data: st.DataObject) -> N
         except ValueError:
             return
     name = spoiled.get("id") if isinstance(spoiled, dict) else spec["id"]
-    if not validate_spec(spoiled, name if isinstance(name, str) else spec["id"]):
-        facts = ArmFacts("x", "x", spoiled, 1, {}, [], {1: [{"step": 1, "tokens": None, "nats": 1.0}]})
-        assert len(curve_rows([facts])) == 1
+    try:
+        accepted = run_spec_from(spoiled, name if isinstance(name, str) else spec["id"])
+    except InvalidSpec:
+        return
+    curve = {1: [{"step": 1, "tokens": None, "nats": 1.0}]}
+    assert len(curve_rows([ArmFacts("x", "x", accepted.as_dict(), 1, {}, [], curve)])) == 1
 
 
 @given(content=st.lists(st.text(max_size=30) | JSON.map(lambda value: json.dumps(value)), max_size=8))
@@ -162,7 +166,11 @@ def test_charts_and_tables_take_any_row_and_cost_that_is_read(
     assert all(row in rows for row in found)
     assert bool(damage) >= (len(found) < len(rows))
     curve = [_point(row) for row in found if row.get("nats") is not None]
-    arms = [ArmFacts("x", "x", first(whole).spec(), 1, {}, [costs, COSTS], {1: curve, 2: [_point(LOGGED)]})]
+    arms = [
+        ArmFacts(
+            "x", "x", first(whole).spec().as_dict(), 1, {}, [costs, COSTS], {1: curve, 2: [_point(LOGGED)]}
+        )
+    ]
     numbers = [curve_rows(arms), circuit_rows(arms), arm_rows(arms), spikes(found), gradient_tail(found)]
     assert json.dumps([numbers, tokens_to_target(found * 5, 1.0), final_loss(found * 5)], allow_nan=False)
     circuits_over_tokens(
@@ -255,7 +263,7 @@ def test_a_page_is_built_despite_damaged_runs_and_names_them(mine: Path) -> None
 def forge(folder: Path, **changes: Any) -> RunDirectory:
     """Rewrite a run so that its id is the hash of its changed identity, with valid checksums."""
     run = first(folder)
-    spec, result = run.spec(), run.result()
+    spec, result = run.document("spec.json"), run.result()
     assert result is not None
     for key, value in changes.items():
         target = spec["identity"] if key in spec["identity"] and key != "layers" else spec
@@ -341,7 +349,9 @@ def test_a_pickle_instead_of_weights_is_rejected(mine: Path) -> None:
 def test_a_size_that_the_weights_do_not_fill_takes_no_memory(mine: Path, changes: dict[str, Any]) -> None:
     inner = changes["size"]
     if "settings" in inner:
-        inner = inner | {"settings": first(mine).spec()["size"]["settings"] | inner["settings"]}
+        inner = inner | {
+            "settings": first(mine).document("spec.json")["size"]["settings"] | inner["settings"]
+        }
     run = forge(mine, size=inner)
     before = _peak_bytes()
     with pytest.raises(UserError, match="does not fit the run's model"):

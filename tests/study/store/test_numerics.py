@@ -30,7 +30,7 @@ def old(story: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study written by a version with NUMERICS 1."""
     folder = tmp_path_factory.mktemp("old")
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("plan.run_spec", "plan.planner", "store.manifest"):
+        for module in ("store.run_spec", "plan.planner", "store.manifest"):
             patch.setattr(f"headtohead.study.{module}.NUMERICS", 1)
         study(story).run(folder, workers=1, quiet=True)
     path = folder / "study.json"

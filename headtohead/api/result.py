@@ -1,0 +1,169 @@
+"""The result of a study: verdicts, analyses and the files written from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headtohead.common.errors import UnreadableFile, UserError
+from headtohead.common.files import digest, digest_file, open_regular, write_atomic, write_json
+from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import say
+from headtohead.common.version import VERSION
+from headtohead.study.judge.explanations import ArmExplanation, study_explanations
+from headtohead.study.judge.runs_csv import runs_csv
+from headtohead.study.judge.stability import Stability, study_stability
+from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
+from headtohead.study.judge.trends import Trend, study_trends
+from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
+from headtohead.study.run.execute import Summary
+from headtohead.study.store.history import History, study_marks
+from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.run_store import Store
+
+CLAIMS = "claims.json"
+"""The judged claims of a paper, in the study's directory."""
+
+
+@dataclass
+class StudyResult:
+    """A study's verdicts and its directory."""
+
+    path: Path
+    manifest: Manifest
+    verdicts: list[Verdict]
+    summary: Summary = field(default_factory=Summary)
+    report: Path | None = None
+    """Path of the page, if it was written."""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """result.json of every finished run, by run id."""
+    damage: list[str] = field(default_factory=list)
+    """Files that could not be read and were skipped."""
+    added_seeds: frozenset[int] = frozenset()
+    """Seeds added after results were available."""
+
+    def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
+        """Write verdicts.json, trends.json and matrix.json if there are any, runs.csv and the page.
+
+        Without the chart library the page is skipped with a message. `only_if_changed` keeps an up-to-date page.
+        """
+        contests = self.manifest.contests()
+        with History.changing(self.path) as history:
+            history.report(
+                [
+                    {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                    for row in self.verdicts
+                    for contest in contests
+                    if row.of(contest) and row.p is not None
+                ]
+            )
+        rows = [row.as_dict() for row in self.verdicts]
+        write_json(self.path / "verdicts.json", rows)
+        if trends := self.trends():
+            write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
+        if cells := self.matrix():
+            write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
+        page = self.path / "report.html"
+        stamp = _stamp(self.path, self.manifest, rows, self.results)
+        if only_if_changed and _carries(page, stamp) and (self.path / "runs.csv").is_file():
+            self.report = page
+            return
+        table = runs_csv(Store(self.path), self.manifest, self.results, self.added_seeds)
+        write_atomic(self.path / "runs.csv", table)
+        try:
+            from headtohead.report.page import write_report
+        except ImportError as error:
+            report_skipped(error, quiet)
+            return
+        self.report = write_report(self.path, self.manifest, self.verdicts, self.results, self.damage, stamp)
+
+    def write_charts(self, quiet: bool = False) -> list[Path]:
+        """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
+        try:
+            from headtohead.report.figures import write_charts
+        except ImportError as error:
+            raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
+        with progress_bar("drawing", quiet) as progress:
+            return write_charts(self.path, self.manifest, self.verdicts, self.results, progress)
+
+    def sentences(self) -> list[str]:
+        """Return each verdict in one sentence."""
+        return [sentence(row, self.verdicts) for row in self.verdicts]
+
+    def headlines(self) -> list[str]:
+        """Return one sentence per arm, over all contests."""
+        return [text for _, text in headlines(self.verdicts)]
+
+    def trends(self) -> list[Trend]:
+        """Return how each arm's gap changes with size, tokens per parameter and context, if the study has several."""
+        return study_trends(self.manifest, self.results, self.verdicts)
+
+    def stability(self) -> list[Stability]:
+        """Return divergence rates, loss spikes and sample efficiency per arm, from the runs' training curves."""
+        return study_stability(Store(self.path), self.manifest, self.results)
+
+    def matrix(self) -> list[Cell]:
+        """Return the scores of arms trained on one corpus and tested on another, if the probe `corpora` was run."""
+        return corpus_matrix(
+            self.manifest, self.results, read_probes(Store(self.path), self.manifest, self.results)
+        )
+
+    def explained(self) -> list[ArmExplanation]:
+        """Return the attention of each arm on its task, over seeds, if the probe `explain` was run."""
+        return study_explanations(Store(self.path), self.manifest, self.results)
+
+    def to_pandas(self) -> Any:
+        """Return the verdicts as a pandas frame."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame([row.as_dict() for row in self.verdicts])
+
+    def _repr_html_(self) -> str:
+        from headtohead.report.templates import verdict_table
+
+        return verdict_table(self.manifest, self.verdicts)
+
+
+def judge_study(
+    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, dict[str, Any]]
+) -> StudyResult:
+    """Return the verdicts of a study; results in `known` are not read again."""
+    damage: dict[str, str] = {}
+    others = sorted({entry.run for entry in manifest.entries if entry.run not in known})
+    results = known | store.results(others, damage)
+    marks = study_marks(store.path, manifest, added)
+    verdicts = study_verdicts(manifest, results, marks)
+    return StudyResult(
+        *(store.path, manifest, verdicts),
+        results=results,
+        damage=list(damage.values()),
+        added_seeds=marks.added_seeds,
+    )
+
+
+def _stamp(
+    path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
+) -> str:
+    """Return a digest of everything the page shows."""
+    checksums = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
+    return digest(json.dumps([VERSION, manifest.as_dict(), rows, checksums, claims], sort_keys=True))[:32]
+
+
+def _carries(page: Path, stamp: str) -> bool:
+    try:
+        with open_regular(page) as stream:
+            return stamp.encode() in stream.read(1000)
+    except (OSError, UnreadableFile):
+        return False
+
+
+def report_skipped(error: ImportError, quiet: bool) -> None:
+    if not quiet:
+        say(
+            f"page not written: {(error.name or '').partition('.')[0]} is not installed (pip install altair vl-convert-python jinja2)"
+        )

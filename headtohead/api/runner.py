@@ -1,0 +1,201 @@
+"""Run a study from its definition to its report: plan, lease, train, evaluate, judge, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headtohead.api.result import StudyResult, judge_study
+from headtohead.common.errors import UnreadableFile
+from headtohead.common.progress import choose_display, progress_bar
+from headtohead.common.schema import read_document, write_document
+from headtohead.integrations.forwarder import forwarding
+from headtohead.integrations.sinks import Sink
+from headtohead.study.config.spec import StudySpec
+from headtohead.study.plan.execution import ExecutionSettings
+from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.plan.plan import Plan, Rates
+from headtohead.study.plan.planner import plan_study
+from headtohead.study.plan.population import PopulationPolicy
+from headtohead.study.plan.step_timing import FrozenStepTimes
+from headtohead.study.plan.tuning import (
+    MAX_EXTENSIONS,
+    Tuning,
+    extended,
+    freeze_tuning,
+    frozen_tuning,
+    grid_spec,
+    trials,
+    tuning_key,
+)
+from headtohead.study.run.admission import check_lines, check_plan
+from headtohead.study.run.execute import Summary, execute
+from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
+from headtohead.study.store.frozen import frozen_population, frozen_seconds
+from headtohead.study.store.history import History, study_marks
+from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.run_store import Store
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a study is run, besides the execution of its runs."""
+
+    workers: int = 1
+    """Training processes."""
+    deadline: float = float("inf")
+    """A time of `time.monotonic`."""
+    retry_failed: bool = False
+    population: bool | None = None
+    quiet: bool = False
+    sinks: Sequence[Sink] = ()
+    allow_failed_check: bool = False
+
+
+class StudyRunner:
+    """Runs one study in one directory; `run` is the whole path, step by step."""
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        settings: dict[str, Any],
+        store: Store,
+        execution: ExecutionSettings,
+        how: RunSettings,
+    ) -> None:
+        """`settings` are those of the study as given, which study.json and history.jsonl record."""
+        self.spec, self.settings, self.store, self.execution, self.how = spec, settings, store, execution, how
+        self.display = choose_display(how.quiet)
+        _check_newer(store)
+        self.policy = PopulationPolicy(how.population, execution, frozen_population(store.path))
+
+    def run(self) -> StudyResult:
+        """Run everything that has no result yet, then judge and write the report."""
+        if self.execution.compile and self.spec.tasks:
+            self.display.note(
+                "compile has no effect on tasks: their batches vary in length, so steps are not compiled"
+            )
+        tuning = Tuning()
+        if self.spec.tune is not None:
+            found = self.tune()
+            if isinstance(found, StudyResult):
+                return found
+            tuning = found
+        plan = self.plan(self.spec, tuning.rates())
+        self.store.make()
+        known = self.finished(plan)
+        manifest = dataclasses.replace(plan.manifest, tuning=tuning.rows)
+        added = self.freeze(plan, manifest)
+        for message in (
+            *tuning.warnings(),
+            *unprobed_note(self.store, known, self.spec.probes),
+            *manifest.notes,
+            *check_lines(manifest.checks),
+        ):
+            self.display.note(message)
+        summary = self.execute(plan)
+        return self.report(judge_study(self.store, manifest, added, known), summary)
+
+    def plan(self, spec: StudySpec, rates: Rates | None = None) -> Plan:
+        """Return the plan of the study, or of a grid of its tuning, with the arms that contain user code checked."""
+        with progress_bar("preparing", self.how.quiet) as progress:
+            plan = plan_study(
+                spec,
+                data_dir=self.execution.data_dir or None,
+                rates=rates,
+                progress=progress,
+                step_times=FrozenStepTimes(self.store.path, self.execution, progress=progress),
+                # Each tuning run has its own learning rate; they are not trained as a population.
+                **({"in_population": self.policy} if spec is self.spec else {}),
+            )
+            checks = check_plan(
+                plan,
+                self.execution,
+                allow=self.how.allow_failed_check,
+                apart=self.how.workers > 1,
+                progress=progress,
+            )
+        return dataclasses.replace(plan, checks=checks)
+
+    def tune(self) -> Tuning | StudyResult:
+        """Return the tuned rates, running missing trials, or a result without verdicts if that was stopped."""
+        assert self.spec.tune is not None
+        self.store.make()
+        grid = self.spec.tune.lr
+        key = tuning_key(self.spec, self.plan(grid_spec(self.spec, grid[:1])))
+        if (known := frozen_tuning(self.store.path, key)) is not None:
+            return known
+        for extensions in range(MAX_EXTENSIONS + 1):
+            plan = self.plan(grid_spec(self.spec, grid))
+            self.finished(plan)  # moves damaged results aside, so that they are not counted as failed rates
+            summary = self.execute(plan)
+            if summary.left:
+                return StudyResult(self.store.path, plan.manifest, [], summary)
+            rows = trials(self.spec, plan, self.store, grid)
+            wider = extended(grid, rows)
+            if wider == grid or extensions == MAX_EXTENSIONS:
+                break
+            grid = wider
+            self.display.note(
+                f"a best learning rate is at the edge: the grid is extended for all arms to {grid[0]:g} ... {grid[-1]:g}"
+            )
+        return freeze_tuning(self.store.path, key, rows)
+
+    def finished(self, plan: Plan) -> dict[str, dict[str, Any]]:
+        """Return the valid results of a plan's runs; damaged ones are set aside and repeated."""
+        ids = list(plan.runs)
+        if self.how.retry_failed:
+            reset_failed(self.store, ids)
+        known, notes = valid_results(self.store, ids)
+        for message in (*notes, *reuse_notes(self.store, plan, known)):
+            self.display.note(message)
+        return known
+
+    def freeze(self, plan: Plan, manifest: Manifest) -> frozenset[int]:
+        """Write history.jsonl, study.lock.json and study.json; return the seeds added after results existed."""
+        store = self.store
+
+        def done(run: str) -> bool:
+            return store.run(run).finished()
+
+        with History.changing(store.path) as history:
+            history.plan(manifest, self.settings, done)
+            late = planned_seeds(store.path, plan, started=any(map(done, plan.runs)))
+            added = study_marks(store.path, manifest, late).added_seeds
+            record = {
+                "outline": manifest.as_dict(),
+                "added_seeds": sorted(added),
+                "settings": self.settings,
+                "seconds": frozen_seconds(store.path),
+            }
+            write_document(store.path / "study.json", record)
+        return added
+
+    def execute(self, plan: Plan) -> Summary:
+        """Train and evaluate the unfinished runs of a plan until the deadline."""
+        seconds = max(0.0, self.how.deadline - time.monotonic())
+        with forwarding(self.display, self.store, self.spec.name, self.how.sinks) as shown:
+            return execute(self.store, plan, self.execution, shown, workers=self.how.workers, seconds=seconds)
+
+    def report(self, result: StudyResult, summary: Summary) -> StudyResult:
+        """Write the verdicts and the page; return the result with the summary of its execution."""
+        result.summary = summary
+        try:
+            result.write(quiet=self.how.quiet, only_if_changed=not summary.done and not summary.left)
+        except OSError as error:
+            self.store.check_present()
+            # The runs are stored; h2h report can write the rest later
+            summary.trouble.append(f"cannot write the report to {self.store.path}: {error.strerror}")
+            self.display.note(summary.trouble[-1])
+        return result
+
+
+def _check_newer(store: Store) -> None:
+    """Raise if a newer version wrote study.json, which this version would overwrite."""
+    try:
+        read_document(store.path / "study.json")
+    except UnreadableFile:  # a missing or damaged file is rewritten
+        return

@@ -1,0 +1,227 @@
+"""Score a trained run, write its result and costs, and take its probes."""
+
+from __future__ import annotations
+
+import math
+import resource
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from headtohead.common.errors import DamagedFile, UserError
+from headtohead.common.files import digest_file
+from headtohead.common.progress import part_of
+from headtohead.common.stop import Stop
+from headtohead.model.decoder import Decoder
+from headtohead.study.plan.dataset import Dataset, data_of
+from headtohead.study.probes import Subject, take
+from headtohead.study.run.events import Emit, Event
+from headtohead.study.run.gate import check_trained, has_user_code
+from headtohead.study.store.manifest import METRIC
+from headtohead.study.store.run_spec import RunSpec
+from headtohead.study.store.run_store import RunDirectory, read_probe
+from headtohead.training.batches import BatchSource
+from headtohead.training.settings import TrainSettings
+from headtohead.training.trainer import Outcome, Trainer
+
+
+class ExternalError(Exception):
+    """An error outside a run, such as a missing corpus or a full disk. The run is kept and has no result."""
+
+
+class Stopped(BaseException):
+    """A stop was requested during a measurement. Not an Exception, so that no error handler catches it."""
+
+
+def measuring(run: RunDirectory, stop: Stop, emit: Emit) -> Callable[[float], None]:
+    """Return a progress callback for a measurement; it emits an event, and raises Stopped if a stop was requested."""
+
+    def progress(share: float) -> None:
+        if stop():
+            raise Stopped
+        emit(Event("scoring", run.id, share=round(share, 3)))
+
+    return progress
+
+
+def finish(
+    run: RunDirectory,
+    trainer: Trainer,
+    dataset: Dataset,
+    outcome: Outcome,
+    *,
+    changes: list[str],
+    rows: int,
+    keep_weights: bool,
+    stop: Stop,
+    emit: Emit,
+) -> str:
+    """Score a trained run and write its costs and its result; return its status.
+
+    `changes` are differences between the environments of its starts, `rows` the size of its population or 0.
+    """
+    model, training = trainer.model, trainer.settings
+    began = time.monotonic()
+    result = _result(outcome, model, dataset, training, trainer.batches, measuring(run, stop, emit))
+    if best := _best(run, result):
+        result["best"] = best[result["valid"]["metric"]]
+        result["best_by"] = best
+    if not dataset.task and (fall := _late_fall(run.metrics())) is not None:
+        result["late_fall"] = fall
+    if changes:
+        result["environment_changed"] = changes
+    tokens = trainer.batches.tokens(outcome.step)
+    on_gpu = trainer.device.type == "cuda"
+    cost: dict[str, Any] = {
+        "train_seconds": round(trainer.own_seconds, 3),
+        "score_seconds": round(time.monotonic() - began, 3),
+        "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
+        "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
+        "micro_batch": trainer.micro,
+        **({"stacked": rows} if rows else {}),
+    }
+    if result["status"] == "done" and has_user_code(model.arms):
+        found = check_trained(model, dataset, trainer.batches, training.precision, trainer.micro)
+        result["check"] = found.as_dict()
+    stop()  # last check that no other process has taken the run over
+    if (run.path / "metrics.jsonl").is_file():
+        cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
+    run.keep("cost.json", cost)
+    if dataset.tokenizer is not None:
+        run.keep_tokenizer(dataset.tokenizer)
+    _keep(run, model, result, keep_weights)
+    stop.advance()
+    return str(result["status"])
+
+
+def missing_probes(run: RunDirectory, probes: Sequence[str]) -> list[str]:
+    """Return the probes that have not been taken on the run; a damaged file counts as not taken."""
+    found = []
+    for name in probes:
+        try:
+            if read_probe(run, name) is None:
+                found.append(name)
+        except DamagedFile:
+            found.append(name)
+    return found
+
+
+def is_done(run: RunDirectory, probes: Sequence[str]) -> bool:
+    """Return whether the run has its result and every one of these probes that can be taken."""
+    return run.finished() and not (probes and run.weights.is_file() and missing_probes(run, probes))
+
+
+def take_probes(
+    run: RunDirectory,
+    spec: RunSpec,
+    model: Decoder,
+    dataset: Dataset,
+    data_dir: str,
+    probes: list[str],
+    stop: Stop,
+    emit: Emit,
+) -> None:
+    """Take the given probes on a trained run; a probe that is interrupted is taken again at the next start."""
+    progress = measuring(run, stop, emit)
+    for index, name in enumerate(probes):
+        shown = part_of(progress, index, index + 1, len(probes))
+        subject = Subject(model, data_of(dataset), spec.corpus.name, spec.training.precision, data_dir, shown)
+        try:
+            shown(0.0)
+            found = take(name, subject)
+        except Stopped:
+            return
+        except ExternalError:  # another process has taken the run over
+            raise
+        except Exception as error:  # the run is still valid; the next start tries the probe again
+            message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            emit(Event("deferred", run.id, message=f"probe {name}: {message}".splitlines()[0]))
+            continue
+        run.keep_probe(name, found)
+        stop.advance()
+
+
+def _result(
+    outcome: Outcome,
+    model: Decoder,
+    dataset: Dataset,
+    training: TrainSettings,
+    batches: BatchSource,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "status": outcome.status,
+        "step": outcome.step,
+        "tokens": batches.tokens(outcome.step),
+        "parameters": model.parameter_count(),
+        "train_nats": outcome.train_nats,
+        "unique_tokens": batches.unique_tokens(outcome.step),
+        "epochs": batches.epochs(outcome.step),
+    }
+    if outcome.status == "diverged":
+        return result | {"diverged_at": outcome.diverged_at}
+    for index, split in enumerate(("valid", "test")):
+        score = dataset.score(model, split, training.precision, part_of(progress, index, index + 1, 2))
+        if not math.isfinite(score["nats"]):
+            return result | {"status": "diverged", "diverged_at": outcome.step}
+        result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
+    return result
+
+
+def brief(score: dict[str, Any]) -> dict[str, float]:
+    """Return the nats and metrics of a score."""
+    if "metric" not in score:
+        return {"nats": score["nats"], METRIC: score[METRIC]}
+    return {name: value for name, value in score.items() if isinstance(value, float)}
+
+
+def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the best step on valid (including the last) for each metric of a task, with its valid and test scores."""
+    evaluated = [row for row in run.metrics() if "test" in row]
+    if not evaluated or result["status"] != "done":
+        return {}
+    last = {split: brief(result[split]) for split in ("valid", "test")}
+    rows = [*evaluated, {"step": result["step"], **last}]
+    found = {}
+    for metric in last["valid"]:
+        if metric != "nats":  # for every metric of a task, higher is better
+            best = max(rows, key=lambda row: _score(row, metric))
+            found[metric] = {name: best[name] for name in ("step", "valid", "test")}
+    return found
+
+
+def _score(row: dict[str, Any], metric: str) -> float:
+    value = row["valid"].get(metric)
+    return -math.inf if value is None else float(value)
+
+
+def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Return the relative decrease of the loss in the second half of training, from rows of metrics.jsonl."""
+    curve = [(row["step"], row["nats"]) for row in rows if "nats" in row]  # null: not finite
+    if not curve:
+        return None
+    last = curve[-1][0]
+    middle = [nats for step, nats in curve if 0.45 * last < step <= 0.55 * last]
+    end = [nats for step, nats in curve if step > 0.9 * last]
+    if not middle or not end or None in (*middle, *end):
+        return None
+    before, after = sum(middle) / len(middle), sum(end) / len(end)
+    return round((before - after) / before, 4) if before > 0 else None
+
+
+def _keep(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:
+    """Save the weights, write the result, then delete the checkpoints."""
+    if keep_weights and result["status"] == "done":
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        run.keep_weights(save(tensors))
+    run.finish(result)
+    for path in run.checkpoints.glob("step-*") if run.checkpoints.is_dir() else ():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
