@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -15,7 +16,6 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from headtohead.data.shards import prepare
 from headtohead.report import page, templates  # noqa: F401  so that no child imports the chart library
 from headtohead.report.dashboard.status import StatusReader
 from headtohead.report.gather import gather
+from headtohead.study.config.spec import build_study
 from headtohead.study.plan.freeze import planned_seeds
+from headtohead.study.plan.plan import Plan
 from headtohead.study.run import worker
 from headtohead.study.store.archive import export_runs, import_runs
 from headtohead.study.store.manifest import Manifest
@@ -132,8 +134,13 @@ def plan_seeds(folder: Path, seeds: Sequence[int]) -> None:
     """Wait for the file `go`, then plan one seed after the other; each is added after results existed."""
     until((folder / "go").is_file)
     for seed in seeds:
-        plan: Any = SimpleNamespace(spec=SimpleNamespace(seeds=(seed,)), runs=())
-        planned_seeds(folder, plan, started=True)
+        planned_seeds(folder, empty_plan(seed), started=True)
+
+
+def empty_plan(seed: int) -> Plan:
+    """Return a plan of one seed without runs."""
+    spec = dataclasses.replace(build_study({"arms": ["standard"]}), seeds=(seed,))
+    return Plan(spec, {}, (), (), {}, {})
 
 
 def executor(settings: dict[str, Any], folder: Path, log: Path) -> None:

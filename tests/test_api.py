@@ -151,10 +151,14 @@ def test_plans_divide_the_companion_by_the_batch_and_reject_short_texts(story: P
         return plan_study(spec).compared()[0]
 
     standard, few, many = planned("standard", 256), planned(FIXED, 128), planned(FIXED, 2560)
-    assert few.flops > many.flops
-    assert many.flops < standard.flops, "half of the layers have no queries and keys of their own"
-    assert planned("standard", 128).flops == standard.flops
-    assert many.cache == standard.cache * 3 // 4, "only values in one of two layers; tables are not per token"
+    assert few.flops_per_token > many.flops_per_token
+    assert many.flops_per_token < standard.flops_per_token, (
+        "half of the layers have no queries and keys of their own"
+    )
+    assert planned("standard", 128).flops_per_token == standard.flops_per_token
+    assert many.cache_bytes_per_token == standard.cache_bytes_per_token * 3 // 4, (
+        "only values in one of two layers; tables are not per token"
+    )
     assert few.id != planned("(fixed_seq_qk:offset=1 standard)", 128).id
     with pytest.raises(UserError, match="the companion takes 99,999 from token 0 on"):
         planned("fixed_seq_qk:length=99999", 256)

@@ -18,6 +18,18 @@ SCHEMA = 1
 """The number that this version writes, and the highest that it reads."""
 
 
+class Stored:
+    """Base of dataclasses that msgspec decodes: every field is stored in the object, as their constructor does.
+
+    msgspec leaves a missing field with a default to the class, where `vars` and msgspec's own encoder do not see it.
+    """
+
+    def __post_init__(self) -> None:
+        fields: dict[str, Any] = getattr(self, "__dataclass_fields__", {})
+        for name in fields:
+            self.__dict__.setdefault(name, getattr(self, name))
+
+
 def with_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with this version's schema number as its first key."""
     return {"schema": SCHEMA} | {key: item for key, item in value.items() if key != "schema"}

@@ -189,7 +189,7 @@ def test_a_broken_tracker_gives_one_warning_and_the_study_continues(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
 ) -> None:
     shown = Notes()
-    monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
+    monkeypatch.setattr("headtohead.api.runner.choose_display", lambda quiet: shown)
     broken, is_valid = Recorder(place, error), Recorder()
     result = study(story).run(tmp_path, workers=1, track=[broken, is_valid])
     assert (result.summary.done, result.summary.left) == (2, 0)
@@ -207,7 +207,7 @@ def test_a_tracker_that_hangs_delays_no_run(
 ) -> None:
     monkeypatch.setattr(forwarder, "PATIENCE", 0.1)
     shown, released = Notes(), threading.Event()
-    monkeypatch.setattr("headtohead.api.study.choose_display", lambda quiet: shown)
+    monkeypatch.setattr("headtohead.api.runner.choose_display", lambda quiet: shown)
     sink = Recorder()
     monkeypatch.setattr(sink, "open", lambda run: released.wait(60) and Line(sink, run.id))
     result = study(story).run(tmp_path, workers=1, track=sink)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,7 +79,7 @@ def check_compatible(
             raise UserError(
                 f"{where}: its {name} is {getattr(then, name)}, the study's is {getattr(size, name)}"
             )
-    for name, value in vars(then.settings).items():
+    for name, value in dataclasses.asdict(then.settings).items():
         if name not in _FREE and value != getattr(size.settings, name):
             raise UserError(
                 f"{where}: its model.{name} is {value}, the study's is {getattr(size.settings, name)}"

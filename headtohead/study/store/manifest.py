@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, convert, to_builtins
 
 from headtohead.common.errors import DamagedFile
-from headtohead.common.schema import read_document
+from headtohead.common.schema import Stored, read_document
 from headtohead.study.numerics import NUMERICS
 
 METRIC = "bits_per_byte"
@@ -20,7 +20,7 @@ Finite = Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(Stored):
     """The metric of a comparison: its name, which direction is better, and the equivalence margin."""
 
     name: str = METRIC
@@ -30,7 +30,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Contest:
+class Contest(Stored):
     """One corpus or task, size, shape rule, length rule, context and branch; each contest has its own verdicts."""
 
     corpus: str
@@ -92,7 +92,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Rate:
+class Rate(Stored):
     """Score of an arm on valid at one learning rate of its tuning, in the contest's metric."""
 
     corpus: str
@@ -109,7 +109,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Solved:
+class Solved(Stored):
     """The number that a rule solved for an arm in a contest, and how closely it matches the baseline."""
 
     label: str
@@ -132,7 +132,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Stored):
     """Findings of the causality gate before training, for an arm with user code in one contest."""
 
     label: str
@@ -145,7 +145,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Stored):
     """All runs of a study by contest, arm and seed."""
 
     name: str

@@ -12,6 +12,7 @@ from msgspec import Meta, ValidationError, convert
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json, digest
+from headtohead.common.schema import Stored
 from headtohead.evaluation.cost import FORMULAS
 from headtohead.model.sizes import Settings, Size
 from headtohead.study.numerics import NUMERICS
@@ -38,7 +39,7 @@ class DataSource:
 
 
 @dataclass(frozen=True)
-class TaskKind:
+class TaskKind(Stored):
     """The kind of model that a task needs."""
 
     model: Literal["classifier", "reader", "pointer"]
@@ -61,7 +62,7 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Stored):
     """One arm, seed, corpus or task, size, shape rule and length rule, with every number resolved.
 
     What differs between machines (device, threads, directories) is in `ExecutionSettings`.

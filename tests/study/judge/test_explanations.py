@@ -76,8 +76,8 @@ def run_files(folder: Path) -> dict[str, list[bytes]]:
 
 def run_of(folder: Path, task: str, label: str, seed: int = 1) -> RunDirectory:
     for run in Store(folder).runs():
-        record = run.spec()
-        if (record["corpus"]["label"], record["label"], record["seed"]) == (task, label, seed):
+        spec = run.spec()
+        if (spec.corpus.label, spec.label, spec.seed) == (task, label, seed):
             return run
     raise AssertionError(task, label)
 

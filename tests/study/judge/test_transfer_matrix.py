@@ -173,13 +173,13 @@ def test_bytes_are_the_same_text_under_every_tokenizer(story: Path) -> None:
     corpus = f"file:{story}"
     study = {"arms": ["standard", "coupled"], "corpus": corpus, "bytes": "40k", "batch": 1024, "seeds": 1}
     plain = plan_study(build_study(study))
-    assert {run.training.tokens for run in plain.runs} == {40_000}
+    assert {run.training.tokens for run in plain.compared()} == {40_000}
     assert plain.solved == ()
     same = plan_study(build_study({**{k: v for k, v in study.items() if k != "bytes"}, "tokens": "40k"}))
-    assert [run.id for run in same.compared()] == [run.id for run in plain.runs]
+    assert [run.id for run in same.compared()] == [run.id for run in plain.compared()]
     coded = plan_study(build_study(study | {"tokenizer": "bpe:300"}))
     train = prepare(corpus, "bpe:300").splits["train"]
-    (tokens,) = {run.training.tokens for run in coded.runs}
+    (tokens,) = {run.training.tokens for run in coded.compared()}
     assert tokens * train.bytes / len(train.tokens) == pytest.approx(40_000, rel=1e-3)
     (row,) = coded.solved
     assert (row.label, row.rule, row.what, row.after, row.baseline) == (

@@ -274,7 +274,7 @@ def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
     assert [contest.context for contest in plan.manifest.contests()] == ["64", "128"]
     assert {run.size.context for run in plan.compared()} == {64, 128}
     assert {run.training.steps(run.size.context) for run in plan.compared()} == {10}
-    assert "context 64" in plan.compared()[0].contest.title
+    assert "context 64" in plan.entries[0].contest.title
     one = plan_study(Study(**values, context=[64], batch=256, seeds=1).spec)
     alone = plan_study(Study(**values, context=64, batch=256, seeds=1).spec)
     assert (

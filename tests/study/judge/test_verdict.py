@@ -289,7 +289,7 @@ def test_a_headline_over_many_contests_gives_the_first_and_counts_all() -> None:
 def test_a_manifest_survives_its_file() -> None:
     one = manifest(["base", "up"])
     assert manifest_from(one.as_dict()) == one
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="missing required field"):
         manifest_from({"name": "x"})
 
 

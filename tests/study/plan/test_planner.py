@@ -171,7 +171,9 @@ def test_solved_numbers_are_explained(story: Path) -> None:
     ]
     assert all(row.match == pytest.approx(1, abs=0.005) for row in found.solved)
     contest = found.solved[0].contest
-    run = next(found.runs[row.run] for row in found.entries if row.contest == contest and row.label != "standard")
+    run = next(
+        found.runs[row.run] for row in found.entries if row.contest == contest and row.label != "standard"
+    )
     assert found.solved[0].after == run.training.tokens
     assert found.solved[0].mine == 3 * run.flops_per_token * run.training.tokens
     manifest = found.manifest

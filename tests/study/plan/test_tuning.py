@@ -128,5 +128,5 @@ def test_a_damaged_trial_is_run_again_and_not_counted_as_a_failed_rate(
 
 def test_a_forecast_counts_the_tuning(story: Path) -> None:
     found = forecast(study(story, [1e-4, 1e-3, 1e-2]), quiet=True)
-    assert found.compared() == 2 * 3 + 2 * 2
+    assert found.runs == 2 * 3 + 2 * 2
     assert found.tokens == 6 * 2560 + 4 * 5120

@@ -101,7 +101,7 @@ def test_hostile_archives_are_rejected(tmp_path: Path, name: str, message: str) 
 
 def test_a_run_that_does_not_match_its_id_is_rejected(exported: tuple[Path, Path], tmp_path: Path) -> None:
     run = Store(exported[0]).runs()[0]
-    spec = run.spec()
+    spec = run.document("spec.json")
     spec["identity"]["seed"] = 99
     files = {f"{run.id}/spec.json": json.dumps(spec).encode(), f"{run.id}/result.json": b'{"status": "done"}'}
     with pytest.raises(UserError, match="does not match its id"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from tests import processes
 
 
 def test_two_processes_that_add_seeds_lose_none(tmp_path: Path) -> None:
-    plan: Any = SimpleNamespace(spec=SimpleNamespace(seeds=(0,)), runs=())
+    plan: Any = processes.empty_plan(0)
     planned_seeds(tmp_path, plan, started=False)
     parts = [range(1, 16), range(16, 31)]
     children = [processes.start(processes.plan_seeds, tmp_path, list(part)) for part in parts]
