@@ -27,7 +27,8 @@ from itertools import pairwise
 from headtohead.common.choices import split_outside
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
-from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress
+from headtohead.data.corpora import Corpus, Documents
+from headtohead.data.text import SPLITS, Progress
 
 PIECE = 64
 _PREFIX = "coherence:"

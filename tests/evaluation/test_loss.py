@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headtohead.data.retokenize import tokens_of
-from headtohead.data.shards import Split, prepare
+from headtohead.data.shards import Split, prepare, tokens_of
 from headtohead.evaluation.cost import arm_cost
 from headtohead.evaluation.loss import MAX_BLOCKS, score_split
 from headtohead.evaluation.references import reference_lines

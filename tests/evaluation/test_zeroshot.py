@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headtohead.data.shards import prepare
-from headtohead.data.tasks.zeroshot import Choice, Example, Task, find_task, task_names
+from headtohead.data.tasks.zeroshot import KINDS, Choice, Example, Task, find_task
 from headtohead.data.tokenizers import Bytes, Tokenizer
 from headtohead.evaluation.zeroshot import score_examples
 from headtohead.model.decoder import Decoder
@@ -198,7 +198,7 @@ def test_the_training_mode_is_restored() -> None:
 @pytest.mark.slow
 def test_the_shared_tasks_are_scored(shared_data: Path) -> None:
     model = decoder(context=32).eval()
-    for name in task_names():
+    for name in KINDS:
         score = score_examples(model, find_task(name, shared_data).part(12), Bytes())
         assert score.n == 12
         assert 0 <= score.accuracy <= 1
