@@ -61,18 +61,18 @@ def parse_dial(name: str) -> Dial:
             f"such as coherence:0.5/{PIECE}(stdlib)"
         )
     setting, piece = float(match[1]), int(match[2] or PIECE)
-    if setting > 1:
-        raise UserError(
-            f"corpus '{name}': the dial must be between 0 (mixed) and 1 (coherent), got {match[1]}"
-        )
-    if not _SHORTEST <= piece <= _LONGEST:
-        raise UserError(f"corpus '{name}': a piece has {_SHORTEST} to {_LONGEST:,} bytes, got {piece:,}")
     sources = tuple(split_outside(match[3], ","))
-    if any(source.startswith(_PREFIX) for source in sources):
-        raise UserError(f"corpus '{name}': a domain may not be a coherence corpus itself")
-    if len(set(sources)) != len(sources) or not all(sources):
-        raise UserError(f"corpus '{name}': every corpus must be given exactly once")
-    return Dial(setting, piece, sources)
+    if setting > 1:
+        problem = f"the dial must be between 0 (mixed) and 1 (coherent), got {match[1]}"
+    elif not _SHORTEST <= piece <= _LONGEST:
+        problem = f"a piece has {_SHORTEST} to {_LONGEST:,} bytes, got {piece:,}"
+    elif any(source.startswith(_PREFIX) for source in sources):
+        problem = "a domain may not be a coherence corpus itself"
+    elif len(set(sources)) != len(sources) or not all(sources):
+        problem = "every corpus must be given exactly once"
+    else:
+        return Dial(setting, piece, sources)
+    raise UserError(f"corpus '{name}': {problem}")
 
 
 def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
@@ -106,10 +106,8 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
     for corpus in corpora:
         for split, documents in corpus.read(progress).splits.items():
             for name, text in documents:
-                domain = corpus.topic(name) if corpus.topic else corpus.name
-                domains.setdefault(domain, {}).setdefault(split, []).append(
-                    (f"{corpus.name}/{name}", text[:])
-                )
+                found = domains.setdefault(corpus.topic(name) if corpus.topic else corpus.name, {})
+                found.setdefault(split, []).append((f"{corpus.name}/{name}", text[:]))
     if not 2 <= len(domains) <= _MAX_DOMAINS:
         raise UserError(f"a coherence corpus needs 2 to {_MAX_DOMAINS} domains, got {len(domains)}")
     whole: dict[str, list[Piece]] = {}
@@ -120,9 +118,9 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
         parts = [domains[domain].get(split, []) for domain in domains]
         limit = min(sum(len(text) for _, text in documents) for documents in parts)
         taken = [_taken(documents, dial.piece, limit) for documents in parts]
-        if not all(pieces for _, pieces in taken):
-            poor = [domain for domain, (_, pieces) in zip(domains, taken, strict=True) if not pieces]
-            raise UserError(f"domain {poor[0]} has no text in the {split} split")
+        for domain, (_, pieces) in zip(domains, taken, strict=True):
+            if not pieces:
+                raise UserError(f"domain {domain} has no text in the {split} split")
         whole[split] = [document for documents, _ in taken for document in documents]
         dealt = [*_deal([pieces for _, pieces in taken], dial.setting, split)]
         splits[split] = [piece for _, piece in dealt]
@@ -235,6 +233,4 @@ def domain_information(order: str, lengths: list[int], window: float) -> tuple[f
 
 def _entropy(amounts: list[float]) -> float:
     total = sum(amounts)
-    return (
-        -sum(amount / total * math.log2(amount / total) for amount in amounts if amount > 0) if total else 0.0
-    )
+    return -sum(amount / total * math.log2(amount / total) for amount in amounts if amount > 0)

@@ -22,7 +22,6 @@ from headtohead.data.text import (
     hashed_split,
     is_blank,
     large_text,
-    locate,
     part_of_text,
     read_bytes,
     read_json_lines,
@@ -96,16 +95,14 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
 
         return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
     kind = _KINDS[name]
-    label, read, rule = name, kind.read, kind.rule
     try:
-        paths = dict(sorted(locate(f"corpus '{name}'", kind.files, data_dir).items()))
+        paths, from_hub = hub.find_files("corpus", name, kind.files, data_dir, cache)
     except MissingFile as error:
-        if name not in hub.SETS or cache is None:
-            also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
-            raise UserError(f"{error}{also}") from None
-        paths = hub.fetch("corpus", name, cache, str(error))
-        label, read, rule = f"{name} (hub)", _read_lines, "hub1"
-    files = tuple(paths.values())
+        also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
+        raise UserError(f"{error}{also}") from None
+    label, read, rule, files = name, kind.read, kind.rule, tuple(paths[key] for key in sorted(paths))
+    if from_hub:
+        label, read, rule, files = f"{name} (hub)", _read_lines, "hub1", tuple(paths.values())
     return Corpus(name, label, kind.about, files, lambda progress: read(paths, progress), rule)
 
 
@@ -156,9 +153,8 @@ def _stdlib_topic(name: str) -> str:
 
 
 def _read_stdlib(files: dict[str, Path]) -> Documents:
-    contents = {
-        read_file(files[name], links=True): name for name in sorted(files, key=digest)
-    }  # deduplicated
+    # Keys are contents, so that equal files are one document.
+    contents = {read_file(files[name], links=True): name for name in sorted(files, key=digest)}
     splits: dict[str, list[tuple[str, Text]]] = {split: [] for split in SPLITS}
     held = {"test": 0, "valid": 0}
     for content, name in contents.items():
@@ -225,24 +221,24 @@ def _line_end(text: Text, offset: int) -> int:
 
 
 def _text(row: dict[str, Any]) -> str:
-    return str(row["text"])
+    """Return the text of a row, or the title and the sections of an abstract."""
+    if "sections" not in row:
+        return str(row["text"])
+    parts = [f"{label}: {text}" if label else str(text) for label, text in row["sections"]]
+    return "\n".join([str(row["title"]), *parts])
 
 
-def _documents(
-    path: Path, key: str, text_of: Callable[[dict[str, Any]], str] = _text
-) -> list[tuple[str, bytes]]:
+def _documents(path: Path, key: str) -> list[tuple[str, bytes]]:
     """Return (name, text) of the object on each line."""
     rows = enumerate(read_json_lines(path), 1)
-    return [(f"{key}:{number}", text_of(row).encode("utf-8")) for number, row in rows]
+    return [(f"{key}:{number}", _text(row).encode("utf-8")) for number, row in rows]
 
 
-def _read_lines(
-    paths: dict[str, Path], progress: Progress, text_of: Callable[[dict[str, Any]], str] = _text
-) -> Documents:
+def _read_lines(paths: dict[str, Path], progress: Progress) -> Documents:
     splits = {}
     for index, split in enumerate(SPLITS):
         progress(f"reading {paths[split].name}", index / len(SPLITS))
-        splits[split] = _documents(paths[split], split, text_of)
+        splits[split] = _documents(paths[split], split)
     return Documents(splits)
 
 
@@ -260,14 +256,6 @@ def _read_enwik8(paths: dict[str, Path], progress: Progress) -> Documents:
     if len(content) != 100_000_000:
         raise UserError(f"{paths['all']} has {len(content):,} bytes; enwik8 has 100,000,000")
     return Documents(_cut("enwik8", content, 90_000_000, 95_000_000))
-
-
-def _read_pubmed(paths: dict[str, Path], progress: Progress) -> Documents:
-    def abstract(row: dict[str, Any]) -> str:
-        parts = [f"{label}: {text}" if label else str(text) for label, text in row["sections"]]
-        return "\n".join([str(row["title"]), *parts])
-
-    return _read_lines(paths, progress, abstract)
 
 
 # A title is on a line of its own between empty lines, unlike " = 3 = " inside a formula.
@@ -304,40 +292,34 @@ def _read_wiki_prose(paths: dict[str, Path], progress: Progress) -> Documents:
     return Documents(splits, dict(counts))
 
 
-def _three(folder: str, pattern: str) -> dict[str, str]:
-    return {split: f"{folder}/{pattern.format(split)}" for split in SPLITS}
+def _three(pattern: str) -> dict[str, str]:
+    return {split: pattern.format(split) for split in SPLITS}
 
 
+_ENWIK8 = {"all": "enwik8/enwik8.xz"}
+_WIKITEXT = _three("wikitext/wikitext103.{}.txt.xz")
 _KINDS: dict[str, Kind] = {
-    "enwik8": Kind(
-        "first 10^8 bytes of English Wikipedia, 90M/5M/5M in order", {"all": "enwik8/enwik8.xz"}, _read_enwik8
-    ),
+    "enwik8": Kind("first 10^8 bytes of English Wikipedia, 90M/5M/5M in order", _ENWIK8, _read_enwik8),
     "wiki-prose": Kind(
         "article text of enwik8 without markup and without articles of WikiText's valid and test splits",
-        {
-            "all": "enwik8/enwik8.xz",
-            "valid": "wikitext/wikitext103.valid.txt.xz",
-            "test": "wikitext/wikitext103.test.txt.xz",
-        },
+        _ENWIK8 | {split: _WIKITEXT[split] for split in ("valid", "test")},
         _read_wiki_prose,
         wiki.RULE,
     ),
     "wikitext-2": Kind(
-        "WikiText-2, tokenized, complete", _three("wikitext", "wikitext2.{}.txt.xz"), _read_wikitext
+        "WikiText-2, tokenized, complete", _three("wikitext/wikitext2.{}.txt.xz"), _read_wikitext
     ),
-    "wikitext-103": Kind(
-        "WikiText-103, tokenized", _three("wikitext", "wikitext103.{}.txt.xz"), _read_wikitext
-    ),
+    "wikitext-103": Kind("WikiText-103, tokenized", _WIKITEXT, _read_wikitext),
     "wikitext-103-head": Kind(
         "WikiText-103 with the first 0.53 % of its training file",
-        _three("wikitext", "wikitext103.{}.txt.xz") | {"train": "wikitext/wikitext103.train-head.txt.xz"},
+        _WIKITEXT | {"train": "wikitext/wikitext103.train-head.txt.xz"},
         _read_wikitext,
     ),
-    "pubmed": Kind("PubMed titles and abstracts", _three("pubmed", "{}.jsonl.xz"), _read_pubmed),
-    "openwebtext": Kind("a sample of OpenWebText", _three("webtext", "openwebtext.{}.jsonl.xz"), _read_lines),
+    "pubmed": Kind("PubMed titles and abstracts", _three("pubmed/{}.jsonl.xz"), _read_lines),
+    "openwebtext": Kind("a sample of OpenWebText", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
     "c4": Kind("excerpts of C4, split by hash", {"all": "webtext/c4-excerpts.jsonl.xz"}, _read_hashed_lines),
     "tinyshakespeare": Kind(
         "Shakespeare's plays in one file", {"all": "tinyshakespeare/input.txt.xz"}, _read_running_text
     ),
-    "code": Kind("Python sources of 19 packages", _three("code", "{}.jsonl.xz"), _read_lines),
+    "code": Kind("Python sources of 19 packages", _three("code/{}.jsonl.xz"), _read_lines),
 }

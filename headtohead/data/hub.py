@@ -1,17 +1,17 @@
-"""Download named corpora and tasks from the Hugging Face hub (the `[hub]` extra) if there is no local copy."""
+"""Find the files of corpora and tasks: a local copy, or one from the Hugging Face hub (the `[hub]` extra)."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
+from headtohead.common.errors import MissingFile, UserError
 from headtohead.common.files import replacing
-from headtohead.data.text import SPLITS, hashed_split
+from headtohead.data.text import SPLITS, hashed_split, locate
 
 # Web-scale corpora are read up to this many bytes, more than any size here is trained on.
 MAX_BYTES = 1_000_000_000
@@ -96,6 +96,19 @@ TASKS: dict[str, HubTask] = {
     "glue-sst2": HubTask("nyu-mll/glue", "sst2"),
     "hatexplain": HubTask("Hate-speech-CNERG/hatexplain", files=_HATEXPLAIN),
 }
+_SOURCES: dict[str, Mapping[str, HubSet | HubTask]] = {"corpus": SETS, "task": TASKS}
+
+
+def find_files(
+    kind: str, name: str, files: Mapping[str, str], data_dir: str | Path | None, cache: Path | None
+) -> tuple[dict[str, Path], bool]:
+    """Return the files of a corpus or task in the data directory, else on the hub; and whether they are from the hub."""
+    try:
+        return locate(f"{kind} '{name}'", files, data_dir), False
+    except MissingFile as error:
+        if cache is None or name not in _SOURCES[kind]:
+            raise
+        return fetch(kind, name, cache, str(error)), True
 
 
 def fetch(kind: str, name: str, cache: Path, missing: str) -> dict[str, Path]:
@@ -103,7 +116,7 @@ def fetch(kind: str, name: str, cache: Path, missing: str) -> dict[str, Path]:
 
     `missing` is the error if they cannot be downloaded.
     """
-    source = SETS[name] if kind == "corpus" else TASKS[name]
+    source = _SOURCES[kind][name]
     keys = SPLITS if isinstance(source, HubSet) else source.files
     files = {key: cache / "hub" / name / f"{key}.jsonl" for key in keys}
     if all(file.is_file() for file in files.values()):

@@ -138,7 +138,7 @@ def prepare(
         except DamagedFile as error:
             # Shards depend only on the corpus, whose hash names the folder, so it is safe to make them again.
             progress(f"{error}; preparing it again", 0.0)
-            _set_aside(folder)
+            _remove(folder)
     _make(corpus, fingerprint, tokenizer, root, folder, progress)
     return _load(folder, corpus)
 
@@ -217,7 +217,7 @@ def _temporary_name(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
-def _set_aside(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     """Rename and remove a damaged folder; a process that reads it keeps the files it has open."""
     away = _temporary_name(folder)
     try:
@@ -255,8 +255,7 @@ def _make(
                 progress(f"writing {split}", done / max(1, total))
             yield text
 
-    temporary = _temporary_name(folder)
-    with naming(folder), _temporary(temporary):
+    with naming(folder), _new_folder(folder) as temporary:
         splits = {}
         for split in SPLITS:
             lengths = [len(text) for _, text in documents.splits[split]]
@@ -278,31 +277,24 @@ def _make(
                 "notes": documents.notes,
             },
         )
-        _rename_folder(temporary, folder)
 
 
 @contextmanager
-def _temporary(folder: Path) -> Iterator[None]:
-    """Create a folder, and delete it after an error."""
-    folder.mkdir(parents=True)
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed at the end, unless another process made the same content first."""
+    temporary = _temporary_name(folder)
+    temporary.mkdir(parents=True)
     try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _rename_folder(temporary: Path, folder: Path) -> None:
-    """Rename the finished folder to its final name, unless another process made the same content first."""
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if not (folder / "meta.json").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
+        yield temporary
+        try:
             os.rename(temporary, folder)
-        else:
-            shutil.rmtree(temporary, ignore_errors=True)
-    sync_directory(folder.parent)
+        except OSError:
+            if not (folder / "meta.json").is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(temporary, folder)
+        sync_directory(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_split(

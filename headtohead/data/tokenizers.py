@@ -38,24 +38,27 @@ class Tokenizer(Protocol):
 
     def encode(self, text: bytes) -> Array:
         """Return the tokens of a document, without separator."""
+        return next(self.encode_all([text]))
 
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
         """Yield the tokens of each document, without separator."""
+        for _, parts in groupby(self.encode_parts(texts), key=itemgetter(0)):
+            yield np.concatenate([part for _, part in parts])
 
     def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
         """Yield (document, tokens of its next part), counted from 0; a document has at least one part."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
+        """Return the text of tokens; invalid UTF-8 becomes replacement characters."""
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens, without separators."""
+        """Return the bytes of tokens, without separators; the encoded text if tokens are not byte-level."""
 
     def token_bytes(self) -> Array:
         """Return (vocabulary,): the number of text bytes of each token; a separator counts as one."""
 
 
-class Bytes:
+class Bytes(Tokenizer):
     """Each byte is a token; documents are separated by the zero byte, which does not occur in text."""
 
     name = "bytes"
@@ -63,30 +66,21 @@ class Bytes:
     separator = 0
     digest = digest("bytes")
 
-    def encode(self, text: bytes) -> Array:
-        """Return the bytes."""
-        return np.frombuffer(text, dtype=np.uint8)
-
     def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
-        """Yield the bytes of each document."""
-        return map(self.encode, texts)
+        return (np.frombuffer(text, dtype=np.uint8) for text in texts)
 
     def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
-        """Yield the bytes of each document in parts of a megabyte."""
         for index, text in enumerate(texts):
             for chunk in chunks(text):
-                yield index, self.encode(chunk)
+                yield index, np.frombuffer(chunk, dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text; invalid UTF-8 becomes replacement characters."""
         return bytes(tokens).decode("utf-8", "replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes."""
         return bytes(tokens).replace(b"\0", b"")
 
     def token_bytes(self) -> Array:
-        """Return ones (256,)."""
         return np.ones(256, dtype=np.int64)
 
 
@@ -94,7 +88,7 @@ class Bytes:
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
-class BytePairs:
+class BytePairs(Tokenizer):
     """A byte-level BPE of the `tokenizers` library, or any tokenizer in its file format."""
 
     def __init__(self, name: str, content: str) -> None:
@@ -121,15 +115,6 @@ class BytePairs:
         tokens = [vocabulary.get(character) for character in _byte_alphabet()]
         self._byte_tokens = None if None in tokens else np.array(tokens, dtype=np.uint32)
         """(256,): the token of every byte, or None if the vocabulary is not byte-level."""
-
-    def encode(self, text: bytes) -> Array:
-        """Return the tokens of a document."""
-        return next(self.encode_all([text]))
-
-    def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
-        """Yield the tokens of each document."""
-        for _, parts in groupby(self.encode_parts(texts), key=itemgetter(0)):
-            yield np.concatenate([part for _, part in parts])
 
     def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
         """Yield the tokens of each document in parts; encodes batches of about a megabyte on all cores."""
@@ -158,24 +143,20 @@ class BytePairs:
         escaped = "utf-8", "surrogateescape"
         return [part.encode(*escaped) if _ESCAPED.match(part) else part for part in parts if part]
 
-    def _encode_batch(self, pending: list[tuple[int, str | bytes]]) -> list[tuple[int, Array]]:
+    def _encode_batch(self, pending: list[tuple[int, str | bytes]]) -> Iterator[tuple[int, Array]]:
         texts = [part for _, part in pending if isinstance(part, str)]
         codes = iter(self._library.encode_batch_fast(texts, add_special_tokens=False))
-        found = []
         for owner, part in pending:
             if isinstance(part, str):
-                found.append((owner, np.asarray(next(codes).ids, dtype=np.uint32)))
+                yield owner, np.asarray(next(codes).ids, dtype=np.uint32)
             else:
                 assert self._byte_tokens is not None
-                found.append((owner, self._byte_tokens[np.frombuffer(part, dtype=np.uint8)]))
-        return found
+                yield owner, self._byte_tokens[np.frombuffer(part, dtype=np.uint8)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without separators."""
         return str(self._library.decode(list(map(int, tokens)), skip_special_tokens=True))
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of byte-level tokens, without separators; the encoded text for other tokenizers."""
         parts = [self._spelled[int(token)] for token in tokens]
         known = [part for part in parts if part is not None]
         return b"".join(known) if len(known) == len(parts) else self.decode(tokens).encode("utf-8")
@@ -192,7 +173,6 @@ class BytePairs:
         return found
 
     def token_bytes(self) -> Array:
-        """Return (vocabulary,): one byte per character of the byte alphabet."""
         lengths = np.ones(self.vocabulary, dtype=np.int64)
         for token, index in self._library.get_vocab().items():
             lengths[index] = 1 if index == self.separator else len(token)
@@ -273,6 +253,21 @@ def make_tokenizer(
     return BytePairs(given, content)
 
 
+_ONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+
+
+def _cut_at_spaces(text: str, size: int = 2**15) -> Iterator[str]:
+    """Yield a text in parts that have the same words, because a word includes the space before it.
+
+    A trainer's thread takes about 80 bytes of memory for each byte of its text, and there is a thread for every core.
+    """
+    start = 0
+    while cut := _ONE_SPACE.search(text, start + size):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
 # Merges learned from 64 MB of text hardly differ from those of the whole corpus, and training time grows with the text.
 _TRAINING_BYTES = 64 * 2**20
 
@@ -296,7 +291,7 @@ def _train(vocabulary: int, texts: Iterable[Text], progress: Progress) -> str:
         for text in texts:
             for piece in _pieces(text):
                 shown = piece.decode("utf-8", "replace")
-                yield shown
+                yield from _cut_at_spaces(shown)
                 read += len(shown)
                 if read >= _TRAINING_BYTES:
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from headtohead.common.errors import UserError
 from headtohead.data.text import SPLITS, Array, Progress
 from headtohead.data.tokenizers import Tokenizer
 
+T = TypeVar("T")
 Spans = tuple[tuple[int, int], ...]
 OWN_TOKENS = "own"
 """The tokenizer's name of a task that generates its own tokens."""
@@ -135,6 +137,12 @@ class Task:
     def longest(self) -> int:
         """Number of tokens of the longest example."""
         return max(len(example.tokens) for split in SPLITS for example in self.splits[split])
+
+
+def spread(items: Sequence[T], limit: int) -> Sequence[T]:
+    """Return at most `limit` items, spread evenly; 0 keeps all."""
+    count = len(items)
+    return [items[index * count // limit] for index in range(limit)] if 0 < limit < count else items
 
 
 def kept_apart(material: Material) -> Material:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import MissingFile, UserError, unknown
+from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest, digest_file
 from headtohead.data import hub
 from headtohead.data.shards import cache_dir
@@ -26,8 +25,8 @@ RULE = 2
 
 def task_names() -> dict[str, str]:
     """Return the trainable tasks with a one-line description of each; synthetic ones take options."""
-    kinds: dict[str, Any] = {**KINDS, **SYNTHETIC}
-    return {name: kind.about for name, kind in kinds.items()}
+    read = {name: kind.about for name, kind in KINDS.items()}
+    return read | {name: kind.about for name, kind in SYNTHETIC.items()}
 
 
 def zeroshot_names() -> dict[str, str]:
@@ -131,16 +130,10 @@ def _read(
     if name not in KINDS:
         raise unknown("task", name, task_names())
     kind = KINDS[name]
-    rows = kind.rows
-    try:
-        paths = task_files(name, data_dir)
-    except MissingFile as error:
-        if name not in hub.TASKS:
-            raise
-        paths, rows = hub.fetch("task", name, cache, str(error)), json_rows
+    paths, from_hub = hub.find_files("task", name, kind.files, data_dir, cache)
     progress(f"reading {name}", 0.0)
     material = Material()
-    for found in kind.found(paths, rows, progress):
+    for found in kind.found(paths, json_rows if from_hub else kind.rows, progress):
         material.add(found)
     material = kept_apart(material)
     files = [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]

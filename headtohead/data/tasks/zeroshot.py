@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from headtohead.common.errors import UserError, unknown
+from headtohead.data.tasks.base import spread
 from headtohead.data.tasks.readers import Kind, Row, json_rows, table_rows
 from headtohead.data.text import locate
 
@@ -51,10 +52,7 @@ class Task:
         """Return the task with at most `limit` examples, spread evenly over the file; 0 keeps all."""
         if limit < 0:
             raise UserError(f"limit={limit} is negative; use 0 for every example")
-        count = len(self.examples)
-        if not 0 < limit < count:
-            return self
-        return replace(self, examples=tuple(self.examples[i * count // limit] for i in range(limit)))
+        return replace(self, examples=tuple(spread(self.examples, limit)))
 
 
 def chosen_tasks(given: str | Sequence[str]) -> list[str]:
