@@ -84,7 +84,6 @@ def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
     return Corpus(
         dial.text(dial.sources),
         dial.text(tuple(corpus.label for corpus in found)),
-        f"pieces of {dial.piece} bytes, {dial.setting:.0%} of their joins kept",
         tuple(file for corpus in found for file in corpus.files),
         lambda progress: _read(dial, found, progress),
         canonical_json(["dial1", dial.setting, dial.piece, [[corpus.name, corpus.rule] for corpus in found]]),

@@ -43,11 +43,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: its description, what identifies its content, and how to read it."""
+    """A corpus: what identifies its content, and how to read it."""
 
     name: str
     label: str
-    about: str
     files: tuple[Path, ...]
     """Files whose bytes determine the content."""
     read: Callable[[Progress], Documents]
@@ -103,7 +102,7 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
     label, read, rule, files = name, kind.read, kind.rule, tuple(paths[key] for key in sorted(paths))
     if from_hub:
         label, read, rule, files = f"{name} (hub)", _read_lines, "hub1", tuple(paths.values())
-    return Corpus(name, label, kind.about, files, lambda progress: read(paths, progress), rule)
+    return Corpus(name, label, files, lambda progress: read(paths, progress), rule)
 
 
 def check_known(name: str) -> None:
@@ -141,9 +140,8 @@ def _stdlib() -> Corpus:
     names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     names = {name: names[name] for name in sorted(names) if not _LEFT_OUT.intersection(name.split("/"))}
     version = ".".join(map(str, sys.version_info[:3]))
-    label, about = f"stdlib@{version}", corpus_names()["stdlib"]
-    files = tuple(names.values())
-    return Corpus("stdlib", label, about, files, lambda _: _read_stdlib(names), topic=_stdlib_topic)
+    label, files = f"stdlib@{version}", tuple(names.values())
+    return Corpus("stdlib", label, files, lambda _: _read_stdlib(names), topic=_stdlib_topic)
 
 
 def _stdlib_topic(name: str) -> str:
@@ -176,7 +174,7 @@ def _from_path(path: Path) -> Corpus:
     if not path.exists():
         raise UserError(f"no such file or directory: {path} (given as corpus file:{path})")
     files = tuple(sorted(file for file in path.rglob("*") if file.is_file())) if path.is_dir() else (path,)
-    return Corpus(f"file:{path}", path.name, f"text from {path}", files, lambda _: _read_path(path))
+    return Corpus(f"file:{path}", path.name, files, lambda _: _read_path(path))
 
 
 def _read_path(path: Path) -> Documents:

@@ -45,7 +45,6 @@ def score_split(
     split: Split,
     token_bytes: Array,
     *,
-    batch: int = 0,
     precision: str = "float32",
     progress: Callable[[float], None] | None = None,
 ) -> Score:
@@ -53,7 +52,7 @@ def score_split(
 
     `token_bytes` (vocabulary,) is the tokenizer's table; for a lossy tokenizer the bytes of the text itself count.
     """
-    nats = _token_nats(model, split, batch, precision, progress)
+    nats = _token_nats(model, split, precision, progress)
     lengths = split.token_lengths(token_bytes)
     lengths[0] = 0  # the first token is given, not predicted
     total, size, count = float(nats.sum()), round(float(lengths.sum())), len(split.tokens) - 1
@@ -98,7 +97,7 @@ def nats_by_position(
 ) -> list[list[float]]:
     """Return [first, last, mean nats] of positions in the window, counted from 1, in bins that double in size."""
     context = model.size.context
-    nats = _token_nats(model, split, 0, precision, progress)[1:]
+    nats = _token_nats(model, split, precision, progress)[1:]
     # A shorter last window is dropped.
     whole = nats[: len(nats) // context * context].reshape(-1, context)
     if not len(whole):
@@ -114,12 +113,12 @@ def nats_by_position(
 
 @torch.no_grad()
 def _token_nats(
-    model: Decoder, split: Split, batch: int, precision: str, progress: Callable[[float], None] | None
+    model: Decoder, split: Split, precision: str, progress: Callable[[float], None] | None
 ) -> Array:
     """Return the nats of every token of a split, predicted in non-overlapping windows; zero for the first token."""
     device, context = model.readout.device, model.size.context
     nats = np.zeros(len(split.tokens), dtype=np.float64)
-    batch = batch or windows_per_pass(device, context)
+    batch = windows_per_pass(device, context)
     with evaluating(model):
         for tokens, targets, first in scoring_windows(split.tokens, context, batch):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):

@@ -102,47 +102,37 @@ def score_task(
             done += len(batch.ends)
             tokens += int(batch.ends.sum()) + len(batch.ends)
             shown(1.0)
+    # Sums and counts by example, whose ratio is the metric.
+    ones = np.ones(count)
+    sums = {
+        "accuracy": (found.right, found.total),
+        "exact_match": ((found.right == found.total).astype(float), ones),
+        "f1": (found.f1, ones),
+    }
+    means = {metric: sums[metric] for metric in task_metrics(task) if metric in sums}
     score: dict[str, Any] = {"metric": task.metric, "nats": float(found.nats.sum() / found.total.sum())}
-    score |= _metrics(task, examples, found)
+    if task.classes:
+        table = np.zeros((len(task.classes), len(task.classes)))
+        for example, guess in zip(examples, found.guesses, strict=True):
+            table[example.label, int(guess)] += 1
+        score |= _table_metrics(table)
+    else:
+        score |= {metric: float(right.sum() / total.sum()) for metric, (right, total) in means.items()}
     score |= {"examples": count, "tokens": tokens}
     names = np.array([example.group for example in examples])
     if len(set(names)) > 1:
-        right, total = _by_example("accuracy" if task.classes else task.metric, found)
+        right, total = sums["accuracy" if task.classes else task.metric]
         inside = {name: names == name for name in dict.fromkeys(names.tolist())}
         score["groups"] = {
             name: [float(right[here].sum() / total[here].sum()), int(here.sum())]
             for name, here in inside.items()
         }
     parts = np.array_split(np.arange(count), min(BLOCKS, count))
-    sums = {metric: _by_example(metric, found) for metric in task_metrics(task)}
     score["blocks"] = {
-        metric: [[float(values[part].sum()), float(weights[part].sum())] for part in parts]
-        for metric, (values, weights) in sums.items()
-        if len(values)
+        metric: [[float(right[part].sum()), float(total[part].sum())] for part in parts]
+        for metric, (right, total) in means.items()
     }
     return score
-
-
-def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
-    """Return sums and counts by example whose ratio is the metric; empty if the metric is not a mean over examples."""
-    ones = np.ones(len(found.total))
-    if metric == "accuracy":
-        return found.right, found.total
-    if metric == "exact_match":
-        return (found.right == found.total).astype(float), ones
-    return (found.f1, ones) if metric == "f1" else (ones[:0], ones[:0])
-
-
-def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str, float]:
-    exact = float((found.right == found.total).mean())
-    if as_phrase(task):
-        return {"f1": float(found.f1.mean()), "exact_match": exact}
-    if not task.classes:
-        return {"accuracy": float(found.right.sum() / found.total.sum()), "exact_match": exact}
-    table = np.zeros((len(task.classes), len(task.classes)))
-    for example, guess in zip(examples, found.guesses, strict=True):
-        table[example.label, int(guess)] += 1
-    return _table_metrics(table)
 
 
 def _table_metrics(table: Array) -> dict[str, float]:

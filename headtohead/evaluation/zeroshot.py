@@ -59,14 +59,9 @@ class _Piece:
 
 
 def score_examples(
-    model: Decoder,
-    task: Task,
-    tokenizer: Tokenizer,
-    *,
-    batch: int = 0,
-    progress: Callable[[float], None] | None = None,
+    model: Decoder, task: Task, tokenizer: Tokenizer, *, progress: Callable[[float], None] | None = None
 ) -> TaskScore:
-    """Return the model's score on a task; `batch` limits the tokens of one pass, including padding.
+    """Return the model's score on a task.
 
     Every context starts with a separator, as documents do in training. A context longer than the model's is truncated on
     the left; each token of a choice sees at least half of the model's context, or everything before it.
@@ -79,7 +74,7 @@ def score_examples(
     for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
         found, cut[index] = _pieces(index, context, text, tokenizer.separator, model.size.context)
         pieces += found
-    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, batch, progress)
+    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, progress)
     lengths = np.array([len(choice.text.encode("utf-8")) for choice in choices])
     ends = np.cumsum([len(example.choices) for example in task.examples])[:-1]
     answers = [example.answer for example in task.examples]
@@ -125,7 +120,6 @@ def _judge(
     pieces: list[_Piece],
     choices: int,
     filler: int,
-    batch: int,
     progress: Callable[[float], None] | None,
 ) -> tuple[Array, Array]:
     """Return two arrays (choices,): the nats of a choice, and whether each of its tokens is the likeliest."""
@@ -133,7 +127,7 @@ def _judge(
     nats, hits = np.zeros(choices), np.ones(choices, dtype=bool)
     done = 0
     with evaluating(model):
-        for rows in _batches(pieces, batch or tokens_per_pass(device), model.size.vocabulary):
+        for rows in _batches(pieces, tokens_per_pass(device), model.size.vocabulary):
             tokens, targets = (values.to(device) for values in _padded(rows, filler))
             where = targets != IGNORED
             logits, wanted = model.logits(tokens, where=where).float(), targets[where]

@@ -277,32 +277,26 @@ def explain_model(
     split: str = "test",
     *,
     limit: int = 0,
-    reads: int = READS,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Explained:
     """Return where a model attends on a task's split; `limit` selects that many examples, spread evenly over it.
 
-    An example with many targets is read at most at `reads` of them, spread evenly; `seed` is that of the random scores.
+    An example with many targets is read at most at `READS` of them, spread evenly; `seed` is that of the random scores.
     """
     if split not in task.splits:
         raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
     check_task_matches(model, task)
     examples = spread(task.splits[split], limit)
     with evaluating(model):
-        return _explained(model, task.name, examples, reads, seed, progress)
+        return _explained(model, task.name, examples, seed, progress)
 
 
 def _explained(
-    model: Decoder,
-    name: str,
-    examples: Sequence[Example],
-    most: int,
-    seed: int,
-    progress: Callable[[float], None],
+    model: Decoder, name: str, examples: Sequence[Example], seed: int, progress: Callable[[float], None]
 ) -> Explained:
     tokens = budget(model, max(len(example.tokens) for example in examples))
-    reads = reads_of(model, examples, most, tokens, part_of(progress, 0.0, 0.02))
+    reads = reads_of(model, examples, READS, tokens, part_of(progress, 0.0, 0.02))
     columns: dict[str, Array] = {}
     facts, done, measured = None, 0, part_of(progress, 0.02, 0.97)
     for batch in batched(model, reads, tokens):

@@ -47,7 +47,7 @@ class _Scores(TorchFunctionMode):
 
 
 @torch.no_grad()
-def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) -> list[LayerMap]:
+def layer_maps(model: Decoder, tokens: Tensor) -> list[LayerMap]:
     """Return the map of every layer for tokens (batch, time)."""
     found: dict[int, LayerMap] = {}
 
@@ -58,7 +58,7 @@ def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) ->
 
     frame = Frame()
     with watching(model, frame, take):
-        model.hidden(tokens, padding=padding, frame=frame)
+        model.hidden(tokens, frame=frame)
     names = (block.mechanism.name for block in model.layers)
     return [found.get(index, LayerMap(name, None, False, None)) for index, name in enumerate(names)]
 

@@ -9,33 +9,31 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from headtohead.common.errors import DamagedFile, UserError
-from headtohead.data.text import Progress, read_bytes, read_json_lines, silent
+from headtohead.data.text import Progress, kind_of, read_bytes, read_json_lines, silent
 
 Row = dict[str, Any]
-Reader = Callable[[Path], Iterator[Row]]
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
 class Kind(Generic[Found]):
-    """A task read from files: its description, its files by key, their format, and what it reads from a row."""
+    """A task read from files: its description, its files by key, and what it reads from a row of one."""
 
     about: str
     files: dict[str, str]
-    rows: Reader
     read: Callable[[str, Row], Iterable[Found]]
     """Called with a file's key and a row of that file."""
     classes: tuple[str, ...] = ()
     metric: str = "accuracy"
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a table without a header."""
 
-    def found(
-        self, paths: Mapping[str, Path], rows: Reader | None = None, progress: Progress = silent
-    ) -> Iterator[Found]:
-        """Yield what is read from every row of the files; `rows` replaces their format."""
+    def read_all(self, paths: Mapping[str, Path], progress: Progress = silent) -> Iterator[Found]:
+        """Yield what is read from every row of the files; errors name the file and row."""
         for key, path in paths.items():
             location = str(path)
             try:
-                for number, row in enumerate((rows or self.rows)(path), 1):
+                for number, row in enumerate(_rows(path, self.columns), 1):
                     location = f"{path}, row {number}"
                     if number % 1000 == 0:
                         progress(f"reading {path.name}, {number:,} rows", 0.0)
@@ -48,27 +46,25 @@ class Kind(Generic[Found]):
                 raise UserError(f"{location}: {error}") from None
 
 
-def json_rows(path: Path) -> Iterator[Row]:
-    """Yield the object on each line."""
-    return read_json_lines(path)
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the rows of a file in the format that its name says."""
+    if kind_of(path) == ".jsonl":
+        return read_json_lines(path)
+    return _squad_rows(path) if kind_of(path) == ".json" else _table_rows(path, columns)
 
 
-def table_rows(*columns: str) -> Reader:
-    """Return a reader of tab-separated lines without quoting; without `columns` the first line is the header."""
-
-    def read(path: Path) -> Iterator[Row]:
-        lines = read_bytes(path).decode("utf-8-sig").rstrip("\n").split("\n")
-        names = list(columns) or lines[0].rstrip("\r").split("\t")
-        for number, line in enumerate(lines if columns else lines[1:], 1 if columns else 2):
-            values = line.rstrip("\r").split("\t")
-            if len(values) != len(names):
-                raise UserError(f"{path}, line {number}: {len(values)} columns, expected {len(names)}")
-            yield dict(zip(names, values, strict=True))
-
-    return read
+def _table_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Yield tab-separated lines without quoting; without `columns` the first line is the header."""
+    lines = enumerate(read_bytes(path).decode("utf-8-sig").rstrip("\n").split("\n"), 1)
+    names = columns or next(lines)[1].rstrip("\r").split("\t")
+    for number, line in lines:
+        values = line.rstrip("\r").split("\t")
+        if len(values) != len(names):
+            raise UserError(f"{path}, line {number}: {len(values)} columns, expected {len(names)}")
+        yield dict(zip(names, values, strict=True))
 
 
-def squad_rows(path: Path) -> Iterator[Row]:
+def _squad_rows(path: Path) -> Iterator[Row]:
     """Yield a row per question: title, context, question, and answers with their start offsets."""
     for article in json.loads(read_bytes(path))["data"]:
         for paragraph in article["paragraphs"]:

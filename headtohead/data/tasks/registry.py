@@ -12,7 +12,6 @@ from headtohead.data import hub
 from headtohead.data.shards import cache_dir
 from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.base import Example, Material, Task, encoded, kept_apart
-from headtohead.data.tasks.readers import json_rows
 from headtohead.data.tasks.sources import KINDS
 from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
 from headtohead.data.text import SPLITS, Progress, locate, silent
@@ -130,10 +129,10 @@ def _read(
     if name not in KINDS:
         raise unknown("task", name, task_names())
     kind = KINDS[name]
-    paths, from_hub = hub.find_files("task", name, kind.files, data_dir, cache)
+    paths, _ = hub.find_files("task", name, kind.files, data_dir, cache)
     progress(f"reading {name}", 0.0)
     material = Material()
-    for found in kind.found(paths, json_rows if from_hub else kind.rows, progress):
+    for found in kind.read_all(paths, progress):
         material.add(found)
     material = kept_apart(material)
     files = [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]

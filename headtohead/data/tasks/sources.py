@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from headtohead.data.tasks.base import Text, joined
-from headtohead.data.tasks.readers import Kind, Row, json_rows, squad_rows, table_rows
+from headtohead.data.tasks.readers import Kind, Row
 from headtohead.data.text import hashed_split
 
 Found = tuple[str, Text] | str
@@ -143,7 +143,7 @@ def _glue(
     files = {key: f"glue/{name}.{key}.tsv.xz" for key in ("train", "dev")}
     about = f"{about} (GLUE); test is the published dev"
     metric = "matthews" if name == "CoLA" else "accuracy"
-    return Kind(about, files, table_rows(*columns), read, tuple(classes.values()), metric)
+    return Kind(about, files, read, tuple(classes.values()), metric, columns)
 
 
 _NUMBERS = ("singular", "plural")
@@ -154,49 +154,43 @@ KINDS: dict[str, Kind[Found]] = {
     "hatexplain": Kind(
         "posts that are normal, offensive or hateful, with annotators' rationales (offensive language)",
         {"all": "hatexplain/hatexplain.jsonl.xz"},
-        json_rows,
         _hatexplain,
         _CLASSES,
     ),
     "agreement": Kind(
         "a verb's number from the words before it, by number of attractors (Linzen); no relevant tokens marked",
         {key: f"sva/linzen_numpred.{part}.tsv.xz" for key, part in _PREFIXES.items()},
-        table_rows("label", "text"),
         _number,
         _NUMBERS,
+        columns=("label", "text"),
     ),
     "agreement-sentences": Kind(
         "a verb's number from the whole sentence (Linzen); subject and verb are relevant",
         _SENTENCES,
-        table_rows(),
         _sentences(verb=True),
         _NUMBERS,
     ),
     "agreement-subject": Kind(
         "a verb's number from the words before it (Linzen's sentences); the subject is relevant",
         _SENTENCES,
-        table_rows(),
         _sentences(verb=False),
         _NUMBERS,
     ),
     "agreement-pairs": Kind(
         "right or wrong sentences of minimal pairs (Marvin and Linzen); the words that differ are relevant",
         {"all": "sva/marvin_linzen.tsv.xz"},
-        table_rows(),
         _pairs,
         ("wrong", "right"),
     ),
     "squad": Kind(
         f"SQuAD v1.1: generate the answer from {_AROUND} characters on either side of it; train is a subset",
         _SQUAD,
-        squad_rows,
         _squad(_AROUND),
         metric="f1",
     ),
     "squad-whole": Kind(
         "SQuAD v1.1: generate the answer from the whole paragraph; train is a subset",
         _SQUAD,
-        squad_rows,
         _squad(None),
         metric="f1",
     ),

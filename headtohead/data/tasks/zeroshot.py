@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.data.tasks.base import spread
-from headtohead.data.tasks.readers import Kind, Row, json_rows, table_rows
+from headtohead.data.tasks.readers import Kind, Row
 from headtohead.data.text import locate
 
 ALL = "all"
@@ -70,7 +70,7 @@ def find_task(name: str, data_dir: str | Path | None = None) -> Task:
         raise unknown("task", name, KINDS)
     kind = KINDS[name]
     paths = locate(f"task '{name}'", kind.files, data_dir)
-    examples = tuple(kind.found(paths))
+    examples = tuple(kind.read_all(paths))
     if not examples:
         raise UserError(f"{paths['all']} contains no examples")
     return Task(name, kind.metric == "exact_match", examples)
@@ -137,43 +137,44 @@ def _entailed(_: str, row: Row) -> Iterator[Example]:
 
 
 _ANSWER = "\nAnswer:"
-
-
-def _lines(
-    about: str, file: str, read: Callable[[str, Row], Iterator[Example]], metric: str = "accuracy"
-) -> Kind[Example]:
-    return Kind(about, {"all": f"zeroshot/{file}.jsonl.xz"}, json_rows, read, metric=metric)
-
-
-def _table(about: str, file: str, read: Callable[[str, Row], Iterator[Example]]) -> Kind[Example]:
-    return Kind(about, {"all": f"{file}.tsv.xz"}, table_rows(), read)
-
-
 KINDS: dict[str, Kind[Example]] = {
-    "lambada": _lines(
+    "lambada": Kind(
         "generate the last word of a passage (OpenAI's version, test)",
-        "lambada_openai",
+        {"all": "zeroshot/lambada_openai.jsonl.xz"},
         _written,
-        "exact_match",
+        metric="exact_match",
     ),
-    "arc_easy": _lines("science questions, test", "arc_easy", _chosen(_ANSWER)),
-    "arc_challenge": _lines("harder science questions, test", "arc_challenge", _chosen(_ANSWER)),
-    "boolq": _lines("yes or no after a passage, validation", "boolq", _chosen(_ANSWER)),
-    "copa": _lines("the cause or effect of an event, validation", "copa", _chosen("")),
-    "piqa": _lines("how to do everyday things, validation", "piqa", _chosen(_ANSWER)),
-    "winogrande": _lines("pronoun resolution, validation", "winogrande", _fitted),
-    "rte": _table("whether one sentence follows from another (GLUE, dev)", "glue/RTE.dev", _entailed),
-    "marvin_linzen": _table(
+    "arc_easy": Kind("science questions, test", {"all": "zeroshot/arc_easy.jsonl.xz"}, _chosen(_ANSWER)),
+    "arc_challenge": Kind(
+        "harder science questions, test", {"all": "zeroshot/arc_challenge.jsonl.xz"}, _chosen(_ANSWER)
+    ),
+    "boolq": Kind(
+        "yes or no after a passage, validation", {"all": "zeroshot/boolq.jsonl.xz"}, _chosen(_ANSWER)
+    ),
+    "copa": Kind(
+        "the cause or effect of an event, validation", {"all": "zeroshot/copa.jsonl.xz"}, _chosen("")
+    ),
+    "piqa": Kind(
+        "how to do everyday things, validation", {"all": "zeroshot/piqa.jsonl.xz"}, _chosen(_ANSWER)
+    ),
+    "winogrande": Kind("pronoun resolution, validation", {"all": "zeroshot/winogrande.jsonl.xz"}, _fitted),
+    "rte": Kind(
+        "whether one sentence follows from another (GLUE, dev)", {"all": "glue/RTE.dev.tsv.xz"}, _entailed
+    ),
+    "marvin_linzen": Kind(
         "which of two sentences that differ in agreement or a reflexive is likelier (Marvin and Linzen's templates)",
-        "sva/marvin_linzen",
+        {"all": "sva/marvin_linzen.tsv.xz"},
         _paired,
     ),
-    "gulordava": _table(
+    "gulordava": Kind(
         "a verb's number in natural sentences, with and without attractors (Gulordava's subset of Linzen's)",
-        "sva/linzen_gulordava_filtered",
+        {"all": "sva/linzen_gulordava_filtered.tsv.xz"},
         _inflected,
     ),
-    "arithmetic": _lines(
-        "generate the sum of small numbers", "simple_arithmetic_withspaces", _written, "exact_match"
+    "arithmetic": Kind(
+        "generate the sum of small numbers",
+        {"all": "zeroshot/simple_arithmetic_withspaces.jsonl.xz"},
+        _written,
+        metric="exact_match",
     ),
 }
