@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headtohead.data.tasks.batches import scoring_batches
+from headtohead.data.tasks.batches import by_length, collated
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.interpret.faithfulness import explain_model
 from headtohead.model.classifier import Reader
@@ -54,7 +54,9 @@ def main() -> None:
 
     def plain() -> None:
         with torch.no_grad():
-            for batch in scoring_batches(task.splits["train"], 64):
+            examples = task.splits["train"]
+            for indices in by_length([LENGTH] * len(examples), 64 * LENGTH, padded=True):
+                batch = collated(examples, indices)
                 reader.hidden(batch.tokens, padding=batch.padding)
 
     once, once_cpu, _ = timed(plain)

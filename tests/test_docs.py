@@ -71,7 +71,7 @@ def test_the_counts_in_the_readme_are_those_of_the_package() -> None:
         "mechanisms": (r"\| mechanisms \| (\d+), one", len(builtin_mechanisms())),
         "named corpora": (r"your text, (\d+) named corpora", len(corpora._KINDS)),
         "tasks": (r"\[(\d+) tasks\]", len(find.KINDS) + len(find.SYNTHETIC)),
-        "zero-shot sets": (r"to train on, (\d+) zero-shot tasks", len(zeroshot._KINDS)),
+        "zero-shot sets": (r"to train on, (\d+) zero-shot tasks", len(zeroshot.KINDS)),
     }
     found = {name: re.findall(pattern, text) for name, (pattern, _) in stated.items()}
     assert found == {name: [str(number)] for name, (_, number) in stated.items()}

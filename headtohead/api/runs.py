@@ -66,7 +66,7 @@ def evaluate(
     `skip` leaves out blocks of the trained model: `variant` (every layer that is not standard), `standard`, or layers
     counted from 1 such as `2,4-6`; with `keep_ffn` only their attention part.
     """
-    from headtohead.data.retokenize import tokens_of
+    from headtohead.data.shards import tokens_of
 
     model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
     with progress_bar("scoring", quiet) as progress:

@@ -27,7 +27,8 @@ from itertools import pairwise
 from headtohead.common.choices import split_outside
 from headtohead.common.errors import UserError
 from headtohead.common.files import canonical_json
-from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress
+from headtohead.data.corpora import Corpus, Documents
+from headtohead.data.text import SPLITS, Progress
 
 PIECE = 64
 _PREFIX = "coherence:"
@@ -60,18 +61,18 @@ def parse_dial(name: str) -> Dial:
             f"such as coherence:0.5/{PIECE}(stdlib)"
         )
     setting, piece = float(match[1]), int(match[2] or PIECE)
-    if setting > 1:
-        raise UserError(
-            f"corpus '{name}': the dial must be between 0 (mixed) and 1 (coherent), got {match[1]}"
-        )
-    if not _SHORTEST <= piece <= _LONGEST:
-        raise UserError(f"corpus '{name}': a piece has {_SHORTEST} to {_LONGEST:,} bytes, got {piece:,}")
     sources = tuple(split_outside(match[3], ","))
-    if any(source.startswith(_PREFIX) for source in sources):
-        raise UserError(f"corpus '{name}': a domain may not be a coherence corpus itself")
-    if len(set(sources)) != len(sources) or not all(sources):
-        raise UserError(f"corpus '{name}': every corpus must be given exactly once")
-    return Dial(setting, piece, sources)
+    if setting > 1:
+        problem = f"the dial must be between 0 (mixed) and 1 (coherent), got {match[1]}"
+    elif not _SHORTEST <= piece <= _LONGEST:
+        problem = f"a piece has {_SHORTEST} to {_LONGEST:,} bytes, got {piece:,}"
+    elif any(source.startswith(_PREFIX) for source in sources):
+        problem = "a domain may not be a coherence corpus itself"
+    elif len(set(sources)) != len(sources) or not all(sources):
+        problem = "every corpus must be given exactly once"
+    else:
+        return Dial(setting, piece, sources)
+    raise UserError(f"corpus '{name}': {problem}")
 
 
 def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
@@ -83,7 +84,6 @@ def coherence_corpus(name: str, find: Callable[[str], Corpus]) -> Corpus:
     return Corpus(
         dial.text(dial.sources),
         dial.text(tuple(corpus.label for corpus in found)),
-        f"pieces of {dial.piece} bytes, {dial.setting:.0%} of their joins kept",
         tuple(file for corpus in found for file in corpus.files),
         lambda progress: _read(dial, found, progress),
         canonical_json(["dial1", dial.setting, dial.piece, [[corpus.name, corpus.rule] for corpus in found]]),
@@ -105,10 +105,8 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
     for corpus in corpora:
         for split, documents in corpus.read(progress).splits.items():
             for name, text in documents:
-                domain = corpus.topic(name) if corpus.topic else corpus.name
-                domains.setdefault(domain, {}).setdefault(split, []).append(
-                    (f"{corpus.name}/{name}", text[:])
-                )
+                found = domains.setdefault(corpus.topic(name) if corpus.topic else corpus.name, {})
+                found.setdefault(split, []).append((f"{corpus.name}/{name}", text[:]))
     if not 2 <= len(domains) <= _MAX_DOMAINS:
         raise UserError(f"a coherence corpus needs 2 to {_MAX_DOMAINS} domains, got {len(domains)}")
     whole: dict[str, list[Piece]] = {}
@@ -119,9 +117,9 @@ def _read(dial: Dial, corpora: list[Corpus], progress: Progress) -> Documents:
         parts = [domains[domain].get(split, []) for domain in domains]
         limit = min(sum(len(text) for _, text in documents) for documents in parts)
         taken = [_taken(documents, dial.piece, limit) for documents in parts]
-        if not all(pieces for _, pieces in taken):
-            poor = [domain for domain, (_, pieces) in zip(domains, taken, strict=True) if not pieces]
-            raise UserError(f"domain {poor[0]} has no text in the {split} split")
+        for domain, (_, pieces) in zip(domains, taken, strict=True):
+            if not pieces:
+                raise UserError(f"domain {domain} has no text in the {split} split")
         whole[split] = [document for documents, _ in taken for document in documents]
         dealt = [*_deal([pieces for _, pieces in taken], dial.setting, split)]
         splits[split] = [piece for _, piece in dealt]
@@ -234,6 +232,4 @@ def domain_information(order: str, lengths: list[int], window: float) -> tuple[f
 
 def _entropy(amounts: list[float]) -> float:
     total = sum(amounts)
-    return (
-        -sum(amount / total * math.log2(amount / total) for amount in amounts if amount > 0) if total else 0.0
-    )
+    return -sum(amount / total * math.log2(amount / total) for amount in amounts if amount > 0)

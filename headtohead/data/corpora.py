@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from headtohead.common.errors import UserError, unknown
+from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.common.files import canonical_json, digest, digest_file, read_file
 from headtohead.data import hub, wiki
 from headtohead.data.text import (
+    SPLITS,
+    Progress,
     Text,
     file_documents,
+    hashed_split,
     is_blank,
     large_text,
     part_of_text,
@@ -24,32 +27,26 @@ from headtohead.data.text import (
     read_json_lines,
 )
 
-SPLITS = ("train", "valid", "test")
-Progress = Callable[[str, float], None]
-"""Called with a message and the fraction that is done."""
-
-
-def _silent(message: str, share: float) -> None:
-    pass
+Splits = Mapping[str, Sequence[tuple[str, Text]]]
+"""(name, text) of each document by split."""
 
 
 @dataclass
 class Documents:
-    """The content of a corpus: (name, text) of each document by split, and notes on how it was made."""
+    """The content of a corpus, and notes on how it was made."""
 
-    splits: Mapping[str, Sequence[tuple[str, Text]]]
+    splits: Splits
     notes: dict[str, object] = field(default_factory=dict)
-    whole: Mapping[str, Sequence[tuple[str, Text]]] | None = None
+    whole: Splits | None = None
     """The original documents if `splits` holds pieces of them; pieces may be equal across splits, documents may not."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: its description, what identifies its content, and how to read it."""
+    """A corpus: what identifies its content, and how to read it."""
 
     name: str
     label: str
-    about: str
     files: tuple[Path, ...]
     """Files whose bytes determine the content."""
     read: Callable[[Progress], Documents]
@@ -85,12 +82,6 @@ def corpus_names() -> dict[str, str]:
     }
 
 
-def data_root(data_dir: str | Path | None = None) -> Path | None:
-    """Return the data directory: the argument or H2H_DATA, or None when neither is given."""
-    given = data_dir or os.environ.get("H2H_DATA")
-    return Path(given).expanduser() if given else None
-
-
 def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | None = None) -> Corpus:
     """Return the corpus of that name; its files are searched in the data directory, then on the hub."""
     if name == "stdlib":
@@ -102,11 +93,16 @@ def find_corpus(name: str, data_dir: str | Path | None = None, cache: Path | Non
         from headtohead.data.coherence import coherence_corpus  # avoids a circular import
 
         return coherence_corpus(name, lambda source: find_corpus(source, data_dir, cache))
-    kind, root = _KINDS[name], data_root(data_dir)
-    paths = {split: root / file for split, file in kind.files.items()} if root else {}
-    if paths and all(path.is_file() for path in paths.values()):
-        return _local(name, kind, paths)
-    return _from_hub(name, kind, paths, cache)
+    kind = _KINDS[name]
+    try:
+        paths, from_hub = hub.find_files("corpus", name, kind.files, data_dir, cache)
+    except MissingFile as error:
+        also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
+        raise UserError(f"{error}{also}") from None
+    label, read, rule, files = name, kind.read, kind.rule, tuple(paths[key] for key in sorted(paths))
+    if from_hub:
+        label, read, rule, files = f"{name} (hub)", _read_lines, "hub1", tuple(paths.values())
+    return Corpus(name, label, files, lambda progress: read(paths, progress), rule)
 
 
 def check_known(name: str) -> None:
@@ -132,55 +128,20 @@ def stable_name(name: str) -> str:
     return name
 
 
-def _local(name: str, kind: Kind, paths: dict[str, Path]) -> Corpus:
-    files = tuple(paths[key] for key in sorted(paths))
-    return Corpus(name, name, kind.about, files, lambda progress: kind.read(paths, progress), kind.rule)
-
-
-def _from_hub(name: str, kind: Kind, paths: dict[str, Path], cache: Path | None) -> Corpus:
-    missing = next((path for path in paths.values() if not path.is_file()), None)
-    where = f"{missing} is missing" if missing else "no data directory is given (H2H_DATA or --data-dir)"
-    if name not in hub.SETS or cache is None:
-        also = "; use wiki-prose instead" if name.startswith("wikitext-103") else ""
-        raise UserError(f"corpus '{name}' not found: {where}{also}")
-    files = hub.fetch(name, cache, where)
-    read = _json_line_reader(lambda row: str(row["text"]))
-    paths = dict(zip(SPLITS, files, strict=True))
-    return Corpus(name, f"{name} (hub)", kind.about, files, lambda progress: read(paths, progress), "hub1")
-
-
 # --- the embedded default ------------------------------------------------------------------------------------------
 
-_LEFT_OUT = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "lib2to3",
-    "ensurepip",
-}
+_LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "lib2to3", "ensurepip"}
+_LEFT_OUT |= {"site-packages", "dist-packages"}
 _HELD_OUT_BYTES = 128 * 1024
 
 
 def _stdlib() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = tuple(
-        sorted(
-            (path for path in root.rglob("*.py") if not _LEFT_OUT.intersection(path.relative_to(root).parts)),
-            key=lambda path: path.relative_to(root).as_posix(),
-        )
-    )
+    names = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    names = {name: names[name] for name in sorted(names) if not _LEFT_OUT.intersection(name.split("/"))}
     version = ".".join(map(str, sys.version_info[:3]))
-    return Corpus(
-        "stdlib",
-        f"stdlib@{version}",
-        corpus_names()["stdlib"],
-        files,
-        lambda _: _read_stdlib(root, files),
-        topic=_stdlib_topic,
-    )
+    label, files = f"stdlib@{version}", tuple(names.values())
+    return Corpus("stdlib", label, files, lambda _: _read_stdlib(names), topic=_stdlib_topic)
 
 
 def _stdlib_topic(name: str) -> str:
@@ -189,21 +150,17 @@ def _stdlib_topic(name: str) -> str:
     return ("encodings" if folder == "encodings" else "packages") if inside else "modules"
 
 
-def _read_stdlib(root: Path, files: tuple[Path, ...]) -> Documents:
-    names = {path.relative_to(root).as_posix(): path for path in files}
-    contents = {
-        read_file(names[name], links=True): name for name in sorted(names, key=digest)
-    }  # deduplicated
-    documents = [
-        (name, content) for content, name in contents.items() if content.strip() and b"\0" not in content
-    ]
-    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
+def _read_stdlib(files: dict[str, Path]) -> Documents:
+    # Keys are contents, so that equal files are one document.
+    contents = {read_file(files[name], links=True): name for name in sorted(files, key=digest)}
+    splits: dict[str, list[tuple[str, Text]]] = {split: [] for split in SPLITS}
     held = {"test": 0, "valid": 0}
-    for name, content in documents:
+    for content, name in contents.items():
+        if not content.strip() or b"\0" in content:
+            continue
         # A file above 24 KiB would be a fifth of a held-out split.
-        split = next(
-            (split for split in held if held[split] < _HELD_OUT_BYTES and len(content) <= 24 * 1024), "train"
-        )
+        small = len(content) <= 24 * 1024
+        split = next((split for split in held if small and held[split] < _HELD_OUT_BYTES), "train")
         splits[split].append((name, content))
         if split != "train":
             held[split] += len(content)
@@ -217,7 +174,7 @@ def _from_path(path: Path) -> Corpus:
     if not path.exists():
         raise UserError(f"no such file or directory: {path} (given as corpus file:{path})")
     files = tuple(sorted(file for file in path.rglob("*") if file.is_file())) if path.is_dir() else (path,)
-    return Corpus(f"file:{path}", path.name, f"text from {path}", files, lambda _: _read_path(path))
+    return Corpus(f"file:{path}", path.name, files, lambda _: _read_path(path))
 
 
 def _read_path(path: Path) -> Documents:
@@ -234,27 +191,23 @@ def _read_path(path: Path) -> Documents:
     return Documents(in_order(path.name, joined))
 
 
-def by_hash(
-    documents: Sequence[tuple[str, bytes]], held_out: float = 0.05
-) -> dict[str, list[tuple[str, Text]]]:
+def by_hash(documents: Iterable[tuple[str, bytes]]) -> dict[str, list[tuple[str, Text]]]:
     """Return splits by a hash of each document's text, so that equal documents share a split."""
-    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, Text]]] = {split: [] for split in SPLITS}
     for name, text in documents:
-        share = int(digest(text)[:8], 16) / 2**32
-        splits["test" if share < held_out else "valid" if share < 2 * held_out else "train"].append(
-            (name, text)
-        )
+        splits[hashed_split(text, 0.05, 0.05)].append((name, text))
     return splits
 
 
-def in_order(name: str, text: Text, held_out: float = 0.05) -> dict[str, list[tuple[str, Text]]]:
-    """Return splits of one text in reading order, cut at nearby line ends if there are any."""
-    offsets = [int(len(text) * share) for share in (1 - 2 * held_out, 1 - held_out)]
-    cuts = [0, *(_line_end(text, offset) for offset in offsets), len(text)]
-    return {
-        split: [(name, part_of_text(text, a, b))]
-        for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)
-    }
+def in_order(name: str, text: Text) -> dict[str, list[tuple[str, Text]]]:
+    """Return splits of one text in reading order, 90/5/5, cut at nearby line ends if there are any."""
+    cuts = [_line_end(text, int(len(text) * share)) for share in (0.9, 0.95)]
+    return _cut(name, text, *cuts)
+
+
+def _cut(name: str, text: Text, *cuts: int) -> dict[str, list[tuple[str, Text]]]:
+    edges = pairwise([0, *cuts, len(text)])
+    return {split: [(name, part_of_text(text, a, b))] for split, (a, b) in zip(SPLITS, edges, strict=True)}
 
 
 def _line_end(text: Text, offset: int) -> int:
@@ -265,18 +218,34 @@ def _line_end(text: Text, offset: int) -> int:
 # --- the named sets ------------------------------------------------------------------------------------------------
 
 
-def _json_line_reader(
-    text_of: Callable[[dict[str, object]], str],
-) -> Callable[[dict[str, Path], Progress], Documents]:
-    def read(paths: dict[str, Path], progress: Progress) -> Documents:
-        splits: dict[str, list[tuple[str, Text]]] = {}
-        for index, split in enumerate(SPLITS):
-            progress(f"reading {paths[split].name}", index / len(SPLITS))
-            rows = enumerate(read_json_lines(paths[split]), 1)
-            splits[split] = [(f"{split}:{number}", text_of(row).encode("utf-8")) for number, row in rows]
-        return Documents(splits)
+def _text(row: dict[str, Any]) -> str:
+    """Return the text of a row, or the title and the sections of an abstract."""
+    if "sections" not in row:
+        return str(row["text"])
+    parts = [f"{label}: {text}" if label else str(text) for label, text in row["sections"]]
+    return "\n".join([str(row["title"]), *parts])
 
-    return read
+
+def _documents(path: Path, key: str) -> list[tuple[str, bytes]]:
+    """Return (name, text) of the object on each line."""
+    rows = enumerate(read_json_lines(path), 1)
+    return [(f"{key}:{number}", _text(row).encode("utf-8")) for number, row in rows]
+
+
+def _read_lines(paths: dict[str, Path], progress: Progress) -> Documents:
+    splits = {}
+    for index, split in enumerate(SPLITS):
+        progress(f"reading {paths[split].name}", index / len(SPLITS))
+        splits[split] = _documents(paths[split], split)
+    return Documents(splits)
+
+
+def _read_hashed_lines(paths: dict[str, Path], progress: Progress) -> Documents:
+    return Documents(by_hash(_documents(paths["all"], "all")))
+
+
+def _read_running_text(paths: dict[str, Path], progress: Progress) -> Documents:
+    return Documents(in_order(paths["all"].name, read_bytes(paths["all"])))
 
 
 def _read_enwik8(paths: dict[str, Path], progress: Progress) -> Documents:
@@ -284,19 +253,7 @@ def _read_enwik8(paths: dict[str, Path], progress: Progress) -> Documents:
     content = read_bytes(paths["all"])
     if len(content) != 100_000_000:
         raise UserError(f"{paths['all']} has {len(content):,} bytes; enwik8 has 100,000,000")
-    cuts = [0, 90_000_000, 95_000_000, 100_000_000]
-    return Documents(
-        {split: [("enwik8", content[a:b])] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
-    )
-
-
-def _read_running_text(paths: dict[str, Path], progress: Progress) -> Documents:
-    return Documents(in_order(paths["all"].name, read_bytes(paths["all"])))
-
-
-def _read_hashed_lines(paths: dict[str, Path], progress: Progress) -> Documents:
-    rows = enumerate(read_json_lines(paths["all"]), 1)
-    return Documents(by_hash([(f"all:{number}", str(row["text"]).encode("utf-8")) for number, row in rows]))
+    return Documents(_cut("enwik8", content, 90_000_000, 95_000_000))
 
 
 # A title is on a line of its own between empty lines, unlike " = 3 = " inside a formula.
@@ -327,57 +284,40 @@ def _read_wiki_prose(paths: dict[str, Path], progress: Progress) -> Documents:
     }
     progress("unpacking enwik8", 0.0)
     articles, counts = wiki.prose(read_bytes(paths["all"]), taken, progress)
-    splits: dict[str, list[tuple[str, Text]]] = {"train": [], "valid": [], "test": []}
+    splits: dict[str, list[tuple[str, Text]]] = {split: [] for split in SPLITS}
     for title, text in articles:
-        share = int(digest(title)[:8], 16) / 2**32
-        splits["test" if share < 0.01 else "valid" if share < 0.02 else "train"].append((title, text))
+        splits[hashed_split(title, 0.01, 0.01)].append((title, text))
     return Documents(splits, dict(counts))
 
 
-def _abstract(row: dict[str, object]) -> str:
-    sections = row.get("sections")
-    assert isinstance(sections, list)
-    parts = [f"{label}: {text}" if label else str(text) for label, text in sections]
-    return "\n".join([str(row["title"]), *parts])
+def _three(pattern: str) -> dict[str, str]:
+    return {split: pattern.format(split) for split in SPLITS}
 
 
-def _three(folder: str, pattern: str) -> dict[str, str]:
-    return {split: f"{folder}/{pattern.format(split)}" for split in SPLITS}
-
-
-_LINES = _json_line_reader(lambda row: str(row["text"]))
+_ENWIK8 = {"all": "enwik8/enwik8.xz"}
+_WIKITEXT = _three("wikitext/wikitext103.{}.txt.xz")
 _KINDS: dict[str, Kind] = {
-    "enwik8": Kind(
-        "first 10^8 bytes of English Wikipedia, 90M/5M/5M in order", {"all": "enwik8/enwik8.xz"}, _read_enwik8
-    ),
+    "enwik8": Kind("first 10^8 bytes of English Wikipedia, 90M/5M/5M in order", _ENWIK8, _read_enwik8),
     "wiki-prose": Kind(
         "article text of enwik8 without markup and without articles of WikiText's valid and test splits",
-        {
-            "all": "enwik8/enwik8.xz",
-            "valid": "wikitext/wikitext103.valid.txt.xz",
-            "test": "wikitext/wikitext103.test.txt.xz",
-        },
+        _ENWIK8 | {split: _WIKITEXT[split] for split in ("valid", "test")},
         _read_wiki_prose,
         wiki.RULE,
     ),
     "wikitext-2": Kind(
-        "WikiText-2, tokenized, complete", _three("wikitext", "wikitext2.{}.txt.xz"), _read_wikitext
+        "WikiText-2, tokenized, complete", _three("wikitext/wikitext2.{}.txt.xz"), _read_wikitext
     ),
-    "wikitext-103": Kind(
-        "WikiText-103, tokenized", _three("wikitext", "wikitext103.{}.txt.xz"), _read_wikitext
-    ),
+    "wikitext-103": Kind("WikiText-103, tokenized", _WIKITEXT, _read_wikitext),
     "wikitext-103-head": Kind(
         "WikiText-103 with the first 0.53 % of its training file",
-        _three("wikitext", "wikitext103.{}.txt.xz") | {"train": "wikitext/wikitext103.train-head.txt.xz"},
+        _WIKITEXT | {"train": "wikitext/wikitext103.train-head.txt.xz"},
         _read_wikitext,
     ),
-    "pubmed": Kind(
-        "PubMed titles and abstracts", _three("pubmed", "{}.jsonl.xz"), _json_line_reader(_abstract)
-    ),
-    "openwebtext": Kind("a sample of OpenWebText", _three("webtext", "openwebtext.{}.jsonl.xz"), _LINES),
+    "pubmed": Kind("PubMed titles and abstracts", _three("pubmed/{}.jsonl.xz"), _read_lines),
+    "openwebtext": Kind("a sample of OpenWebText", _three("webtext/openwebtext.{}.jsonl.xz"), _read_lines),
     "c4": Kind("excerpts of C4, split by hash", {"all": "webtext/c4-excerpts.jsonl.xz"}, _read_hashed_lines),
     "tinyshakespeare": Kind(
         "Shakespeare's plays in one file", {"all": "tinyshakespeare/input.txt.xz"}, _read_running_text
     ),
-    "code": Kind("Python sources of 19 packages", _three("code", "{}.jsonl.xz"), _LINES),
+    "code": Kind("Python sources of 19 packages", _three("code/{}.jsonl.xz"), _read_lines),
 }

@@ -1,19 +1,21 @@
-"""Download named corpora and tasks from the Hugging Face hub (the `[hub]` extra) if there is no local copy."""
+"""Find the files of corpora and tasks: a local copy, or one from the Hugging Face hub (the `[hub]` extra)."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import digest, replacing
+from headtohead.common.errors import MissingFile, UserError
+from headtohead.common.files import replacing
+from headtohead.data.text import SPLITS, hashed_split, locate
 
 # Web-scale corpora are read up to this many bytes, more than any size here is trained on.
 MAX_BYTES = 1_000_000_000
+Rows = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,38 @@ class HubSet:
     path: str
     config: str | None = None
     field: str = "text"
-    splits: tuple[str, str, str] | None = ("train", "validation", "test")
-    """Hub names of train, valid and test; None: one split, divided by a hash of each document."""
+    whole: bool = False
+    """Whether it has only a train split, which is divided by a hash of each document."""
+
+    def rows(self, load: Callable[[str], Iterator[dict[str, Any]]]) -> Rows:
+        """Return the documents by split, from the rows of a split on the hub."""
+        found: Rows = {split: [] for split in SPLITS}
+        names = (
+            {"train": "train"} if self.whole else {"train": "train", "valid": "validation", "test": "test"}
+        )
+        for split, hub_split in names.items():
+            for text in self._texts(load(hub_split)):
+                found[hashed_split(text, 0.005, 0.005) if self.whole else split].append({"text": text})
+        return found
+
+    def _texts(self, rows: Iterator[dict[str, Any]]) -> Iterator[str]:
+        taken = 0
+        for row in rows:
+            text = row[self.field]
+            if text.strip():
+                yield text
+                taken += len(text)
+            if taken >= MAX_BYTES:
+                return
 
 
 SETS: dict[str, HubSet] = {
     "wikitext-2": HubSet("Salesforce/wikitext", "wikitext-2-v1"),
     "wikitext-103": HubSet("Salesforce/wikitext", "wikitext-103-v1"),
-    "openwebtext": HubSet("Skylion007/openwebtext", splits=None),
-    "c4": HubSet("allenai/c4", "en", splits=None),
-    "pubmed": HubSet("MedRAG/pubmed", field="content", splits=None),
-    "code": HubSet("codeparrot/codeparrot-clean", field="content", splits=None),
+    "openwebtext": HubSet("Skylion007/openwebtext", whole=True),
+    "c4": HubSet("allenai/c4", "en", whole=True),
+    "pubmed": HubSet("MedRAG/pubmed", field="content", whole=True),
+    "code": HubSet("codeparrot/codeparrot-clean", field="content", whole=True),
     "tinyshakespeare": HubSet("karpathy/tiny_shakespeare"),
 }
 
@@ -43,124 +66,78 @@ class HubTask:
     """The location of a task on the hub, and how its rows map to those of the local files."""
 
     path: str
-    config: str | None
-    files: dict[str, str]
+    config: str | None = None
+    files: dict[str, str] = field(default_factory=lambda: {"train": "train", "dev": "validation"})
     """Maps the reader's key of a file to a split on the hub."""
     columns: dict[str, str] = field(default_factory=dict)
     """Maps column names on the hub to those of the local files, where they differ."""
     labels: tuple[str, ...] = ()
     """The local files' values for label 0, 1, ...; empty if they store the number."""
 
+    def rows(self, load: Callable[[str], Iterator[dict[str, Any]]]) -> Rows:
+        """Return the rows of each file, from the rows of a split on the hub."""
+        return {key: [self._local(key, row) for row in load(split)] for key, split in self.files.items()}
 
+    def _local(self, key: str, row: dict[str, Any]) -> dict[str, Any]:
+        found = {self.columns.get(name, name): value for name, value in row.items()}
+        if self.labels:
+            found["label"] = self.labels[found["label"]]
+        return found | {"split": key}
+
+
+_MRPC = {"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"}
+_HATEXPLAIN = {"train": "train", "val": "validation", "test": "test"}
 TASKS: dict[str, HubTask] = {
-    "squad": HubTask("rajpurkar/squad", None, {"train": "train", "dev": "validation"}),
-    "squad-whole": HubTask("rajpurkar/squad", None, {"train": "train", "dev": "validation"}),
-    "glue-cola": HubTask("nyu-mll/glue", "cola", {"train": "train", "dev": "validation"}),
-    "glue-mrpc": HubTask(
-        "nyu-mll/glue",
-        "mrpc",
-        {"train": "train", "dev": "validation"},
-        {"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"},
-    ),
-    "glue-rte": HubTask(
-        "nyu-mll/glue",
-        "rte",
-        {"train": "train", "dev": "validation"},
-        labels=("entailment", "not_entailment"),
-    ),
-    "glue-sst2": HubTask("nyu-mll/glue", "sst2", {"train": "train", "dev": "validation"}),
-    "hatexplain": HubTask(
-        "Hate-speech-CNERG/hatexplain", None, {"train": "train", "val": "validation", "test": "test"}
-    ),
+    "squad": HubTask("rajpurkar/squad"),
+    "squad-whole": HubTask("rajpurkar/squad"),
+    "glue-cola": HubTask("nyu-mll/glue", "cola"),
+    "glue-mrpc": HubTask("nyu-mll/glue", "mrpc", columns=_MRPC),
+    "glue-rte": HubTask("nyu-mll/glue", "rte", labels=("entailment", "not_entailment")),
+    "glue-sst2": HubTask("nyu-mll/glue", "sst2"),
+    "hatexplain": HubTask("Hate-speech-CNERG/hatexplain", files=_HATEXPLAIN),
 }
+_SOURCES: dict[str, Mapping[str, HubSet | HubTask]] = {"corpus": SETS, "task": TASKS}
 
 
-def fetch(name: str, cache: Path, where: str) -> tuple[Path, Path, Path]:
-    """Return the train, valid and test files of a hub corpus; downloads them into the cache the first time."""
-    folder = cache / "hub" / name
-    train, valid, test = (folder / f"{split}.jsonl" for split in ("train", "valid", "test"))
-    files = {"train": train, "valid": valid, "test": test}
-
-    def rows(datasets: Any) -> dict[str, list[dict[str, Any]]]:
-        return {
-            split: [{"text": text} for text in texts] for split, texts in _rows(datasets, SETS[name]).items()
-        }
-
-    _keep(f"corpus '{name}'", files, rows, f"corpus '{name}' not found: {where}")
-    return train, valid, test
+def find_files(
+    kind: str, name: str, files: Mapping[str, str], data_dir: str | Path | None, cache: Path | None
+) -> tuple[dict[str, Path], bool]:
+    """Return the files of a corpus or task in the data directory, else on the hub; and whether they are from the hub."""
+    try:
+        return locate(f"{kind} '{name}'", files, data_dir), False
+    except MissingFile as error:
+        if cache is None or name not in _SOURCES[kind]:
+            raise
+        return fetch(kind, name, cache, str(error)), True
 
 
-def fetch_rows(name: str, cache: Path, missing: str) -> dict[str, Path]:
-    """Return the files of a hub task, one JSON object per row; `missing` is the error if they cannot be downloaded."""
-    source = TASKS[name]
-    files = {key: cache / "hub" / name / f"{key}.jsonl" for key in source.files}
+def fetch(kind: str, name: str, cache: Path, missing: str) -> dict[str, Path]:
+    """Return the files of a hub corpus or task, one JSON object per row; downloads them into the cache the first time.
 
-    def rows(datasets: Any) -> dict[str, list[dict[str, Any]]]:
-        return {
-            key: [
-                _local_row(source, key, row)
-                for row in datasets.load_dataset(source.path, source.config, split=split, streaming=True)
-            ]
-            for key, split in source.files.items()
-        }
-
-    _keep(f"task '{name}'", files, rows, missing)
-    return files
-
-
-def _local_row(source: HubTask, key: str, row: dict[str, Any]) -> dict[str, Any]:
-    found = {source.columns.get(name, name): value for name, value in row.items()}
-    if source.labels:
-        found["label"] = source.labels[found["label"]]
-    return found | {"split": key}
-
-
-def _keep(
-    what: str,
-    files: dict[str, Path],
-    rows: Callable[[Any], dict[str, list[dict[str, Any]]]],
-    missing: str,
-) -> None:
-    """Write the rows from the hub to files, unless the files exist."""
+    `missing` is the error if they cannot be downloaded.
+    """
+    source = _SOURCES[kind][name]
+    keys = SPLITS if isinstance(source, HubSet) else source.files
+    files = {key: cache / "hub" / name / f"{key}.jsonl" for key in keys}
     if all(file.is_file() for file in files.values()):
-        return
+        return files
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
         raise UserError(f"{missing}; to download it, run `pip install headtohead[hub]`") from None
+
+    def load(split: str) -> Iterator[dict[str, Any]]:
+        return iter(datasets.load_dataset(source.path, source.config, split=split, streaming=True))
+
+    what = f"{kind} '{name}'"
     try:
-        found = rows(datasets)
+        found = source.rows(load)
     except Exception as error:
         raise UserError(f"{what}: download from the hub failed: {type(error).__name__}: {error}") from error
     for key, file in files.items():
         if not found[key]:
             raise UserError(f"{what} from the hub has an empty {key} split")
         file.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in found[key])
         with replacing(file) as stream:
-            stream.writelines(lines)
-
-
-def _rows(datasets: Any, source: HubSet) -> dict[str, Iterable[str]]:
-    def texts(split: str) -> Iterator[str]:
-        taken = 0
-        for row in datasets.load_dataset(source.path, source.config, split=split, streaming=True):
-            text = row[source.field]
-            if text.strip():
-                yield text
-                taken += len(text)
-            if taken >= MAX_BYTES:
-                return
-
-    if source.splits:
-        return {
-            ours: texts(theirs)
-            for ours, theirs in zip(("train", "valid", "test"), source.splits, strict=True)
-        }
-    splits: dict[str, Iterable[str]] = {"train": [], "valid": [], "test": []}
-    for text in texts("train"):
-        share = int(digest(text)[:8], 16) / 2**32
-        chosen = splits["test" if share < 0.005 else "valid" if share < 0.01 else "train"]
-        assert isinstance(chosen, list)
-        chosen.append(text)
-    return splits
+            stream.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in found[key])
+    return files

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import DamagedFile, UnreadableFile, UserError
+from headtohead.common.errors import DamagedFile, UnreadableFile, UserError, unknown
 from headtohead.common.files import (
     digest,
     digest_file,
@@ -28,8 +28,8 @@ from headtohead.common.files import (
     write_atomic,
     write_json,
 )
-from headtohead.data.corpora import SPLITS, Corpus, Documents, Progress, _silent, find_corpus
-from headtohead.data.text import Text, chunks, is_blank
+from headtohead.data.corpora import Corpus, Documents, find_corpus
+from headtohead.data.text import SPLITS, Array, Progress, Text, chunks, is_blank, silent
 from headtohead.data.tokenizers import (
     MAX_TOKENIZER,
     BytePairs,
@@ -57,52 +57,26 @@ def cache_dir(given: str | Path | None = None) -> Path:
 class Split:
     """The tokens of one split."""
 
-    tokens: np.ndarray[Any, Any]
+    tokens: Array
     """Memory-mapped; all documents packed, each followed by a separator."""
-    documents: np.ndarray[Any, Any]
+    documents: Array
     """The start of each document."""
     bytes: int
     """Bytes of text; a separator counts as one."""
-    scales: np.ndarray[Any, Any] | None = None
+    scales: Array | None = None
     """Per document: bytes of text divided by the bytes that the tokenizer's table gives for its tokens; None if the
     table is exact for all documents."""
 
-    def token_lengths(self, table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def token_lengths(self, table: Array) -> Array:
         """Return (tokens,): the bytes of text of each token, from a tokenizer's table (vocabulary,).
 
         Their sum over a document is its true number of bytes, for any tokenizer.
         """
-        lengths: np.ndarray[Any, Any] = table[np.asarray(self.tokens)]
+        lengths: Array = table[np.asarray(self.tokens)]
         if self.scales is None:
             return lengths
         counts = np.diff([*self.documents.astype(np.int64), len(self.tokens)])
         return lengths * np.repeat(self.scales[: len(counts)], counts)
-
-
-class Spelling:
-    """Compares the bytes of documents with the bytes that the tokenizer's table gives for their tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._table = None if isinstance(tokenizer, Bytes) else tokenizer.token_bytes()
-        self._scales: list[float] = []
-        self._implied = 0
-
-    def add(self, tokens: np.ndarray[Any, Any]) -> None:
-        """Add the next tokens of a document."""
-        if self._table is not None:
-            parts = range(0, len(tokens), 2**22)
-            self._implied += sum(int(self._table[tokens[at : at + 2**22]].sum()) for at in parts)
-
-    def end(self, size: int) -> None:
-        """End a document of `size` bytes; a separator counts as one more, in text and tokens."""
-        if self._table is not None:
-            self._scales.append((size + 1) / (self._implied + 1))
-            self._implied = 0
-
-    def scales(self) -> np.ndarray[Any, Any] | None:
-        """Return the value for `Split.scales`."""
-        exact = all(scale == 1.0 for scale in self._scales)
-        return None if exact else np.array(self._scales, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -122,6 +96,26 @@ class Prepared:
         """The digest of corpus and tokenizer content."""
         return digest(f"{self.fingerprint}/{self.tokenizer.digest}")
 
+    def cached(
+        self,
+        name: str,
+        version: int,
+        key: str,
+        columns: Iterable[str],
+        make: Callable[[], Mapping[str, float | None]],
+    ) -> dict[str, float | None]:
+        """Return numbers by column that are stored with the shards; made the first time, and when `version` changes."""
+        path = self.folder / f"{name}.json"
+        try:
+            stored = read_json(path)
+            if stored["version"] == version and stored[key].keys() == set(columns):
+                return {name: None if value is None else float(value) for name, value in stored[key].items()}
+        except (UserError, KeyError, TypeError, AttributeError, ValueError):
+            pass  # missing or damaged: made again
+        found = make()
+        write_json(path, {"version": version, key: found})
+        return dict(found)
+
 
 def prepare(
     name: str,
@@ -129,71 +123,103 @@ def prepare(
     *,
     data_dir: str | Path | None = None,
     cache: str | Path | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Prepared:
     """Return the tokenized corpus; made the first time, then found in the cache by its hash."""
     root = cache_dir(cache)
     parse_tokenizer(tokenizer)
     corpus = find_corpus(name, data_dir, root)
     fingerprint = corpus.fingerprint()
-    folder = (
-        root / "corpora" / digest(f"{FORMAT}/{fingerprint}/{tokenizer}/{_tokenizer_file(tokenizer)}")[:20]
-    )
+    key = digest(f"{FORMAT}/{fingerprint}/{tokenizer}/{_tokenizer_file(tokenizer)}")[:20]
+    folder = root / "corpora" / key
     if (folder / "meta.json").is_file():
         try:
-            return load(folder, corpus, progress)
+            return _load(folder, corpus)
         except DamagedFile as error:
             # Shards depend only on the corpus, whose hash names the folder, so it is safe to make them again.
             progress(f"{error}; preparing it again", 0.0)
-            _set_aside(folder)
+            _remove(folder)
     _make(corpus, fingerprint, tokenizer, root, folder, progress)
-    return load(folder, corpus, progress)
+    return _load(folder, corpus)
 
 
-def load(folder: Path, corpus: Corpus, progress: Progress = _silent) -> Prepared:
+def tokens_of(
+    corpus: str,
+    split: str,
+    tokenizer: Tokenizer,
+    *,
+    data_dir: str | Path | None = None,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> Split:
+    """Return one split of a corpus encoded with `tokenizer`, to score a model on a corpus other than its own.
+
+    The text is read from the cached corpus in bytes, because reading a large corpus again takes a minute.
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    text = prepare(corpus, "bytes", data_dir=data_dir, cache=cache, progress=progress).splits[split]
+    if isinstance(tokenizer, Bytes):
+        return text
+    edges = [(a, b - 1) for a, b in pairwise([*map(int, text.documents), len(text.tokens)])]
+    documents = (text.tokens[a:b].tobytes() for a, b in edges)
+    parts: list[Array] = []
+    starts, scales = _pack(
+        tokenizer, documents, [b - a for a, b in edges], lambda tokens: parts.append(tokens.astype(np.int64))
+    )
+    return Split(np.concatenate(parts), starts, text.bytes, scales)
+
+
+def _load(folder: Path, corpus: Corpus) -> Prepared:
     """Return a prepared corpus; raise an error that names a missing or changed shard."""
     try:
-        return _load(folder, read_json(folder / "meta.json", limit=_MAX_TABLE), corpus)
+        meta = read_json(folder / "meta.json", limit=_MAX_TABLE)
+        tokenizer: Tokenizer = Bytes()
+        if meta["tokenizer"] != "bytes":
+            path = folder / "tokenizer.json"
+            content = read_text(path, MAX_TOKENIZER)
+            if digest(content) != meta["tokenizer_digest"]:
+                raise DamagedFile(f"changed tokenizer {path}: it does not match its checksum")
+            tokenizer = BytePairs(meta["tokenizer"], content)
+        splits = {
+            split: _load_split(folder / split, meta["dtype"], meta["splits"][split]) for split in SPLITS
+        }
+        label, fingerprint, notes = meta["label"], meta["fingerprint"], meta["notes"]
+        return Prepared(corpus.name, label, fingerprint, tokenizer, splits, folder, notes)
     except DamagedFile:
         raise
     except (UnreadableFile, KeyError, TypeError, ValueError, OSError) as error:
         raise DamagedFile(f"damaged shards {folder}: {type(error).__name__}: {error}") from None
 
 
-def _load(folder: Path, meta: dict[str, Any], corpus: Corpus) -> Prepared:
-    tokenizer: Tokenizer = Bytes()
-    if meta["tokenizer"] != "bytes":
-        path = folder / "tokenizer.json"
-        content = read_text(path, MAX_TOKENIZER)
-        if digest(content) != meta["tokenizer_digest"]:
-            raise DamagedFile(f"changed tokenizer {path}: it does not match its checksum")
-        tokenizer = BytePairs(meta["tokenizer"], content)
-    splits = {}
-    for split in SPLITS:
-        facts = meta["splits"][split]
-        path = folder / f"{split}.bin"
-        if digest_file(path) != facts["sha256"]:
-            raise DamagedFile(f"changed shard {path}: it does not match its checksum")
-        tokens = (
-            np.memmap(path, dtype=np.dtype(meta["dtype"]), mode="r")
-            if facts["size"]
-            else np.empty(0, meta["dtype"])
-        )
-        documents = np.frombuffer(read_file(folder / f"{split}.documents", _MAX_TABLE), dtype=np.uint64)
-        if digest(documents.tobytes()) != facts["documents_sha256"]:
-            raise DamagedFile(f"changed shard {folder / split}.documents: it does not match its checksum")
-        scales = None
-        if "scales_sha256" in facts:
-            scales = np.frombuffer(read_file(folder / f"{split}.scales", _MAX_TABLE), dtype=np.float64)
-            if digest(scales.tobytes()) != facts["scales_sha256"] or len(scales) != len(documents):
-                raise DamagedFile(f"changed shard {folder / split}.scales: it does not match its checksum")
-        splits[split] = Split(tokens, documents, facts["bytes"], scales)
-    return Prepared(corpus.name, meta["label"], meta["fingerprint"], tokenizer, splits, folder, meta["notes"])
+def _load_split(stem: Path, dtype: str, facts: dict[str, Any]) -> Split:
+    path = stem.with_suffix(".bin")
+    if digest_file(path) != facts["sha256"]:
+        raise DamagedFile(f"changed shard {path}: it does not match its checksum")
+    tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r") if facts["size"] else np.empty(0, dtype)
+    documents = _table(stem.with_suffix(".documents"), np.uint64, facts["documents_sha256"])
+    scales = None
+    if "scales_sha256" in facts:
+        scales = _table(stem.with_suffix(".scales"), np.float64, facts["scales_sha256"])
+        if len(scales) != len(documents):
+            raise DamagedFile(f"damaged shard {stem}.scales: it does not have a number for every document")
+    return Split(tokens, documents, facts["bytes"], scales)
 
 
-def _set_aside(folder: Path) -> None:
+def _table(path: Path, dtype: type, checksum: str) -> Array:
+    content = read_file(path, _MAX_TABLE)
+    if digest(content) != checksum:
+        raise DamagedFile(f"changed shard {path}: it does not match its checksum")
+    return np.frombuffer(content, dtype=dtype)
+
+
+def _temporary_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def _remove(folder: Path) -> None:
     """Rename and remove a damaged folder; a process that reads it keeps the files it has open."""
-    away = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    away = _temporary_name(folder)
     try:
         os.rename(folder, away)
     except FileNotFoundError:
@@ -213,29 +239,27 @@ def _make(
     progress(f"reading {corpus.label}", 0.0)
     documents = corpus.read(progress)
     _check_splits(corpus, documents)
+    train = (documents.whole or documents.splits)["train"]
     tokenizer = make_tokenizer(
-        tokenizer_name,
-        fingerprint,
-        root,
-        lambda: (text for _, text in (documents.whole or documents.splits)["train"]),
-        progress,
+        tokenizer_name, fingerprint, root, lambda: (text for _, text in train), progress
     )
-    dtype = (
-        np.uint8
-        if tokenizer.vocabulary <= 2**8
-        else np.uint16
-        if tokenizer.vocabulary <= 2**16
-        else np.uint32
-    )
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    with naming(folder), _temporary(temporary):
+    dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
+    total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
+    done = 0
+
+    def walk(split: str) -> Iterator[Text]:
+        nonlocal done
+        for _, text in documents.splits[split]:
+            before, done = done, done + len(text)
+            if before // _PROGRESS_EVERY != done // _PROGRESS_EVERY:
+                progress(f"writing {split}", done / max(1, total))
+            yield text
+
+    with naming(folder), _new_folder(folder) as temporary:
         splits = {}
-        total = sum(len(text) for texts in documents.splits.values() for _, text in texts)
-        done = 0
         for split in SPLITS:
-            texts = documents.splits[split]
-            splits[split] = _write_split(temporary, split, tokenizer, texts, dtype, progress, done, total)
-            done += sum(len(text) for _, text in texts)
+            lengths = [len(text) for _, text in documents.splits[split]]
+            splits[split] = _write_split(temporary / split, tokenizer, walk(split), lengths, dtype)
         if isinstance(tokenizer, BytePairs):
             write_atomic(temporary / "tokenizer.json", tokenizer.content)
         write_json(
@@ -248,94 +272,86 @@ def _make(
                 "tokenizer": tokenizer.name,
                 "tokenizer_digest": tokenizer.digest,
                 "vocabulary": tokenizer.vocabulary,
-                "dtype": np.dtype(dtype).name,
+                "dtype": dtype.name,
                 "splits": splits,
                 "notes": documents.notes,
             },
         )
-        _rename_folder(temporary, folder)
 
 
 @contextmanager
-def _temporary(folder: Path) -> Iterator[None]:
-    """Create a folder, and delete it after an error."""
-    folder.mkdir(parents=True)
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed at the end, unless another process made the same content first."""
+    temporary = _temporary_name(folder)
+    temporary.mkdir(parents=True)
     try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _rename_folder(temporary: Path, folder: Path) -> None:
-    """Rename the finished folder to its final name, unless another process made the same content first."""
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        if not (folder / "meta.json").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
+        yield temporary
+        try:
             os.rename(temporary, folder)
-        else:
-            shutil.rmtree(temporary, ignore_errors=True)
-    sync_directory(folder.parent)
+        except OSError:
+            if not (folder / "meta.json").is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(temporary, folder)
+        sync_directory(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_split(
-    folder: Path,
-    split: str,
-    tokenizer: Tokenizer,
-    texts: Sequence[tuple[str, Text]],
-    dtype: type,
-    progress: Progress,
-    done: int,
-    total: int,
+    stem: Path, tokenizer: Tokenizer, texts: Iterable[Text], lengths: Sequence[int], dtype: np.dtype[Any]
 ) -> dict[str, Any]:
-    starts, count, text_bytes, read = [], 0, 0, 0
-    separator: np.ndarray[Any, Any] = np.array([tokenizer.separator], dtype=dtype)
-    checksum, spelling = sha256(), Spelling(tokenizer)
-    lengths = [len(text) for _, text in texts]
+    """Write the files of a split, and return what `meta.json` says about them."""
+    checksum, count = sha256(), 0
+    with open(stem.with_suffix(".bin"), "wb") as stream:
 
-    def walk() -> Iterator[Text]:
-        nonlocal read
-        for _, text in texts:
-            before, read = read, read + len(text)
-            if before // _PROGRESS_EVERY != read // _PROGRESS_EVERY:
-                progress(f"writing {split}", (done + read) / max(1, total))
-            yield text
-
-    with open(folder / f"{split}.bin", "wb") as stream:
-
-        def write(tokens: np.ndarray[Any, Any]) -> None:
+        def write(tokens: Array) -> None:
             nonlocal count
             data = tokens.astype(dtype, copy=False).tobytes()
             stream.write(data)
             checksum.update(data)
             count += len(tokens)
 
-        for index, parts in groupby(tokenizer.encode_parts(walk()), key=itemgetter(0)):
-            starts.append(count)
-            for _, tokens in parts:
-                spelling.add(tokens)
-                write(tokens)
-            write(separator)
-            spelling.end(lengths[index])
-            text_bytes += lengths[index] + 1
+        starts, scales = _pack(tokenizer, texts, lengths, write)
         stream.flush()
         os.fsync(stream.fileno())
-    offsets = np.array(starts, dtype=np.uint64)
-    write_atomic(folder / f"{split}.documents", offsets.tobytes())
-    scales = spelling.scales()
+    write_atomic(stem.with_suffix(".documents"), starts.tobytes())
     if scales is not None:
-        write_atomic(folder / f"{split}.scales", scales.tobytes())
+        write_atomic(stem.with_suffix(".scales"), scales.tobytes())
     return {
         "tokens": count,
-        "bytes": text_bytes,
+        "bytes": sum(lengths) + len(lengths),
         "documents": len(starts),
-        "size": count * np.dtype(dtype).itemsize,
+        "size": count * dtype.itemsize,
         "sha256": checksum.hexdigest(),
-        "documents_sha256": digest(offsets.tobytes()),
+        "documents_sha256": digest(starts.tobytes()),
         **({} if scales is None else {"scales_sha256": digest(scales.tobytes())}),
     }
+
+
+def _pack(
+    tokenizer: Tokenizer, texts: Iterable[Text], lengths: Sequence[int], write: Callable[[Array], None]
+) -> tuple[Array, Array | None]:
+    """Write the tokens of documents of these lengths, each followed by a separator.
+
+    Returns the start of each document, and `Split.scales`; a separator counts as one byte, in text and tokens.
+    """
+    separator = np.array([tokenizer.separator])
+    table = None if isinstance(tokenizer, Bytes) else tokenizer.token_bytes()
+    starts, scales, count = [], [], 0
+    for index, parts in groupby(tokenizer.encode_parts(texts), key=itemgetter(0)):
+        starts.append(count)
+        implied = 0
+        for _, tokens in parts:
+            write(tokens)
+            count += len(tokens)
+            if table is not None:
+                slices = (tokens[at : at + 2**22] for at in range(0, len(tokens), 2**22))
+                implied += sum(int(table[part].sum()) for part in slices)
+        write(separator)
+        count += 1
+        scales.append((lengths[index] + 1) / (implied + 1))
+    exact = table is None or all(scale == 1.0 for scale in scales)
+    return np.array(starts, dtype=np.uint64), None if exact else np.array(scales, dtype=np.float64)
 
 
 def _check_splits(corpus: Corpus, documents: Documents) -> None:

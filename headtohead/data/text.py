@@ -1,4 +1,4 @@
-"""Read documents from files: plain text, JSON lines, directories; .gz and .xz."""
+"""Find and read the files of corpora and tasks: plain text, JSON lines, directories; .gz and .xz."""
 
 from __future__ import annotations
 
@@ -6,36 +6,55 @@ import gzip
 import io
 import json
 import lzma
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import open_regular
+import numpy as np
 
+from headtohead.common.errors import MissingFile, UserError
+from headtohead.common.files import digest, open_regular
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, float], None]
+"""Called with a message and the fraction that is done."""
+SPLITS = ("train", "valid", "test")
 TEXT_SUFFIXES = (
-    ".txt",
-    ".text",
-    ".md",
-    ".rst",
-    ".py",
-    ".tex",
-    ".html",
-    ".xml",
-    ".csv",
-    ".tsv",
-    ".c",
-    ".h",
-    ".js",
+    *(".txt", ".text", ".md", ".rst", ".py", ".tex", ".html"),
+    *(".xml", ".csv", ".tsv", ".c", ".h", ".js"),
 )
-_PACKED = (".gz", ".xz")
+_UNPACK: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _LINES = (".jsonl", ".ndjson")
 _CHUNK = 2**20
 _IN_MEMORY = 64 * 2**20
 """A larger plain file is read in parts."""
 MAX_TEXT = 2**30
 """Bytes of text that are read into memory: the limit of a .gz or .xz file, of JSON lines and of a directory."""
+
+
+def silent(message: str, share: float) -> None:
+    """Show no progress."""
+
+
+def hashed_split(key: bytes | str, valid: float, test: float) -> str:
+    """Return the split of a text by its hash, so that equal texts share a split."""
+    share = int(digest(key)[:8], 16) / 2**32
+    return "test" if share < test else "valid" if share < test + valid else "train"
+
+
+def locate(what: str, files: Mapping[str, str], data_dir: str | Path | None) -> dict[str, Path]:
+    """Return the files of a corpus or task in the data directory (the argument or H2H_DATA); raise if one is missing."""
+    given = data_dir or os.environ.get("H2H_DATA")
+    if not given:
+        raise MissingFile(f"{what} not found: no data directory is given (H2H_DATA or --data-dir)")
+    paths = {key: Path(given).expanduser() / file for key, file in files.items()}
+    for path in paths.values():
+        if not path.is_file():
+            raise MissingFile(f"{what} not found: {path} is missing")
+    return paths
 
 
 class FileText:
@@ -84,14 +103,8 @@ def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a regular file for reading, decompressing .gz and .xz; raise an error that names a damaged archive."""
     with open_regular(path, links=True) as file:
         try:
-            if path.suffix == ".gz":
-                with gzip.open(file) as unpacked:
-                    yield unpacked
-            elif path.suffix == ".xz":
-                with lzma.open(file) as unpacked:
-                    yield unpacked
-            else:
-                yield file
+            with _UNPACK[path.suffix](file) if path.suffix in _UNPACK else file as stream:
+                yield stream
         except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"damaged file {path}: {error}") from None
 
@@ -117,10 +130,10 @@ def check_text_size(path: Path, size: int) -> None:
 
 def kind_of(path: Path) -> str:
     """Return the suffix of a file without compression: `.jsonl`, `.txt`, ..."""
-    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+    return Path(path.stem).suffix if path.suffix in _UNPACK else path.suffix
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the object on each line; raise an error that names a damaged line."""
     with open_bytes(path) as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_TEXT), b""), 1):
@@ -131,15 +144,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, object]]:
             except (UnicodeDecodeError, json.JSONDecodeError) as error:
                 raise UserError(f"{path}, line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise UserError(
-                    f"{path}, line {number}: expected an object with a text field, got {type(row).__name__}"
-                )
+                raise UserError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
             yield row
 
 
 def large_text(path: Path) -> FileText | None:
     """Return the text of a plain file that is too large to be read at once, or None for any other file."""
-    if not path.is_file() or path.suffix in _PACKED or kind_of(path) in _LINES:
+    if not path.is_file() or path.suffix in _UNPACK or kind_of(path) in _LINES:
         return None
     size = path.stat().st_size
     if size <= _IN_MEMORY:
@@ -157,11 +168,12 @@ def _check_text(path: Path, start: bytes) -> None:
 def file_documents(path: Path) -> list[tuple[str, bytes]]:
     """Return (name, text) of every document in a file or directory."""
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_text_name(file))
+        names = (*TEXT_SUFFIXES, *_LINES)
+        files = [file for file in path.rglob("*") if kind_of(file) in names and not file.name.startswith(".")]
+        files = sorted(file for file in files if file.is_file())
         if not files:
-            raise UserError(
-                f"no text files in {path} (looked for .jsonl, {', '.join(TEXT_SUFFIXES[:6])}, ...)"
-            )
+            looked = ", ".join(TEXT_SUFFIXES[:6])
+            raise UserError(f"no text files in {path} (looked for .jsonl, {looked}, ...)")
         found = []
         for file in files:
             found += file_documents(file)
@@ -172,23 +184,17 @@ def file_documents(path: Path) -> list[tuple[str, bytes]]:
         for number, row in enumerate(read_json_lines(path), 1):
             text = row.get("text")
             if not isinstance(text, str):
-                raise UserError(
-                    f"{path}, document {number}: no text field (fields: {', '.join(map(str, row)) or 'none'})"
-                )
+                fields = ", ".join(row) or "none"
+                raise UserError(f"{path}, document {number}: no text field (fields: {fields})")
             size += len(text)
             check_text_size(path, size)
             try:
                 documents.append((f"{path.name}:{number}", text.encode("utf-8")))
             except UnicodeEncodeError as error:
-                raise UserError(
-                    f"{path}, document {number}: {text[error.start : error.end]!a} is a lone surrogate, not valid "
-                    "UTF-8; remove it"
-                ) from None
+                bad = ascii(text[error.start : error.end])
+                message = f"{path}, document {number}: {bad} is a lone surrogate, not valid UTF-8; remove it"
+                raise UserError(message) from None
         return documents
     content = read_bytes(path)
     _check_text(path, content[:65536])
     return [(path.name, content)]
-
-
-def _is_text_name(path: Path) -> bool:
-    return kind_of(path) in (*TEXT_SUFFIXES, *_LINES) and not path.name.startswith(".")

@@ -13,14 +13,14 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from headtohead.common.errors import MissingFile, UnreadableFile, UserError
 from headtohead.common.files import digest, read_file, read_text, write_atomic
 from headtohead.common.numbers import parse_count
-from headtohead.data.text import Text, chunks
+from headtohead.data.text import Array, Progress, Text, chunks
 
 SEPARATOR = "<|end|>"
 MAX_TOKENIZER = 256 * 2**20
@@ -36,26 +36,29 @@ class Tokenizer(Protocol):
     """The token between documents."""
     digest: str
 
-    def encode(self, text: bytes) -> np.ndarray[Any, Any]:
+    def encode(self, text: bytes) -> Array:
         """Return the tokens of a document, without separator."""
+        return next(self.encode_all([text]))
 
-    def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
+    def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
         """Yield the tokens of each document, without separator."""
+        for _, parts in groupby(self.encode_parts(texts), key=itemgetter(0)):
+            yield np.concatenate([part for _, part in parts])
 
-    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
         """Yield (document, tokens of its next part), counted from 0; a document has at least one part."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
+        """Return the text of tokens; invalid UTF-8 becomes replacement characters."""
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens, without separators."""
+        """Return the bytes of tokens, without separators; the encoded text if tokens are not byte-level."""
 
-    def token_bytes(self) -> np.ndarray[Any, Any]:
+    def token_bytes(self) -> Array:
         """Return (vocabulary,): the number of text bytes of each token; a separator counts as one."""
 
 
-class Bytes:
+class Bytes(Tokenizer):
     """Each byte is a token; documents are separated by the zero byte, which does not occur in text."""
 
     name = "bytes"
@@ -63,30 +66,21 @@ class Bytes:
     separator = 0
     digest = digest("bytes")
 
-    def encode(self, text: bytes) -> np.ndarray[Any, Any]:
-        """Return the bytes."""
-        return np.frombuffer(text, dtype=np.uint8)
+    def encode_all(self, texts: Iterable[bytes]) -> Iterator[Array]:
+        return (np.frombuffer(text, dtype=np.uint8) for text in texts)
 
-    def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the bytes of each document."""
-        return map(self.encode, texts)
-
-    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-        """Yield the bytes of each document in parts of a megabyte."""
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
         for index, text in enumerate(texts):
             for chunk in chunks(text):
-                yield index, self.encode(chunk)
+                yield index, np.frombuffer(chunk, dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text; invalid UTF-8 becomes replacement characters."""
         return bytes(tokens).decode("utf-8", "replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes."""
         return bytes(tokens).replace(b"\0", b"")
 
-    def token_bytes(self) -> np.ndarray[Any, Any]:
-        """Return ones (256,)."""
+    def token_bytes(self) -> Array:
         return np.ones(256, dtype=np.int64)
 
 
@@ -94,7 +88,7 @@ class Bytes:
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
-class BytePairs:
+class BytePairs(Tokenizer):
     """A byte-level BPE of the `tokenizers` library, or any tokenizer in its file format."""
 
     def __init__(self, name: str, content: str) -> None:
@@ -106,37 +100,23 @@ class BytePairs:
             raise UserError(f"tokenizer {name} cannot be read: {error}") from None
         self.name = name
         self.content = content
-        self.vocabulary = self._library.get_vocab_size()
-        if sorted(self._library.get_vocab().values()) != list(range(self.vocabulary)):
+        vocabulary = self._library.get_vocab()
+        self.vocabulary = len(vocabulary)
+        if sorted(vocabulary.values()) != list(range(self.vocabulary)):
             raise UserError(f"tokenizer {name}: token ids are not consecutive from 0")
         self.digest = digest(content)
-        separator = self._library.token_to_id(SEPARATOR)
-        if separator is None:
-            separator = self._library.token_to_id("<|endoftext|>")
-        if separator is None:
+        separators = [vocabulary[token] for token in (SEPARATOR, "<|endoftext|>") if token in vocabulary]
+        if not separators:
             raise UserError(
                 f"tokenizer {name} has no {SEPARATOR} or <|endoftext|> token to separate documents"
             )
-        self.separator = int(separator)
+        self.separator = separators[0]
         self._library.encode_special_tokens = True  # their spelling in a text is plain text
-        self._byte_tokens = self._find_byte_tokens()
+        tokens = [vocabulary.get(character) for character in _byte_alphabet()]
+        self._byte_tokens = None if None in tokens else np.array(tokens, dtype=np.uint32)
+        """(256,): the token of every byte, or None if the vocabulary is not byte-level."""
 
-    def _find_byte_tokens(self) -> np.ndarray[Any, Any] | None:
-        """Return (256,): the token of every byte, or None if the vocabulary is not byte-level."""
-        vocabulary = self._library.get_vocab()
-        found = [vocabulary.get(character) for character in _byte_alphabet()]
-        return None if None in found else np.array(found, dtype=np.uint32)
-
-    def encode(self, text: bytes) -> np.ndarray[Any, Any]:
-        """Return the tokens of a document."""
-        return next(self.encode_all([text]))
-
-    def encode_all(self, texts: Iterable[bytes]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the tokens of each document."""
-        for _, parts in groupby(self.encode_parts(texts), key=itemgetter(0)):
-            yield np.concatenate([part for _, part in parts])
-
-    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    def encode_parts(self, texts: Iterable[Text]) -> Iterator[tuple[int, Array]]:
         """Yield the tokens of each document in parts; encodes batches of about a megabyte on all cores."""
         pending: list[tuple[int, str | bytes]] = []
         size = 0
@@ -160,30 +140,23 @@ class BytePairs:
             if self._byte_tokens is None:
                 return [piece.decode("utf-8", "replace")]
         parts = _ESCAPED.split(piece.decode("utf-8", "surrogateescape"))
-        return [
-            part.encode("utf-8", "surrogateescape") if _ESCAPED.match(part) else part
-            for part in parts
-            if part
-        ]
+        escaped = "utf-8", "surrogateescape"
+        return [part.encode(*escaped) if _ESCAPED.match(part) else part for part in parts if part]
 
-    def _encode_batch(self, pending: list[tuple[int, str | bytes]]) -> list[tuple[int, np.ndarray[Any, Any]]]:
+    def _encode_batch(self, pending: list[tuple[int, str | bytes]]) -> Iterator[tuple[int, Array]]:
         texts = [part for _, part in pending if isinstance(part, str)]
         codes = iter(self._library.encode_batch_fast(texts, add_special_tokens=False))
-        found = []
         for owner, part in pending:
             if isinstance(part, str):
-                found.append((owner, np.asarray(next(codes).ids, dtype=np.uint32)))
+                yield owner, np.asarray(next(codes).ids, dtype=np.uint32)
             else:
                 assert self._byte_tokens is not None
-                found.append((owner, self._byte_tokens[np.frombuffer(part, dtype=np.uint8)]))
-        return found
+                yield owner, self._byte_tokens[np.frombuffer(part, dtype=np.uint8)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without separators."""
         return str(self._library.decode(list(map(int, tokens)), skip_special_tokens=True))
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of byte-level tokens, without separators; the encoded text for other tokenizers."""
         parts = [self._spelled[int(token)] for token in tokens]
         known = [part for part in parts if part is not None]
         return b"".join(known) if len(known) == len(parts) else self.decode(tokens).encode("utf-8")
@@ -199,8 +172,7 @@ class BytePairs:
         found[self.separator] = b""
         return found
 
-    def token_bytes(self) -> np.ndarray[Any, Any]:
-        """Return (vocabulary,): one byte per character of the byte alphabet."""
+    def token_bytes(self) -> Array:
         lengths = np.ones(self.vocabulary, dtype=np.int64)
         for token, index in self._library.get_vocab().items():
             lengths[index] = 1 if index == self.separator else len(token)
@@ -219,13 +191,11 @@ def _byte_alphabet() -> list[str]:
 
 def _pieces(text: Text, size: int = 2**15) -> Iterator[bytes]:
     """Yield a document in pieces cut after line ends, so that long ones are encoded on all cores in little memory."""
-    start = 0
-    while start < len(text) or start == 0:
+    start, stop = 0, -1
+    while stop < len(text):
         stop = len(text) if start + size >= len(text) else _line_end(text, start + size)
         yield text[start:stop]
         start = stop
-        if not len(text):
-            return
 
 
 def _line_end(text: Text, start: int) -> int:
@@ -255,11 +225,7 @@ def parse_tokenizer(given: str) -> tuple[str, int | str]:
 
 
 def make_tokenizer(
-    given: str,
-    fingerprint: str,
-    cache: Path,
-    train: Callable[[], Iterable[Text]],
-    progress: Callable[[str, float], None],
+    given: str, fingerprint: str, cache: Path, train: Callable[[], Iterable[Text]], progress: Progress
 ) -> Tokenizer:
     """Return the tokenizer; a BPE is trained on the train split once and cached by its hash."""
     kind, value = parse_tokenizer(given)
@@ -287,11 +253,26 @@ def make_tokenizer(
     return BytePairs(given, content)
 
 
+_ONE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+
+
+def _cut_at_spaces(text: str, size: int = 2**15) -> Iterator[str]:
+    """Yield a text in parts that have the same words, because a word includes the space before it.
+
+    A trainer's thread takes about 80 bytes of memory for each byte of its text, and there is a thread for every core.
+    """
+    start = 0
+    while cut := _ONE_SPACE.search(text, start + size):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
 # Merges learned from 64 MB of text hardly differ from those of the whole corpus, and training time grows with the text.
 _TRAINING_BYTES = 64 * 2**20
 
 
-def _train(vocabulary: int, texts: Iterable[Text], progress: Callable[[str, float], None]) -> str:
+def _train(vocabulary: int, texts: Iterable[Text], progress: Progress) -> str:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -310,7 +291,7 @@ def _train(vocabulary: int, texts: Iterable[Text], progress: Callable[[str, floa
         for text in texts:
             for piece in _pieces(text):
                 shown = piece.decode("utf-8", "replace")
-                yield shown
+                yield from _cut_at_spaces(shown)
                 read += len(shown)
                 if read >= _TRAINING_BYTES:
                     return

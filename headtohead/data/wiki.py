@@ -57,21 +57,22 @@ def clean(markup: str) -> str:
     text = html.unescape(html.unescape(markup))
     text = _DROPPED.sub("", text)
     for pattern in (_TEMPLATE, _TABLE, _PICTURE):
-        while True:
-            text, count = pattern.subn("", text)
-            if not count:
-                break
-    text = _CATEGORY.sub("", text)
-    while True:
-        text, count = _LINK.subn(r"\1", text)
-        if not count:
-            break
+        text = _repeated(pattern, "", text)
+    text = _repeated(_LINK, r"\1", _CATEGORY.sub("", text))
     text = _ADDRESS.sub(lambda match: match[1] or "", text)
     text = _QUOTES.sub("", _TAG.sub("", text))
     text = _MARK.sub("", _HEADING.sub(r"\1", text))
     text = _ENDING.sub("", text)
     lines = (re.sub(r"\s+", " ", line).strip() for line in text.split("\n"))
     return "\n".join(line for line in lines if _WORD.search(line)) + "\n"
+
+
+def _repeated(pattern: re.Pattern[str], replacement: str, text: str) -> str:
+    """Return a text with the pattern replaced until it no longer occurs, because it may be nested."""
+    count = 1
+    while count:
+        text, count = pattern.subn(replacement, text)
+    return text
 
 
 def prose(

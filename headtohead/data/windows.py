@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.data.shards import Split
+from headtohead.data.text import Array
 
 _ROUNDS = 6
 _BLOCK = 4096
 
 
-def permuted(indices: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[Any, Any]:
+def permuted(indices: Array, count: int, key: str) -> Array:
     """Return the image of each index in 0..count-1 under the permutation keyed by `key`, in O(1) per index.
 
     A Feistel network over the next even power of two, repeated until the result is below `count` (cycle walking).
@@ -37,7 +37,7 @@ def permuted(indices: np.ndarray[Any, Any], count: int, key: str) -> np.ndarray[
     return values.astype(np.int64)
 
 
-def _mixed(value: np.ndarray[Any, Any], key: np.uint64) -> np.ndarray[Any, Any]:
+def _mixed(value: Array, key: np.uint64) -> Array:
     """The finalizer of splitmix64: every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         value = value * np.uint64(0x9E3779B97F4A7C15) + key
@@ -81,9 +81,7 @@ class Windows:
         return tokens / (self.count * self.context)
 
 
-def scoring_windows(
-    tokens: np.ndarray[Any, Any], context: int, batch: int
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+def scoring_windows(tokens: Array, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield (tokens, targets, index of the first target) over non-overlapping windows that cover a split once.
 
     Every token except the first is a target exactly once; the last window may be shorter; there is no padding.

@@ -22,15 +22,13 @@ import lzma
 import random
 import re
 import statistics
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import read_json, write_json
 from headtohead.data.coherence import domain_information
-from headtohead.data.shards import Prepared, Split
+from headtohead.data.shards import Prepared
+from headtohead.data.text import Array, Progress, silent
 
 Statistics = dict[str, float | None]
 WINDOW = 1024
@@ -49,41 +47,23 @@ COLUMNS = {
     "domains": "of",
 }
 """The statistics by name, and their table headers."""
-_FORMS = {
-    "bytes": ",.0f",
-    "documents": ",.0f",
-    "bytes_per_document": ",.0f",
-    "unigram": ".2f",
-    "bigram": ".2f",
-}
+_FORMS = dict.fromkeys(("bytes", "documents", "bytes_per_document"), ",.0f")
+_FORMS |= dict.fromkeys(("unigram", "bigram"), ".2f")
 _VERSION = 1
 _MAX_BYTES, _SEGMENTS = 4_000_000, 64
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 _TYPED = 1000
 
 
-def corpus_statistics(
-    corpus: Prepared,
-    window: int = WINDOW,
-    progress: Callable[[str, float], None] = lambda message, share: None,
-) -> Statistics:
+def corpus_statistics(corpus: Prepared, window: int = WINDOW, progress: Progress = silent) -> Statistics:
     """Return the statistics of a corpus for windows of `window` bytes; computed once and cached with the corpus."""
     if window < 16:
         raise UserError(
             f"window={window} bytes is too small; at least 16 are needed for two halves with words"
         )
-    path = corpus.folder / f"statistics-{window}.json"
-    try:
-        stored = read_json(path)
-        if stored["version"] == _VERSION and stored["statistics"].keys() == COLUMNS.keys():
-            return {
-                key: None if value is None else float(value) for key, value in stored["statistics"].items()
-            }
-    except (UserError, KeyError, TypeError, AttributeError, ValueError):
-        pass  # missing or damaged: computed again
-    found = _measured(corpus, window, progress)
-    write_json(path, {"version": _VERSION, "statistics": found})
-    return found
+    return corpus.cached(
+        f"statistics-{window}", _VERSION, "statistics", COLUMNS, lambda: _measured(corpus, window, progress)
+    )
 
 
 def statistics_head() -> list[str]:
@@ -93,14 +73,13 @@ def statistics_head() -> list[str]:
 
 def statistics_row(row: Statistics) -> list[str]:
     """Return the statistics of a corpus as formatted text; a dash if one is not defined."""
-    shown = []
-    for name in COLUMNS:
-        value = row.get(name)
-        shown.append("–" if value is None else format(value, _FORMS.get(name, ".3f")))
-    return shown
+    values = {name: row.get(name) for name in COLUMNS}
+    return [
+        "–" if value is None else format(value, _FORMS.get(name, ".3f")) for name, value in values.items()
+    ]
 
 
-def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], None]) -> Statistics:
+def _measured(corpus: Prepared, window: int, progress: Progress) -> Statistics:
     train = corpus.splits["train"]
     message = f"statistics of {corpus.label}"
     progress(message, 0.0)
@@ -111,14 +90,9 @@ def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], No
         progress(message, 0.1 + 0.6 * index / len(texts))
         packed += len(lzma.compress(text, preset=6))
     progress(message, 0.7)
-    halves = [
-        (
-            _WORD.findall(text[start : start + window // 2]),
-            _WORD.findall(text[start + window // 2 : start + window]),
-        )
-        for text in texts
-        for start in range(0, len(text) - window + 1, window)
-    ]
+    windows = [text[at : at + window] for text in texts for at in range(0, len(text) - window + 1, window)]
+    half = window // 2
+    halves = [(_WORD.findall(text[:half]), _WORD.findall(text[half:])) for text in windows]
     progress(message, 0.9)
     found: Statistics = {
         "bytes": train.bytes,
@@ -136,7 +110,9 @@ def _measured(corpus: Prepared, window: int, progress: Callable[[str, float], No
     }
     order = corpus.notes.get("order")
     if isinstance(order, dict) and len(str(order.get("train"))) == len(train.documents):
-        lengths = _document_bytes(corpus, train)
+        token_bytes = train.token_lengths(corpus.tokenizer.token_bytes())
+        sizes = np.add.reduceat(token_bytes, train.documents.astype(np.int64))
+        lengths = [round(float(size)) for size in sizes]
         found["domain_bits"], found["domains"] = domain_information(str(order["train"]), lengths, window)
     return found
 
@@ -159,7 +135,7 @@ def _segments(corpus: Prepared) -> list[bytes]:
 
 def _entropies(texts: list[bytes]) -> tuple[float, float]:
     """Return the entropy of a byte, and of a byte given the one before it."""
-    pairs: np.ndarray[Any, Any] = np.zeros(2**16)
+    pairs: Array = np.zeros(2**16)
     for text in texts:
         codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
         pairs += np.bincount(codes[:-1] * 256 + codes[1:], minlength=2**16)
@@ -167,18 +143,15 @@ def _entropies(texts: list[bytes]) -> tuple[float, float]:
     return first, both - first
 
 
-def _bits(counts: np.ndarray[Any, Any]) -> float:
+def _bits(counts: Array) -> float:
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
 
 def _types(texts: list[bytes]) -> float | None:
     words = [word for text in texts for word in _WORD.findall(text)]
-    shares = [
-        len(set(words[start : start + _TYPED])) / _TYPED
-        for start in range(0, len(words) - _TYPED + 1, _TYPED)
-    ]
-    return statistics.fmean(shares) if shares else None
+    groups = [words[start : start + _TYPED] for start in range(0, len(words) - _TYPED + 1, _TYPED)]
+    return statistics.fmean(len(set(group)) / _TYPED for group in groups) if groups else None
 
 
 _Halves = list[tuple[list[bytes], list[bytes]]]
@@ -203,9 +176,3 @@ def _shuffled(halves: _Halves) -> _Halves:
     # Each is paired with the next in a random cycle, so that none is paired with its own second half.
     partner = dict(zip(others, [*others[1:], *others[:1]], strict=True))
     return [(a, halves[partner[index]][1]) for index, (a, _) in enumerate(halves)] if len(halves) > 1 else []
-
-
-def _document_bytes(corpus: Prepared, split: Split) -> list[int]:
-    """Return the bytes of each document of a split; a separator counts as one."""
-    lengths = split.token_lengths(corpus.tokenizer.token_bytes())
-    return [round(float(length)) for length in np.add.reduceat(lengths, split.documents.astype(np.int64))]

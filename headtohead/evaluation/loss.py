@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from headtohead.data.shards import Split
+from headtohead.data.text import Array
 from headtohead.data.windows import scoring_windows
 from headtohead.model.decoder import Decoder
 
@@ -41,9 +43,8 @@ class Score:
 def score_split(
     model: Decoder,
     split: Split,
-    token_bytes: np.ndarray[Any, Any],
+    token_bytes: Array,
     *,
-    batch: int = 0,
     precision: str = "float32",
     progress: Callable[[float], None] | None = None,
 ) -> Score:
@@ -51,7 +52,7 @@ def score_split(
 
     `token_bytes` (vocabulary,) is the tokenizer's table; for a lossy tokenizer the bytes of the text itself count.
     """
-    nats = _token_nats(model, split, batch, precision, progress)
+    nats = _token_nats(model, split, precision, progress)
     lengths = split.token_lengths(token_bytes)
     lengths[0] = 0  # the first token is given, not predicted
     total, size, count = float(nats.sum()), round(float(lengths.sum())), len(split.tokens) - 1
@@ -66,9 +67,25 @@ def score_split(
     )
 
 
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode, and back in its mode afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def tokens_per_pass(device: torch.device) -> int:
+    """Return the number of tokens per pass: about 8k fit a CPU's caches; a GPU needs more."""
+    return 8192 if device.type == "cpu" else 65536
+
+
 def windows_per_pass(device: torch.device, context: int) -> int:
-    """Return the number of windows per pass: about 8k tokens fit a CPU's caches; a GPU needs more."""
-    return max(1, (8192 if device.type == "cpu" else 65536) // context)
+    """Return the number of windows per pass."""
+    return max(1, tokens_per_pass(device) // context)
 
 
 def nats_by_position(
@@ -80,7 +97,7 @@ def nats_by_position(
 ) -> list[list[float]]:
     """Return [first, last, mean nats] of positions in the window, counted from 1, in bins that double in size."""
     context = model.size.context
-    nats = _token_nats(model, split, 0, precision, progress)[1:]
+    nats = _token_nats(model, split, precision, progress)[1:]
     # A shorter last window is dropped.
     whole = nats[: len(nats) // context * context].reshape(-1, context)
     if not len(whole):
@@ -96,31 +113,23 @@ def nats_by_position(
 
 @torch.no_grad()
 def _token_nats(
-    model: Decoder,
-    split: Split,
-    batch: int,
-    precision: str,
-    progress: Callable[[float], None] | None,
-) -> np.ndarray[Any, Any]:
+    model: Decoder, split: Split, precision: str, progress: Callable[[float], None] | None
+) -> Array:
     """Return the nats of every token of a split, predicted in non-overlapping windows; zero for the first token."""
     device, context = model.readout.device, model.size.context
-    was_training = model.training
-    model.eval()
     nats = np.zeros(len(split.tokens), dtype=np.float64)
-    batch = batch or windows_per_pass(device, context)
-    for tokens, targets, first in scoring_windows(split.tokens, context, batch):
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            found = model.nats(tokens.to(device), targets.to(device))
-        nats[first : first + targets.numel()] = found.flatten().double().cpu().numpy()
-        if progress:
-            progress(first / len(split.tokens))
-    model.train(was_training)
+    batch = windows_per_pass(device, context)
+    with evaluating(model):
+        for tokens, targets, first in scoring_windows(split.tokens, context, batch):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                found = model.nats(tokens.to(device), targets.to(device))
+            nats[first : first + targets.numel()] = found.flatten().double().cpu().numpy()
+            if progress:
+                progress(first / len(split.tokens))
     return nats
 
 
-def _blocks(
-    nats: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], documents: np.ndarray[Any, Any]
-) -> list[list[float]]:
+def _blocks(nats: Array, lengths: Array, documents: Array) -> list[list[float]]:
     """Return sums over blocks of whole documents; a split with few documents is cut into equal parts instead."""
     starts = documents.astype(np.int64)
     if len(starts) < MIN_DOCUMENTS:

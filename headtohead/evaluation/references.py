@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import lzma
 import math
-from typing import Any
 
 import numpy as np
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import read_json, write_json
 from headtohead.data.shards import Prepared
+from headtohead.data.text import Array
 
 VERSION = 1
 # Counting pairs of a large vocabulary takes memory for each distinct pair; this many tokens are enough.
@@ -23,32 +21,27 @@ def reference_lines(corpus: Prepared) -> dict[str, float]:
     Unigram counts start at one; bigrams use Witten-Bell smoothing with the unigram. xz compresses only the test text, at
     its strongest setting.
     """
-    path = corpus.folder / "references.json"
-    try:
-        stored = read_json(path)
-        if stored["version"] == VERSION:
-            return {str(name): float(value) for name, value in stored["bits_per_byte"].items()}
-    except (UserError, KeyError, TypeError, AttributeError, ValueError):
-        pass  # missing or damaged: computed again
+    names = ("uniform", "unigram", "bigram", "xz")
+    found = corpus.cached("references", VERSION, "bits_per_byte", names, lambda: _lines(corpus))
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _lines(corpus: Prepared) -> dict[str, float]:
     train = np.asarray(corpus.splits["train"].tokens[:_MAX_TOKENS]).astype(np.int64)
     test = np.asarray(corpus.splits["test"].tokens).astype(np.int64)
     vocabulary = corpus.tokenizer.vocabulary
     size = float(corpus.splits["test"].token_lengths(corpus.tokenizer.token_bytes())[1:].sum())
     unigram = (np.bincount(train, minlength=vocabulary) + 1.0) / (len(train) + vocabulary)
     text = bytes(test.astype(np.uint8)) if vocabulary <= 256 else corpus.tokenizer.decode_bytes(test.tolist())
-    lines = {
+    return {
         "uniform": math.log2(vocabulary) * (len(test) - 1) / size,
         "unigram": float(-np.log2(unigram[test[1:]]).sum()) / size,
         "bigram": float(-np.log2(_bigram(train, test, unigram, vocabulary)).sum()) / size,
         "xz": 8.0 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / size,
     }
-    write_json(path, {"version": VERSION, "bits_per_byte": lines})
-    return lines
 
 
-def _bigram(
-    train: np.ndarray[Any, Any], test: np.ndarray[Any, Any], unigram: np.ndarray[Any, Any], vocabulary: int
-) -> np.ndarray[Any, Any]:
+def _bigram(train: Array, test: Array, unigram: Array, vocabulary: int) -> Array:
     """Return the probability of each test token given the one before it."""
     pairs, counts = _pair_counts(train, vocabulary)
     firsts = pairs // vocabulary
@@ -59,13 +52,11 @@ def _bigram(
     count = np.where(pairs[index] == wanted, counts[index], 0)
     before = test[:-1]
     weight = np.maximum(kinds[before], 1)
-    probability: np.ndarray[Any, Any] = (count + weight * unigram[test[1:]]) / (seen[before] + weight)
+    probability: Array = (count + weight * unigram[test[1:]]) / (seen[before] + weight)
     return probability
 
 
-def _pair_counts(
-    train: np.ndarray[Any, Any], vocabulary: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _pair_counts(train: Array, vocabulary: int) -> tuple[Array, Array]:
     """Return the distinct pairs, encoded as first * vocabulary + second and sorted, with their counts."""
     codes = train[:-1] * vocabulary + train[1:]
     if vocabulary <= 2048:

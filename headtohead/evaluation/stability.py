@@ -22,7 +22,6 @@ SPIKE_SHARE = 0.01
 SMOOTHED_ROWS = 5
 _TO_DEVIATION = 1.4826
 """Converts the median absolute deviation of a normal distribution to its standard deviation."""
-_NUMBER = (int, float)  # built once: these checks run millions of times
 Row = dict[str, Any]
 
 

@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.progress import part_of
 from headtohead.data.tasks.base import Example, Task
-from headtohead.data.tasks.batches import Batch, collated
-from headtohead.data.tokenizers import Tokenizer
+from headtohead.data.tasks.batches import Batch, by_length, collated
+from headtohead.data.text import Array
+from headtohead.evaluation.loss import evaluating, tokens_per_pass
 from headtohead.kernels.matmul.loss import IGNORED
 from headtohead.model.classifier import Classifier, Pointer, Reader
+from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
 
-Array = np.ndarray[Any, Any]
 MARGINS = {"accuracy": 0.01, "macro_f1": 0.01, "exact_match": 0.01, "f1": 0.01, "matthews": 0.02}
 """Equivalence margin of each metric; every metric is a fraction or a correlation, higher is better."""
 BLOCKS = 64
-_TOKENS_PER_PASS = {"cpu": 8192}
 _LONGEST_ANSWER = 50
 """Maximum number of generated tokens."""
 
@@ -49,12 +49,8 @@ def chosen_metric(task: Task, given: str = "") -> str:
 
 def check_answerable(task: Task) -> None:
     """Raise if a model cannot point at the answers of a task, because it does not mark their positions."""
-    marked = [
-        example.prompt and example.relevant[0, : example.prompt].any()
-        for split in task.splits.values()
-        for example in split
-    ]
-    if not as_phrase(task) or not all(marked):
+    examples = [example for split in task.splits.values() for example in split]
+    if not as_phrase(task) or not all(row.prompt and row.relevant[0, : row.prompt].any() for row in examples):
         raise UserError(
             f"task '{task.name}' does not have an answer to point at in every text; use answer = 'write'"
         )
@@ -95,60 +91,53 @@ def score_task(
     mean. `progress` is called with the fraction done, at every generated token.
     """
     examples = task.splits[split]
-    was_training, count = model.training, len(examples)
-    model.eval()
+    count = len(examples)
     found = _Found(*(np.zeros(count) for _ in range(5)))
     done = tokens = 0
-    for batch in _batches(model, examples):
-        shown = part_of(progress, done, done + len(batch.ends), count)
-        with torch.autocast(model.readout.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            _one(model, task, examples, batch, found, shown)
-        done += len(batch.ends)
-        tokens += int(batch.ends.sum()) + len(batch.ends)
-        shown(1.0)
-    model.train(was_training)
+    with evaluating(model):
+        for batch in _batches(model, examples):
+            shown = part_of(progress, done, done + len(batch.ends), count)
+            with torch.autocast(model.readout.device.type, torch.bfloat16, enabled=precision == "bf16"):
+                _one(model, task, examples, batch, found, shown)
+            done += len(batch.ends)
+            tokens += int(batch.ends.sum()) + len(batch.ends)
+            shown(1.0)
+    # Sums and counts by example, whose ratio is the metric.
+    ones = np.ones(count)
+    sums = {
+        "accuracy": (found.right, found.total),
+        "exact_match": ((found.right == found.total).astype(float), ones),
+        "f1": (found.f1, ones),
+    }
+    means = {metric: sums[metric] for metric in task_metrics(task) if metric in sums}
     score: dict[str, Any] = {"metric": task.metric, "nats": float(found.nats.sum() / found.total.sum())}
-    score |= _metrics(task, examples, found)
+    if task.classes:
+        table = np.zeros((len(task.classes), len(task.classes)))
+        for example, guess in zip(examples, found.guesses, strict=True):
+            table[example.label, int(guess)] += 1
+        score |= _table_metrics(table)
+    else:
+        score |= {metric: float(right.sum() / total.sum()) for metric, (right, total) in means.items()}
     score |= {"examples": count, "tokens": tokens}
-    groups = dict.fromkeys(example.group for example in examples)
-    if len(groups) > 1:
-        inside = {name: np.array([example.group == name for example in examples]) for name in groups}
-        right, total = _by_example("accuracy" if task.classes else task.metric, found)
+    names = np.array([example.group for example in examples])
+    if len(set(names)) > 1:
+        right, total = sums["accuracy" if task.classes else task.metric]
+        inside = {name: names == name for name in dict.fromkeys(names.tolist())}
         score["groups"] = {
             name: [float(right[here].sum() / total[here].sum()), int(here.sum())]
             for name, here in inside.items()
         }
-    score["blocks"] = {}
-    for metric in task_metrics(task):
-        values, weights = _by_example(metric, found)
-        if len(values):
-            parts = np.array_split(np.arange(count), min(BLOCKS, count))
-            score["blocks"][metric] = [
-                [float(values[part].sum()), float(weights[part].sum())] for part in parts
-            ]
+    parts = np.array_split(np.arange(count), min(BLOCKS, count))
+    score["blocks"] = {
+        metric: [[float(right[part].sum()), float(total[part].sum())] for part in parts]
+        for metric, (right, total) in means.items()
+    }
     return score
 
 
-def _by_example(metric: str, found: _Found) -> tuple[Array, Array]:
-    """Return sums and counts by example whose ratio is the metric; empty if the metric is not a mean over examples."""
-    ones = np.ones(len(found.total))
-    if metric == "accuracy":
-        return found.right, found.total
-    if metric == "exact_match":
-        return (found.right == found.total).astype(float), ones
-    return (found.f1, ones) if metric == "f1" else (ones[:0], ones[:0])
-
-
-def _metrics(task: Task, examples: Sequence[Example], found: _Found) -> dict[str, float]:
-    exact = float((found.right == found.total).mean())
-    if as_phrase(task):
-        return {"f1": float(found.f1.mean()), "exact_match": exact}
-    accuracy = float(found.right.sum() / found.total.sum())
-    if not task.classes:
-        return {"accuracy": accuracy, "exact_match": exact}
-    table = np.zeros((len(task.classes), len(task.classes)))
-    for example, guess in zip(examples, found.guesses, strict=True):
-        table[example.label, int(guess)] += 1
+def _table_metrics(table: Array) -> dict[str, float]:
+    """Return the metrics of a task with classes from counts (true class, guessed class)."""
+    accuracy = float(np.trace(table) / table.sum())
     return {"accuracy": accuracy, "macro_f1": macro_f1(table), "matthews": matthews(table)}
 
 
@@ -166,19 +155,16 @@ def matthews(table: Array) -> float:
     return float((right * total - true @ guessed) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
+def supports_padding(model: Decoder) -> bool:
+    """Return whether every mechanism of a model supports padding."""
+    return all(block.mechanism.supports.padding for block in model.layers)
+
+
 def _batches(model: Reader, examples: Sequence[Example]) -> list[Batch]:
     """Return batches of about 8k tokens, shortest first; only equal lengths if a mechanism does not support padding."""
     pointing = isinstance(model, Pointer)
     lengths = [example.prompt if pointing else len(example.tokens) for example in examples]
-    order = sorted(range(len(examples)), key=lambda index: lengths[index])
-    most = _TOKENS_PER_PASS.get(model.readout.device.type, 65536)
-    padded = all(block.mechanism.supports.padding for block in model.layers)
-    groups: list[list[int]] = []
-    for index in order:
-        full = groups and (len(groups[-1]) + 1) * lengths[index] > most
-        if not groups or full or (not padded and lengths[groups[-1][0]] != lengths[index]):
-            groups.append([])
-        groups[-1].append(index)
+    groups = by_length(lengths, tokens_per_pass(model.readout.device), supports_padding(model))
     return [collated(examples, indices, written=not pointing) for indices in groups]
 
 
@@ -199,11 +185,9 @@ def _one(
         found.nats[indices] = -chances.sum((1, 2)).double().cpu().numpy()
         found.total[indices] = 2
         progress(0.5)
-        texts = [
-            _decoded(task.tokenizer, example.tokens[first : last + 1])
-            for example, (first, last) in zip(chosen, model.spans(tokens, padding).tolist(), strict=True)
-        ]
-        _judge_texts(found, indices, chosen, texts)
+        spans = model.spans(tokens, padding).tolist()
+        answers = [row.tokens[first : last + 1] for row, (first, last) in zip(chosen, spans, strict=True)]
+        _judge_texts(found, indices, chosen, [_decoded(task, answer) for answer in answers])
         return
     if isinstance(model, Classifier):
         scores = model.scores(tokens, batch.ends.to(device), padding).double()
@@ -236,11 +220,10 @@ def _generated(
     model: Reader, task: Task, examples: Sequence[Example], progress: Callable[[float], None]
 ) -> list[str]:
     """Return a model's greedy continuation of each prompt."""
-    padded = all(block.mechanism.supports.padding for block in model.layers)
+    padded = supports_padding(model)
     groups: dict[tuple[int, int], list[int]] = {}
     for index, example in enumerate(examples):
-        room = _room(model, example)
-        groups.setdefault((room, 0 if padded else index), []).append(index)
+        groups.setdefault((_room(model, example), 0 if padded else index), []).append(index)
     texts, done = [""] * len(examples), 0
     for (room, _), indices in groups.items():
         shown = part_of(progress, done, done + len(indices), len(examples))
@@ -282,12 +265,12 @@ def _generate(
                 generated[row].append(token)
         if not open_rows:
             break
-    return [_decoded(task.tokenizer, tokens) for tokens in generated]
+    return [_decoded(task, tokens) for tokens in generated]
 
 
-def _decoded(tokenizer: Tokenizer | None, tokens: Sequence[int] | Array) -> str:
-    assert tokenizer is not None
-    return tokenizer.decode([int(token) for token in tokens])
+def _decoded(task: Task, tokens: Sequence[int] | Array) -> str:
+    assert task.tokenizer is not None
+    return task.tokenizer.decode([int(token) for token in tokens])
 
 
 def plain_answer(text: str) -> str:
@@ -315,14 +298,7 @@ def task_references(task: Task, metric: str = "") -> dict[str, float]:
         for example in test:
             table[example.label, usual] += 1
             even[example.label] += 1 / count
-        return {
-            name: {
-                "accuracy": float(np.trace(rows) / rows.sum()),
-                "macro_f1": macro_f1(rows),
-                "matthews": matthews(rows),
-            }[chosen]
-            for name, rows in (("chance", even), ("majority class", table))
-        }
+        return {"chance": _table_metrics(even)[chosen], "majority class": _table_metrics(table)[chosen]}
     if as_phrase(task):
         answer = Counter(example.answers[0] for example in train).most_common(1)[0][0]
         judge = answer_f1 if chosen == "f1" else lambda a, b: float(plain_answer(a) == plain_answer(b))

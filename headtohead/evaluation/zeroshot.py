@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from headtohead.data.tasks.zeroshot import Task
+from headtohead.data.text import Array
 from headtohead.data.tokenizers import Tokenizer
+from headtohead.evaluation.loss import evaluating, tokens_per_pass
 from headtohead.kernels.matmul.loss import IGNORED
 from headtohead.model.decoder import Decoder
 
@@ -52,19 +54,14 @@ class _Piece:
     """Tokens whose last `count` are predicted, for one choice."""
 
     choice: int
-    tokens: np.ndarray[Any, Any]
+    tokens: Array
     count: int
 
 
 def score_examples(
-    model: Decoder,
-    task: Task,
-    tokenizer: Tokenizer,
-    *,
-    batch: int = 0,
-    progress: Callable[[float], None] | None = None,
+    model: Decoder, task: Task, tokenizer: Tokenizer, *, progress: Callable[[float], None] | None = None
 ) -> TaskScore:
-    """Return the model's score on a task; `batch` limits the tokens of one pass, including padding.
+    """Return the model's score on a task.
 
     Every context starts with a separator, as documents do in training. A context longer than the model's is truncated on
     the left; each token of a choice sees at least half of the model's context, or everything before it.
@@ -77,7 +74,7 @@ def score_examples(
     for index, (context, text) in enumerate(zip(contexts, texts, strict=True)):
         found, cut[index] = _pieces(index, context, text, tokenizer.separator, model.size.context)
         pieces += found
-    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, batch, progress)
+    nats, hits = _judge(model, pieces, len(choices), tokenizer.separator, progress)
     lengths = np.array([len(choice.text.encode("utf-8")) for choice in choices])
     ends = np.cumsum([len(example.choices) for example in task.examples])[:-1]
     answers = [example.answer for example in task.examples]
@@ -87,9 +84,8 @@ def score_examples(
         credits = [float(hit) for hit in hits]
         guesses = [float(tokenizer.vocabulary) ** -len(text) for text in texts]
     else:
-        credits = [_credit(part, answer) for part, answer in zip(parts, answers, strict=True)]
-        rates = np.split(nats / lengths, ends)
-        by_bytes = [_credit(rate, answer) for rate, answer in zip(rates, answers, strict=True)]
+        credits = list(map(_credit, parts, answers))
+        by_bytes = list(map(_credit, np.split(nats / lengths, ends), answers))
         guesses = [1 / len(part) for part in parts]
     right = [part[answer] for part, answer in zip(parts, answers, strict=True)]
     return TaskScore(
@@ -106,9 +102,7 @@ def score_examples(
     )
 
 
-def _pieces(
-    choice: int, context: np.ndarray[Any, Any], text: np.ndarray[Any, Any], separator: int, room: int
-) -> tuple[list[_Piece], bool]:
+def _pieces(choice: int, context: Array, text: Array, separator: int, room: int) -> tuple[list[_Piece], bool]:
     """Return pieces that predict each token of a choice once, and whether text was truncated on the left."""
     whole = np.concatenate([[separator], context, text]).astype(np.int64)
     stride = max(1, room // 2)
@@ -126,31 +120,26 @@ def _judge(
     pieces: list[_Piece],
     choices: int,
     filler: int,
-    batch: int,
     progress: Callable[[float], None] | None,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+) -> tuple[Array, Array]:
     """Return two arrays (choices,): the nats of a choice, and whether each of its tokens is the likeliest."""
     device = model.readout.device
     nats, hits = np.zeros(choices), np.ones(choices, dtype=bool)
-    was_training = model.training
-    model.eval()
     done = 0
-    limit = batch or (8192 if device.type == "cpu" else 65536)
-    for rows in _batches(pieces, limit, model.size.vocabulary):
-        tokens, targets = _padded(rows, filler)
-        tokens, targets = tokens.to(device), targets.to(device)
-        where = targets != IGNORED
-        logits, wanted = model.logits(tokens, where=where).float(), targets[where]
-        found = F.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
-        likeliest = (logits.argmax(-1) == wanted).cpu().numpy()
-        ends = np.cumsum([row.count for row in rows])[:-1]
-        for row, part, hit in zip(rows, np.split(found, ends), np.split(likeliest, ends), strict=True):
-            nats[row.choice] += part.sum()
-            hits[row.choice] &= bool(hit.all())
-        done += len(rows)
-        if progress:
-            progress(done / len(pieces))
-    model.train(was_training)
+    with evaluating(model):
+        for rows in _batches(pieces, tokens_per_pass(device), model.size.vocabulary):
+            tokens, targets = (values.to(device) for values in _padded(rows, filler))
+            where = targets != IGNORED
+            logits, wanted = model.logits(tokens, where=where).float(), targets[where]
+            found = F.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
+            likeliest = (logits.argmax(-1) == wanted).cpu().numpy()
+            ends = np.cumsum([row.count for row in rows])[:-1]
+            for row, part, hit in zip(rows, np.split(found, ends), np.split(likeliest, ends), strict=True):
+                nats[row.choice] += part.sum()
+                hits[row.choice] &= bool(hit.all())
+            done += len(rows)
+            if progress:
+                progress(done / len(pieces))
     return nats, hits
 
 
@@ -182,7 +171,7 @@ def _padded(rows: Sequence[_Piece], filler: int) -> tuple[torch.Tensor, torch.Te
     return tokens, targets
 
 
-def _credit(nats: np.ndarray[Any, Any], answer: int) -> float:
+def _credit(nats: Array, answer: int) -> float:
     """Return 1 if the answer is the likeliest, 1/k if k choices tie for that, else 0."""
     tied = nats <= nats.min() + _TIE * max(1.0, abs(float(nats.min())))
     return float(tied[answer]) / int(tied.sum())

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from headtohead.interpret.readout import ReadBatch, chances, cut, fixed_place
-from headtohead.model.classifier import Pointer
+from headtohead.interpret.readout import ReadBatch, chances, cut
+from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -38,7 +38,7 @@ def deletions(
     real = batch.real
     rows = torch.arange(len(real), device=real.device)
     fixed = torch.zeros_like(real)
-    if fixed_place(model):
+    if not isinstance(model, Classifier):
         fixed[rows, batch.places] = True
     ranks = _ranks(scores.masked_fill(~real | fixed, -torch.inf))
     found: list[Tensor] = []
@@ -61,9 +61,8 @@ def deletions(
 def _ranks(scores: Tensor) -> Tensor:
     """Return the rank of each token, 0 for the highest score; ties go to the earlier token."""
     order = scores.sort(dim=-1, descending=True, stable=True).indices
-    return torch.empty_like(order).scatter_(
-        -1, order, torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
-    )
+    ranks = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, ranks)
 
 
 def _probability(model: Decoder, batch: ReadBatch, kept: Tensor, given: Tensor) -> Tensor:
@@ -72,11 +71,10 @@ def _probability(model: Decoder, batch: ReadBatch, kept: Tensor, given: Tensor) 
     time = int(lengths.max())
     order = (~kept).sort(dim=-1, stable=True).indices[:, :time]
     tokens = batch.tokens.gather(-1, order)
-    padding = (
-        None if int(lengths.min()) == time else torch.arange(time, device=kept.device) < lengths[:, None]
-    )
+    real = torch.arange(time, device=kept.device) < lengths[:, None]
+    padding = None if int(lengths.min()) == time else real
     positions = lengths - 1
-    if fixed_place(model):
+    if not isinstance(model, Classifier):
         positions = kept.cumsum(-1).gather(-1, batch.places[:, None]).squeeze(-1) - 1
     found = chances(model, tokens, padding, positions, batch.ends)
     # The pointer's target moves with the tokens deleted before it.

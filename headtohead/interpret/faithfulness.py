@@ -18,17 +18,17 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.common.progress import part_of
-from headtohead.data.tasks.base import Example, Task
+from headtohead.data.tasks.base import Example, Task, spread
+from headtohead.data.text import Array
+from headtohead.evaluation.loss import evaluating
 from headtohead.interpret.deletion import SHARES, USUAL, deletions
-from headtohead.interpret.indicators import indicators
-from headtohead.interpret.maps import layer_maps, watching
+from headtohead.interpret.maps import indicators, layer_maps, watching
 from headtohead.interpret.readout import ReadBatch, batched, budget, chances, check_task_matches, reads_of
 from headtohead.interpret.saliency import chance, gradient_x_input
 from headtohead.mechanisms.contract.base import Frame, Mechanism
 from headtohead.model.classifier import Pointer
 from headtohead.model.decoder import Decoder
 
-Array = np.ndarray[Any, Any]
 THRESHOLDS = {"10": 0.1, "33": 0.33, "50": 0.5}
 """Thresholds of Attention Confidence by name: percent, because a dot would split a path of keys."""
 ATTENTION = ("rollout", "layer_mean")
@@ -97,11 +97,10 @@ class Explained:
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers, JSON-ready; undefined ones are None."""
-        marked = self.marked
-        count = len(marked)
-        found: dict[str, Any] = {
+        marked, floor = self.marked, _lost(self.deleted["chance"])
+        return {
             "task": self.task,
-            "examples": count,
+            "examples": len(marked),
             "marked": int(marked.sum()),
             "marked_share": float(marked.mean()),
             "reads": self.reads,
@@ -111,45 +110,45 @@ class Explained:
             "uniform": _mean(self.uniform),
             "signed_layers": self.signed,
             "without_map": self.without_map,
-            "explanations": {},
-            "chance": _lost(self.deleted["chance"]),
+            "explanations": {
+                name: self._explanation(name, floor) for name in self.deleted if name != "chance"
+            },
+            "chance": floor,
             "published": self._rules(),
-            "layers": {},
+            "layers": {
+                str(index + 1): {
+                    "entropy": _mean(self.entropy[:, index]),
+                    "sink": _mean(self.sink[:, index]),
+                    "indicators": values,
+                }
+                for index, values in enumerate(self.indicators)
+            },
             "mean": {"entropy": _mean(self.entropy), "sink": _mean(self.sink)},
         }
-        for index, values in enumerate(self.indicators):
-            found["layers"][str(index + 1)] = {
-                "entropy": _mean(self.entropy[:, index]),
-                "sink": _mean(self.sink[:, index]),
-                "indicators": values,
-            }
-        floor = found["chance"]
-        for name in self.deleted:
-            if name != "chance":
-                lost = _lost(self.deleted[name])
-                above = {key: lost[key] - floor[key] if floor[key] is not None else None for key in lost}
-                found["explanations"][name] = self._explanation(name) | lost | {"above_chance": above}
-        for name in ATTENTION:
-            if name in self.mass and marked.any():
-                grids = ("common", *(prefix for prefix in EDGES if self.task.startswith(prefix)))
-                found["explanations"][name]["heat_maps"] = {
-                    grid: {"edges": list(EDGES[grid]), "counts": self.heat_map(name, grid).tolist()}
-                    for grid in grids
-                }
-        return found
 
-    def _explanation(self, name: str) -> dict[str, Any]:
-        mass, uniform = _mean(self.mass[name]), _mean(self.uniform)
+    def _explanation(self, name: str, floor: dict[str, float | None]) -> dict[str, Any]:
+        mass, uniform, lost = _mean(self.mass[name]), _mean(self.uniform), _lost(self.deleted[name])
+
+        def confidence(**how: bool) -> dict[str, float | None]:
+            return {key: self.confidence(name, at, **how) for key, at in THRESHOLDS.items()}
+
+        grids: list[str] = []
+        if name in ATTENTION and self.marked.any():
+            grids = ["common", *(prefix for prefix in EDGES if self.task.startswith(prefix))]
         return {
-            "heat_maps": {},
+            "heat_maps": {
+                grid: {"edges": list(EDGES[grid]), "counts": self.heat_map(name, grid).tolist()}
+                for grid in grids
+            },
             "mass": mass,
             "over_uniform": mass / uniform if mass is not None and uniform else None,
-            "confidence": {key: self.confidence(name, at) for key, at in THRESHOLDS.items()},
-            "confidence_correct": {
-                key: self.confidence(name, at, correct=True) for key, at in THRESHOLDS.items()
-            },
-            "confidence_all": {
-                key: self.confidence(name, at, everyone=True) for key, at in THRESHOLDS.items()
+            "confidence": confidence(),
+            "confidence_correct": confidence(correct=True),
+            "confidence_all": confidence(everyone=True),
+            **lost,
+            "above_chance": {
+                key: None if value is None or (least := floor[key]) is None else value - least
+                for key, value in lost.items()
             },
         }
 
@@ -175,16 +174,14 @@ class Explained:
 
     def _rules(self) -> dict[str, float | None]:
         """Return the result of each of the paper's rules by its task, and of this task's rule, if any, as `own`."""
-        found = {name: self._published(rule) for name, rule in PUBLISHED.items()}
-        own = next((found[name] for name in PUBLISHED if self.task.startswith(name)), None)
-        return found | {"own": own}
-
-    def _published(self, rule: Published) -> float | None:
-        if rule.row not in self.mass:
-            return None
-        above = self.marked & (np.nan_to_num(self.mass[rule.row]) > rule.threshold)
-        above &= (self.right > rule.least) | (rule.least == 0)
-        return 100.0 * float(above.mean())
+        found: dict[str, float | None] = {}
+        for task, rule in PUBLISHED.items():
+            found[task] = None
+            if rule.row in self.mass:
+                above = self.marked & (np.nan_to_num(self.mass[rule.row]) > rule.threshold)
+                above &= (self.right > rule.least) | (rule.least == 0)
+                found[task] = 100.0 * float(above.mean())
+        return found | {"own": next((found[name] for name in found if self.task.startswith(name)), None)}
 
 
 def _mean(values: Array) -> float | None:
@@ -192,10 +189,10 @@ def _mean(values: Array) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _lost(deleted: Array) -> dict[str, Any]:
+def _lost(deleted: Array) -> dict[str, float | None]:
     """Return comprehensiveness and sufficiency at the usual share, and their means over all shares."""
     usual = SHARES.index(USUAL)
-    found: dict[str, Any] = {}
+    found: dict[str, float | None] = {}
     for index, name in enumerate(("comprehensiveness", "sufficiency")):
         found[name] = _mean(deleted[:, usual, index])
         found[f"aopc_{name}"] = _mean(deleted[:, :, index].mean(-1))
@@ -269,11 +266,8 @@ def attention_rows(model: Decoder, batch: ReadBatch) -> _Rows:
             found["rollout"] = found["layer_mean"]
         elif len(at_readout) == len(layers):
             found["rollout"] = rolled_out([maps[index].double() for index in sorted(maps)], batch.places, 0.5)
-    missing = [
-        f"layer {index + 1} ({block.mechanism.name})"
-        for index, block in enumerate(layers)
-        if index not in at_readout
-    ]
+    names = {index: f"layer {index + 1} ({block.mechanism.name})" for index, block in enumerate(layers)}
+    missing = [name for index, name in names.items() if index not in at_readout]
     return _Rows(found, entropy, sink, signed, missing)
 
 
@@ -283,52 +277,35 @@ def explain_model(
     split: str = "test",
     *,
     limit: int = 0,
-    reads: int = READS,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Explained:
     """Return where a model attends on a task's split; `limit` selects that many examples, spread evenly over it.
 
-    An example with many targets is read at most at `reads` of them, spread evenly; `seed` is that of the random scores.
+    An example with many targets is read at most at `READS` of them, spread evenly; `seed` is that of the random scores.
     """
     if split not in task.splits:
         raise UserError(f"a task has no split '{split}' (allowed: {', '.join(task.splits)})")
     check_task_matches(model, task)
-    examples = task.splits[split]
-    if limit and limit < len(examples):
-        examples = [examples[index * len(examples) // limit] for index in range(limit)]
-    was_training = model.training
-    model.eval()
-    try:
-        return _explained(model, task.name, examples, reads, seed, progress)
-    finally:
-        model.train(was_training)
+    examples = spread(task.splits[split], limit)
+    with evaluating(model):
+        return _explained(model, task.name, examples, seed, progress)
 
 
 def _explained(
-    model: Decoder,
-    name: str,
-    examples: Sequence[Example],
-    most: int,
-    seed: int,
-    progress: Callable[[float], None],
+    model: Decoder, name: str, examples: Sequence[Example], seed: int, progress: Callable[[float], None]
 ) -> Explained:
-    longest = max(len(example.tokens) for example in examples)
-    tokens = budget(model, longest)
-    reads = reads_of(model, examples, most, tokens, part_of(progress, 0.0, 0.02))
-    index_of = {id(read): index for index, read in enumerate(reads)}
+    tokens = budget(model, max(len(example.tokens) for example in examples))
+    reads = reads_of(model, examples, READS, tokens, part_of(progress, 0.0, 0.02))
     columns: dict[str, Array] = {}
-
-    def keep(key: str, batch: ReadBatch, values: Tensor) -> None:
-        values = values.double().cpu()
-        if key not in columns:
-            columns[key] = np.full((len(reads), *values.shape[1:]), np.nan)
-        columns[key][[index_of[id(read)] for read in batch.reads]] = values.numpy()
-
     facts, done, measured = None, 0, part_of(progress, 0.02, 0.97)
     for batch in batched(model, reads, tokens):
         shown = part_of(measured, done, done + len(batch.reads), len(reads))
-        facts = _measure(model, batch, seed, keep, shown)
+        found, facts = _measure(model, batch, seed, shown)
+        for key, values in found.items():
+            if key not in columns:
+                columns[key] = np.full((len(reads), *values.shape[1:]), np.nan)
+            columns[key][batch.indices] = values.double().cpu().numpy()
         done += len(batch.reads)
     assert facts is not None
     owner = np.array([read.example for read in reads])
@@ -344,14 +321,16 @@ def _explained(
         with np.errstate(invalid="ignore"):
             return np.asarray((total / number).reshape(len(examples), *values.shape[1:]))
 
-    correct = np.bincount(owner, columns["correct"], minlength=len(examples)) == counts
+    def named(prefix: str) -> dict[str, Array]:
+        return {key.removeprefix(prefix): mean(columns[key]) for key in columns if key.startswith(prefix)}
+
     return Explained(
         task=name,
-        mass={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("mass/")},
+        mass=named("mass/"),
         uniform=mean(columns["uniform"]),
         right=mean(columns["right"]),
-        correct=correct,
-        deleted={key.partition("/")[2]: mean(columns[key]) for key in columns if key.startswith("deleted/")},
+        correct=np.bincount(owner, columns["correct"], minlength=len(examples)) == counts,
+        deleted=named("deleted/"),
         entropy=mean(columns["entropy"]),
         sink=mean(columns["sink"]),
         indicators=_indicators(model, examples, part_of(progress, 0.97, 1.0)),
@@ -362,41 +341,39 @@ def _explained(
 
 
 def _measure(
-    model: Decoder,
-    batch: ReadBatch,
-    seed: int,
-    keep: Callable[[str, ReadBatch, Tensor], None],
-    progress: Callable[[float], None],
-) -> _Rows:
-    """Measure one batch of reads and pass the results to `keep`."""
+    model: Decoder, batch: ReadBatch, seed: int, progress: Callable[[float], None]
+) -> tuple[dict[str, Tensor], _Rows]:
+    """Return the measurements of a batch of reads by name, and its read-out rows."""
     with torch.no_grad():
         answers = chances(model, batch.tokens, batch.padding, batch.places, batch.ends)
     # A pointer's span is chosen as a whole; the position it points at is the one that is read.
     given = batch.places if isinstance(model, Pointer) else answers.argmax(-1)
     before = answers.gather(-1, given[:, None]).squeeze(-1).double()
     right = answers.gather(-1, batch.answers.clamp_min(0)[:, None]).squeeze(-1)
-    keep("right", batch, right * (batch.answers >= 0))
-    keep("correct", batch, given == batch.answers)
     rows = attention_rows(model, batch)
     progress(0.0)
-    keep("entropy", batch, rows.entropy)
-    keep("sink", batch, rows.sink)
+    found = {
+        "right": right * (batch.answers >= 0),
+        "correct": given == batch.answers,
+        "entropy": rows.entropy,
+        "sink": rows.sink,
+    }
     marks = _marks(batch)
     explanations = rows.explanations | {"gradient": gradient_x_input(model, batch, given)}
-    some = batch.lengths > 1
     for name, scores in explanations.items():
-        keep(f"mass/{name}", batch, _mass(normalised(scores), marks))
-    keep("uniform", batch, _mass(normalised(_seen(model, batch).double()), marks))
+        found[f"mass/{name}"] = _mass(normalised(scores), marks)
+    found["uniform"] = _mass(normalised(_seen(model, batch).double()), marks)
     explanations.pop("first_head", None)
     explanations["chance"] = chance(batch, seed)
+    some = (batch.lengths > 1)[:, None, None]
     lost: dict[int, Tensor] = {}
     for index, (name, scores) in enumerate(explanations.items()):
         # With one layer, rollout is layer_mean; equal explanations are evaluated once.
         if id(scores) not in lost:
             shown = part_of(progress, index, index + 1, len(explanations))
             lost[id(scores)] = deletions(model, batch, scores, given, before, progress=shown)
-        keep(f"deleted/{name}", batch, torch.where(some[:, None, None], lost[id(scores)], torch.nan))
-    return rows
+        found[f"deleted/{name}"] = torch.where(some, lost[id(scores)], torch.nan)
+    return found, rows
 
 
 def _seen(model: Decoder, batch: ReadBatch) -> Tensor:
@@ -426,15 +403,14 @@ def _indicators(
     model: Decoder, examples: Sequence[Example], progress: Callable[[float], None]
 ) -> list[dict[str, float] | None]:
     """Return the indicators of every layer, averaged over a few examples that are run one at a time, without padding."""
-    count = min(_PICTURED, len(examples))
-    device = model.readout.device
+    chosen, device = spread(examples, _PICTURED), model.readout.device
     found: list[list[dict[str, float]]] = [[] for _ in model.layers]
-    for index in range(count):
-        tokens = torch.from_numpy(examples[index * len(examples) // count].tokens[None]).to(device)
+    for index, example in enumerate(chosen):
+        tokens = torch.from_numpy(example.tokens[None]).to(device)
         for rows, layer in zip(found, layer_maps(model, tokens), strict=True):
             if layer.weights is not None:
                 rows.append(indicators(layer.weights, layer.signed))
-        progress((index + 1) / count)
+        progress((index + 1) / len(chosen))
     return [
         {name: float(np.mean([row[name] for row in rows if name in row])) for name in rows[0]}
         if rows

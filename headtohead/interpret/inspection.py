@@ -83,9 +83,7 @@ def inspect_text(
 
 def _likeliest(chances: Tensor, words: Callable[[int], str]) -> list[Guess]:
     values, indices = chances.topk(min(LIKELIEST, len(chances)))
-    return [
-        Guess(words(index), value) for value, index in zip(values.tolist(), indices.tolist(), strict=True)
-    ]
+    return [Guess(*pair) for pair in zip(map(words, indices.tolist()), values.tolist(), strict=True)]
 
 
 def _span(model: Pointer, given: Tensor, words: Callable[[int], str]) -> tuple[list[list[Guess]], int]:
@@ -112,9 +110,8 @@ def _phases(model: Decoder, given: Tensor) -> list[Phases]:
     for number, block in enumerate(model.layers, 1):
         if is_angles(block.space):
             hooks.append((block.mixer_norm, f"before layer {number}"))
-            hooks.append(
-                (block.ffn_norm if block.ffn is not None else None, f"layer {number}, after coupling")
-            )
+            if block.ffn is not None:
+                hooks.append((block.ffn_norm, f"layer {number}, after coupling"))
     if is_angles(model.spaces[-1]):
         hooks.append((model.norm, "at the end"))
     with ExitStack() as stack:

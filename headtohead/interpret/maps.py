@@ -1,4 +1,4 @@
-"""Attention maps of every layer of a model on given tokens, with the largest score before the softmax."""
+"""Attention maps of every layer of a model on given tokens, with the largest score before the softmax; their indicators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from headtohead.mechanisms.contract.base import Frame, Mechanism
-from headtohead.model.decoder import Block, Decoder
+from headtohead.model.decoder import Decoder
 
+LOCAL = 4  # sub-diagonals 0 to 3
 _SOFTMAX = {torch.softmax, torch.Tensor.softmax, torch.nn.functional.softmax}
 
 
@@ -46,7 +47,7 @@ class _Scores(TorchFunctionMode):
 
 
 @torch.no_grad()
-def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) -> list[LayerMap]:
+def layer_maps(model: Decoder, tokens: Tensor) -> list[LayerMap]:
     """Return the map of every layer for tokens (batch, time)."""
     found: dict[int, LayerMap] = {}
 
@@ -57,12 +58,9 @@ def layer_maps(model: Decoder, tokens: Tensor, padding: Tensor | None = None) ->
 
     frame = Frame()
     with watching(model, frame, take):
-        model.hidden(tokens, padding=padding, frame=frame)
-    return [found.get(index, _without(block)) for index, block in enumerate(model.layers)]
-
-
-def _without(block: Block) -> LayerMap:
-    return LayerMap(block.mechanism.name, None, False, None)
+        model.hidden(tokens, frame=frame)
+    names = (block.mechanism.name for block in model.layers)
+    return [found.get(index, LayerMap(name, None, False, None)) for index, name in enumerate(names)]
 
 
 @contextmanager
@@ -86,3 +84,28 @@ def watching(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def indicators(weights: Tensor, signed: bool = False) -> dict[str, float]:
+    """Return the indicators of one layer's maps (batch, heads, time, time), mean over heads and sequences, in nats.
+
+    Entropy, concentration, head diversity, sink and local focus are those of section 2.7 of Xue et al., arXiv 2510.11602.
+    A signed map is replaced by its absolute values, renormalized by row; callers should mark the numbers.
+    """
+    weights = weights.double()
+    if signed:
+        weights = weights.abs()
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+    time = weights.shape[-1]
+    pairs = time * (time + 1) / 2
+    found = {
+        "entropy": -torch.special.xlogy(weights, weights).sum((-2, -1)).mean(),
+        "concentration": weights.square().sum((-2, -1)).sqrt().mean(),
+        "head_diversity": (weights.std(1, correction=0).tril().sum((-2, -1)) / pairs).mean(),
+        "sink": weights[..., 0].mean(),
+    }
+    found |= {
+        f"local_{offset}": weights.diagonal(-offset, -2, -1).mean() for offset in range(min(LOCAL, time))
+    }
+    return {name: float(value) for name, value in found.items()}

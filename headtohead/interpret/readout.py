@@ -7,9 +7,8 @@ reader sees only the tokens up to that position, so every read is a sequence of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example, Task
+from headtohead.data.tasks.batches import by_length
+from headtohead.data.text import Array
+from headtohead.evaluation.tasks import supports_padding
 from headtohead.mechanisms.contract.base import Frame
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,8 @@ class ReadBatch:
     """A batch of reads, padded on the right."""
 
     reads: Sequence[Read]
+    indices: Sequence[int]
+    """Index of each read in the sequence that was batched."""
     tokens: Tensor
     """(batch, time)"""
     lengths: Tensor
@@ -67,21 +69,17 @@ class ReadBatch:
 
 def check_task_matches(model: Decoder, task: Task) -> None:
     """Raise if the model cannot answer a task: larger vocabulary, different classes, longer examples."""
-    if task.vocabulary > model.size.vocabulary:
-        raise UserError(
-            f"task '{task.name}' has a vocabulary of {task.vocabulary:,}, the model of {model.size.vocabulary:,}"
-        )
-    if task.longest > model.size.context:
-        raise UserError(
-            f"task '{task.name}' has examples of {task.longest} tokens; the model's context is {model.size.context}"
-        )
-    if isinstance(model, Classifier):
-        if len(task.classes) != model.outputs:
-            raise UserError(
-                f"task '{task.name}' has {len(task.classes)} classes, the model has {model.outputs}"
-            )
-    elif task.classes:
-        raise UserError(f"task '{task.name}' needs a classifier, got a {type(model).__name__}")
+    size, classes, problem = model.size, len(task.classes), ""
+    if task.vocabulary > size.vocabulary:
+        problem = f"has a vocabulary of {task.vocabulary:,}, the model of {size.vocabulary:,}"
+    elif task.longest > size.context:
+        problem = f"has examples of {task.longest} tokens; the model's context is {size.context}"
+    elif isinstance(model, Classifier) and classes != model.outputs:
+        problem = f"has {classes} classes, the model has {model.outputs}"
+    elif classes and not isinstance(model, Classifier):
+        problem = f"needs a classifier, got a {type(model).__name__}"
+    if problem:
+        raise UserError(f"task '{task.name}' {problem}")
 
 
 def reads_of(
@@ -98,9 +96,8 @@ def reads_of(
     reads = []
     for number, example in enumerate(examples):
         if example.targets is None:
-            reads.append(
-                Read(number, example.tokens, len(example.tokens) - 1, example.label, example.relevant)
-            )
+            last = len(example.tokens) - 1
+            reads.append(Read(number, example.tokens, last, example.label, example.relevant))
             continue
         positions = np.flatnonzero(example.targets >= 0)
         count = min(most, len(positions))
@@ -141,35 +138,26 @@ def batched(model: Decoder, reads: Sequence[Read], tokens: int) -> Iterator[Read
 
     If a mechanism does not support padding, a batch has reads of equal length.
     """
-    padded = all(block.mechanism.supports.padding for block in model.layers)
     device = model.readout.device
-    chosen: list[Read] = []
-    for read in sorted(reads, key=lambda read: len(read.tokens)):
-        full = (len(chosen) + 1) * len(read.tokens) > tokens
-        if chosen and (full or (not padded and len(read.tokens) != len(chosen[0].tokens))):
-            yield _collated(chosen, device)
-            chosen = []
-        chosen.append(read)
-    if chosen:
-        yield _collated(chosen, device)
 
+    def tensor(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), device=device)
 
-def _collated(reads: list[Read], device: torch.device) -> ReadBatch:
-    rows = np.zeros((len(reads), max(len(read.tokens) for read in reads)), dtype=np.int64)
-    for index, read in enumerate(reads):
-        rows[index, : len(read.tokens)] = read.tokens
-
-    def of(values: list[int]) -> Tensor:
-        return torch.tensor(values, device=device)
-
-    return ReadBatch(
-        reads,
-        torch.from_numpy(rows).to(device),
-        of([len(read.tokens) for read in reads]),
-        of([read.place for read in reads]),
-        of([read.end for read in reads]),
-        of([read.answer for read in reads]),
-    )
+    for indices in by_length([len(read.tokens) for read in reads], tokens, supports_padding(model)):
+        chosen = [reads[index] for index in indices]
+        lengths = [len(read.tokens) for read in chosen]
+        rows = np.zeros((len(chosen), max(lengths)), dtype=np.int64)
+        for row, read in zip(rows, chosen, strict=True):
+            row[: len(read.tokens)] = read.tokens
+        yield ReadBatch(
+            chosen,
+            indices,
+            torch.from_numpy(rows).to(device),
+            tensor(lengths),
+            tensor(read.place for read in chosen),
+            tensor(read.end for read in chosen),
+            tensor(read.answer for read in chosen),
+        )
 
 
 def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tensor, ends: Tensor) -> Tensor:
@@ -179,17 +167,10 @@ def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tens
     # On CPU, mixing one row instead of all halves the time of a one-layer model; on a GPU all rows are one fast kernel.
     frame = Frame(narrow=not tokens.is_cuda)
     if isinstance(model, Classifier):
-        return _softmax(model.scores(tokens, places, padding, frame))
-    return _softmax(model.logits(tokens, padding=padding, rows=places, frame=frame).squeeze(1))
-
-
-def _softmax(scores: Tensor) -> Tensor:
+        scores = model.scores(tokens, places, padding, frame)
+    else:
+        scores = model.logits(tokens, padding=padding, rows=places, frame=frame).squeeze(1)
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-
-
-def fixed_place(model: Decoder) -> bool:
-    """Return whether the token that is read must be kept when others are deleted; a class is read at the last one left."""
-    return not isinstance(model, Classifier)
 
 
 def cut(share: float, length: Tensor) -> Tensor:

@@ -146,8 +146,8 @@ def test_a_hub_corpus_with_one_split_is_divided_by_hash(
 ) -> None:
     rows = [{"text": f"page {i} of the web"} for i in range(2000)]
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: rows))  # type: ignore[arg-type]
-    files = hub.fetch("openwebtext", tmp_path, "")
-    counts = [len(file.read_text().splitlines()) for file in files]
+    files = hub.fetch("corpus", "openwebtext", tmp_path, "")
+    counts = [len(file.read_text().splitlines()) for file in files.values()]
     assert sum(counts) == 2000
     assert counts[0] > 1900
     assert min(counts) > 0

@@ -9,8 +9,7 @@ import pytest
 
 from headtohead.common.errors import UserError
 from headtohead.data.corpora import find_corpus
-from headtohead.data.retokenize import tokens_of
-from headtohead.data.shards import prepare
+from headtohead.data.shards import prepare, tokens_of
 from headtohead.data.tokenizers import Bytes
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headtohead.common.errors import UserError
+from headtohead.data import tokenizers
 from headtohead.data.shards import prepare
 from headtohead.data.tokenizers import BytePairs, Bytes, make_tokenizer, parse_tokenizer
 
@@ -105,3 +106,20 @@ def test_a_tokenizer_is_read_from_a_file(pairs: BytePairs, tmp_path: Path, story
     path.write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
         prepare(f"file:{story}", f"file:{path}")
+
+
+def test_a_long_line_is_cut_for_training_without_changing_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = TEXT.replace(b"\n", b" ") + " it's  two   spaces\u2028and\t ünïcode 12 3.4 ".encode()
+    parts = list(tokenizers._cut_at_spaces(line.decode(), 50))
+    assert "".join(parts) == line.decode()
+    assert len(parts) > len(line) // 200
+    found = []
+    for size in (50, 10**9):
+        cut = tokenizers._cut_at_spaces
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizers, "_cut_at_spaces", lambda text, size=size, cut=cut: cut(text, size))
+            made = make_tokenizer("bpe:400", "x", tmp_path / str(size), lambda: [line], lambda *_: None)
+        found.append(made.digest)
+    assert found[0] == found[1]

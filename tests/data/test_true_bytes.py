@@ -13,8 +13,7 @@ import tokenizers as library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from headtohead.common.errors import UserError
-from headtohead.data.retokenize import tokens_of
-from headtohead.data.shards import Prepared, Split, prepare
+from headtohead.data.shards import Prepared, Split, prepare, tokens_of
 from headtohead.data.tasks.base import Material, Text, encoded
 from headtohead.evaluation.loss import score_split
 from headtohead.evaluation.references import reference_lines

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from headtohead.data.shards import prepare
-from headtohead.data.tasks.zeroshot import Choice, Example, Task, find_task, task_names
+from headtohead.data.tasks.zeroshot import KINDS, Choice, Example, Task, find_task
 from headtohead.data.tokenizers import Bytes, Tokenizer
+from headtohead.evaluation import zeroshot
 from headtohead.evaluation.zeroshot import score_examples
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -123,9 +124,11 @@ def by_hand(model: Decoder, context: str, text: str, seen: int) -> float:
 
 @pytest.mark.parametrize("arm", ["standard", "gated_linear", "kuramoto", "sharing:tie=kv"])
 @torch.no_grad()
-def test_padding_is_not_seen_and_not_counted(arm: str) -> None:
+def test_padding_is_not_seen_and_not_counted(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder(arm).eval()
-    one, all_ = (score_examples(model, QUESTIONS, Bytes(), batch=size) for size in (1, 4096))
+    all_ = score_examples(model, QUESTIONS, Bytes())
+    monkeypatch.setattr(zeroshot, "tokens_per_pass", lambda device: 1)
+    one = score_examples(model, QUESTIONS, Bytes())
     assert one.nats == pytest.approx(all_.nats, rel=1e-5)
     assert (one.accuracy, one.accuracy_by_bytes) == (all_.accuracy, all_.accuracy_by_bytes)
     right = [example.choices[example.answer] for example in QUESTIONS.examples]
@@ -186,10 +189,11 @@ def test_the_best_constant_answer_is_reported_if_examples_share_their_choices() 
     assert score_examples(model, QUESTIONS, Bytes()).one_answer is None
 
 
-def test_the_training_mode_is_restored() -> None:
+def test_the_training_mode_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder().train()
     shares: list[float] = []
-    score_examples(model, QUESTIONS, Bytes(), batch=1, progress=shares.append)
+    monkeypatch.setattr(zeroshot, "tokens_per_pass", lambda device: 1)
+    score_examples(model, QUESTIONS, Bytes(), progress=shares.append)
     assert model.training
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -198,7 +202,7 @@ def test_the_training_mode_is_restored() -> None:
 @pytest.mark.slow
 def test_the_shared_tasks_are_scored(shared_data: Path) -> None:
     model = decoder(context=32).eval()
-    for name in task_names():
+    for name in KINDS:
         score = score_examples(model, find_task(name, shared_data).part(12), Bytes())
         assert score.n == 12
         assert 0 <= score.accuracy <= 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headtohead.interpret.indicators import indicators
+from headtohead.interpret.maps import indicators
 
 L = 12
 

@@ -10,8 +10,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
 from headtohead.data.corpora import corpus_names, find_corpus
 from headtohead.data.shards import cache_dir
-from headtohead.data.tasks import zeroshot
-from headtohead.data.tasks.registry import task_files, task_names
+from headtohead.data.tasks.registry import task_files, task_names, zeroshot_names
 
 
 def command(*, data_dir: DataDirectory = None) -> int:
@@ -23,11 +22,7 @@ def command(*, data_dir: DataDirectory = None) -> int:
     for title, names, find in (
         ("corpora", corpus_names(), lambda name: ":" in name or find_corpus(name, data_dir)),
         ("tasks", task_names(), lambda name: task_files(name, data_dir)),
-        (
-            "zero-shot tasks",
-            zeroshot.task_names(),
-            lambda name: zeroshot.task_file(name, data_dir),
-        ),
+        ("zero-shot tasks", zeroshot_names(), lambda name: task_files(name, data_dir)),
     ):
         rows = []
         for name, about in names.items():

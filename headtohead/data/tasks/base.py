@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from headtohead.common.errors import UserError
-from headtohead.common.files import digest
-from headtohead.data.corpora import SPLITS, Progress
+from headtohead.data.text import SPLITS, Array, Progress
 from headtohead.data.tokenizers import Tokenizer
 
-Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 Spans = tuple[tuple[int, int], ...]
 OWN_TOKENS = "own"
 """The tokenizer's name of a task that generates its own tokens."""
@@ -48,6 +47,14 @@ class Material:
 
     splits: dict[str, list[Text]] = field(default_factory=lambda: {split: [] for split in SPLITS})
     notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, found: tuple[str, Text] | str) -> None:
+        """Add a text to a split, or count the reason why one is skipped."""
+        if isinstance(found, str):
+            self.notes[found] += 1
+        else:
+            split, text = found
+            self.splits[split].append(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +122,8 @@ class Task:
             found = {example.label for example in examples}
             for label, class_name in enumerate(self.classes):
                 if label not in found:
-                    raise UserError(
-                        f"task '{self.name}': the {split} split has no example of class '{class_name}'{self._why()}"
-                    )
+                    missing = f"the {split} split has no example of class '{class_name}'"
+                    raise UserError(f"task '{self.name}': {missing}{self._why()}")
 
     def _why(self) -> str:
         return "".join(f"; {reason}: {count:,}" for reason, count in self.notes.items())
@@ -133,15 +139,10 @@ class Task:
         return max(len(example.tokens) for split in SPLITS for example in self.splits[split])
 
 
-def hashed_fraction(key: str) -> float:
-    """Return the hash of a text as a number in [0, 1), so that equal texts share a split."""
-    return int(digest(key)[:8], 16) / 2**32
-
-
-def hashed_split(key: str, valid: float, test: float) -> str:
-    """Return the split of a text by its hash."""
-    share = hashed_fraction(key)
-    return "test" if share < test else "valid" if share < test + valid else "train"
+def spread(items: Sequence[T], limit: int) -> Sequence[T]:
+    """Return at most `limit` items, spread evenly; 0 keeps all."""
+    count = len(items)
+    return [items[index * count // limit] for index in range(limit)] if 0 < limit < count else items
 
 
 def kept_apart(material: Material) -> Material:

@@ -32,19 +32,10 @@ class Batch:
     """(batch,), IGNORED if the task has targets."""
     targets: Tensor
     """(batch, time): a label at the last real token, or targets; IGNORED elsewhere and at padding."""
-    relevant: Tensor
-    """(batch, rows, time); False in rows that an example does not have."""
-    rows: Tensor
-    """(batch,): number of rows of relevant tokens of each example."""
+    spans: Tensor
+    """(batch, 2): first and last relevant token of the first row; both 0 if there are none."""
     places: Tensor
     """(batch,): index of each example in the split."""
-
-    @property
-    def spans(self) -> Tensor:
-        """(batch, 2): first and last relevant token of the first row; both 0 if there are none."""
-        row, last = self.relevant[:, 0].int(), self.relevant.shape[-1] - 1
-        ends = torch.where(row.any(-1), last - row.flip(-1).argmax(-1), 0)
-        return torch.stack([row.argmax(-1), ends], 1)
 
 
 def collated(examples: Sequence[Example], places: Sequence[int], written: bool = True) -> Batch:
@@ -57,13 +48,13 @@ def collated(examples: Sequence[Example], places: Sequence[int], written: bool =
         len(example.tokens) if written else example.prompt or len(example.tokens) for example in chosen
     ]
     count, time = len(chosen), max(lengths)
-    most = max(len(example.relevant) for example in chosen)
     tokens = np.zeros((count, time), dtype=np.int64)
     targets = np.full((count, time), IGNORED, dtype=np.int64)
-    relevant = np.zeros((count, most, time), dtype=bool)
+    spans = np.zeros((count, 2), dtype=np.int64)
     for row, (example, length) in enumerate(zip(chosen, lengths, strict=True)):
         tokens[row, :length] = example.tokens[:length]
-        relevant[row, : len(example.relevant), :length] = example.relevant[:, :length]
+        if len(marked := np.flatnonzero(example.relevant[0, :length])):
+            spans[row] = marked[0], marked[-1]
         if example.targets is None:
             targets[row, length - 1] = example.label
         elif written:
@@ -75,8 +66,7 @@ def collated(examples: Sequence[Example], places: Sequence[int], written: bool =
         ends=torch.tensor(lengths) - 1,
         labels=torch.tensor([example.label for example in chosen]),
         targets=torch.from_numpy(targets),
-        relevant=torch.from_numpy(relevant),
-        rows=torch.tensor([len(example.relevant) for example in chosen]),
+        spans=torch.from_numpy(spans),
         places=torch.tensor(list(places)),
     )
 
@@ -127,8 +117,17 @@ class Batches:
         return [batches[index] for index in shuffled]
 
 
-def scoring_batches(examples: Sequence[Example], size: int) -> Iterator[Batch]:
-    """Yield every example once, shortest first."""
-    order = sorted(range(len(examples)), key=lambda index: len(examples[index].tokens))
-    for start in range(0, len(order), size):
-        yield collated(examples, order[start : start + size])
+def by_length(lengths: Sequence[int], limit: int, padded: bool) -> Iterator[list[int]]:
+    """Yield indices in groups of similar length, shortest first: at most `limit` tokens in each, including padding.
+
+    Without `padded` a group has equal lengths.
+    """
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        full = (len(group) + 1) * lengths[index] > limit
+        if group and (full or (not padded and lengths[group[0]] != lengths[index])):
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +9,12 @@ import numpy as np
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest, digest_file
 from headtohead.data import hub
-from headtohead.data.corpora import SPLITS, Progress, _silent, data_root
 from headtohead.data.shards import cache_dir
-from headtohead.data.tasks import agreement, glue, hatexplain, squad
+from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.base import Example, Material, Task, encoded, kept_apart
-from headtohead.data.tasks.readers import Reader, Rows, json_rows, squad_rows, table_rows
+from headtohead.data.tasks.sources import KINDS
 from headtohead.data.tasks.synthetic import SYNTHETIC, Synthetic
+from headtohead.data.text import SPLITS, Progress, locate, silent
 from headtohead.data.tokenizers import make_tokenizer, parse_tokenizer
 from headtohead.mechanisms.contract.options import build_options, options_as_dict
 
@@ -24,118 +22,15 @@ RULE = 2
 """Bumped when the same files or options give different examples."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A task read from files: its description, its files, and their reader."""
-
-    about: str
-    files: dict[str, str]
-    rows: Reader
-    read: Callable[[Rows], Material]
-    classes: tuple[str, ...] = ()
-    metric: str = "accuracy"
-
-
-def _glue(name: str, rows: Reader, texts: tuple[str, ...], label: str, *classes: tuple[str, str]) -> Kind:
-    files = {key: f"glue/{name}.{key}.tsv.xz" for key in ("train", "dev")}
-    read = glue.reader(texts, label, tuple(value for value, _ in classes))
-    return Kind(
-        f"{_GLUE[name]} (GLUE); test is the published dev",
-        files,
-        rows,
-        read,
-        tuple(w for _, w in classes),
-        metric="matthews" if name == "CoLA" else "accuracy",
-    )
-
-
-_GLUE = {
-    "CoLA": "whether a sentence is acceptable English",
-    "MRPC": "whether two sentences have the same meaning",
-    "RTE": "whether one sentence follows from another",
-    "SST-2": "whether a phrase of a movie review is positive",
-}
-_SQUAD = {"train": "squad/train-subset-v1.1.json.xz", "dev": "squad/dev-v1.1.json.xz"}
-_SENTENCES = {key: f"sva/linzen_sentences.{key}.tsv.xz" for key in ("dev", "test")}
-KINDS: dict[str, Kind] = {
-    "hatexplain": Kind(
-        "posts that are normal, offensive or hateful, with annotators' rationales (offensive language)",
-        {"all": "hatexplain/hatexplain.jsonl.xz"},
-        json_rows,
-        hatexplain.read,
-        hatexplain.CLASSES,
-    ),
-    "agreement": Kind(
-        "a verb's number from the words before it, by number of attractors (Linzen); no relevant tokens marked",
-        {"val": "sva/linzen_numpred.val.tsv.xz"}
-        | {str(count): f"sva/linzen_numpred.test.{count}.tsv.xz" for count in range(1, 6)},
-        table_rows("label", "text"),
-        agreement.read_prefixes,
-        agreement.NUMBERS,
-    ),
-    "agreement-sentences": Kind(
-        "a verb's number from the whole sentence (Linzen); subject and verb are relevant",
-        _SENTENCES,
-        table_rows(),
-        agreement.sentence_reader(verb=True),
-        agreement.NUMBERS,
-    ),
-    "agreement-subject": Kind(
-        "a verb's number from the words before it (Linzen's sentences); the subject is relevant",
-        _SENTENCES,
-        table_rows(),
-        agreement.sentence_reader(verb=False),
-        agreement.NUMBERS,
-    ),
-    "agreement-pairs": Kind(
-        "right or wrong sentences of minimal pairs (Marvin and Linzen); the words that differ are relevant",
-        {"all": "sva/marvin_linzen.tsv.xz"},
-        table_rows(),
-        agreement.read_pairs,
-        agreement.PAIRS,
-    ),
-    "squad": Kind(
-        f"SQuAD v1.1: generate the answer from {squad.AROUND} characters on either side of it; train is a subset",
-        _SQUAD,
-        squad_rows,
-        squad.reader(squad.AROUND),
-        metric="f1",
-    ),
-    "squad-whole": Kind(
-        "SQuAD v1.1: generate the answer from the whole paragraph; train is a subset",
-        _SQUAD,
-        squad_rows,
-        squad.reader(None),
-        metric="f1",
-    ),
-    "glue-cola": _glue(
-        "CoLA",
-        table_rows("source", "label", "mark", "sentence"),
-        ("sentence",),
-        "label",
-        ("0", "unacceptable"),
-        ("1", "acceptable"),
-    ),
-    "glue-mrpc": _glue(
-        "MRPC", table_rows(), ("#1 String", "#2 String"), "Quality", ("0", "different"), ("1", "same")
-    ),
-    "glue-rte": _glue(
-        "RTE",
-        table_rows(),
-        ("sentence1", "sentence2"),
-        "label",
-        ("entailment", "follows"),
-        ("not_entailment", "does not follow"),
-    ),
-    "glue-sst2": _glue("SST-2", table_rows(), ("sentence",), "label", ("0", "negative"), ("1", "positive")),
-}
-
-
 def task_names() -> dict[str, str]:
     """Return the trainable tasks with a one-line description of each; synthetic ones take options."""
-    return {name: kind.about for name, kind in KINDS.items()} | {
-        name: kind.about for name, kind in SYNTHETIC.items()
-    }
+    read = {name: kind.about for name, kind in KINDS.items()}
+    return read | {name: kind.about for name, kind in SYNTHETIC.items()}
+
+
+def zeroshot_names() -> dict[str, str]:
+    """Return the zero-shot tasks with a one-line description of each."""
+    return {name: kind.about for name, kind in zeroshot.KINDS.items()}
 
 
 def check_task_known(name: str) -> None:
@@ -148,19 +43,13 @@ def check_task_known(name: str) -> None:
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> dict[str, Path]:
-    """Return the files of a task, none for a synthetic one; raise if a file is missing."""
-    word = name.partition(":")[0]
-    if word in SYNTHETIC:
+    """Return the files of a task, trained or zero-shot, none for a synthetic one; raise if a file is missing."""
+    if name.partition(":")[0] in SYNTHETIC:
         return {}
-    if name not in KINDS:
+    kind = KINDS.get(name) or zeroshot.KINDS.get(name)
+    if kind is None:
         raise unknown("task", name, task_names())
-    root = data_root(data_dir)
-    paths = {key: root / file for key, file in KINDS[name].files.items()} if root else {}
-    missing = next((path for path in paths.values() if not path.is_file()), None)
-    if missing or not paths:
-        where = f"{missing} is missing" if missing else "no data directory is given (H2H_DATA or --data-dir)"
-        raise UserError(f"task '{name}' not found: {where}")
-    return paths
+    return locate(f"task '{name}'", kind.files, data_dir)
 
 
 def prepare_task(
@@ -170,7 +59,7 @@ def prepare_task(
     *,
     data_dir: str | Path | None = None,
     cache: str | Path | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Task:
     """Return a tokenized task; examples longer than the context are skipped and counted in its notes.
 
@@ -229,16 +118,8 @@ def _drawn(name: str, options: Synthetic, context: int, progress: Progress) -> T
                 progress(f"drawing {word}", done / total)
     content = digest(canonical_json([RULE, word, options_as_dict(options)]))
     ordered = {split: splits[split] for split in SPLITS}
-    return Task(
-        name,
-        type(options).about,
-        options.classes,
-        options.vocabulary,
-        ordered,
-        {},
-        content,
-        metric=type(options).metric,
-    )
+    vocabulary, metric = options.vocabulary, options.metric
+    return Task(name, options.about, options.classes, vocabulary, ordered, {}, content, metric=metric)
 
 
 def _read(
@@ -248,27 +129,20 @@ def _read(
     if name not in KINDS:
         raise unknown("task", name, task_names())
     kind = KINDS[name]
-    try:
-        paths, rows = task_files(name, data_dir), kind.rows
-    except UserError as error:
-        if name not in hub.TASKS:
-            raise
-        paths, rows = hub.fetch_rows(name, cache, str(error)), json_rows
+    paths, _ = hub.find_files("task", name, kind.files, data_dir, cache)
     progress(f"reading {name}", 0.0)
-    source = Rows({key: (path, rows(path)) for key, path in paths.items()}, progress)
-    with source.locate_errors():
-        material = kept_apart(kind.read(source))
-    fingerprint = digest(
-        canonical_json([RULE, name, [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]])
+    material = Material()
+    for found in kind.read_all(paths, progress):
+        material.add(found)
+    material = kept_apart(material)
+    files = [[key, digest_file(paths[key], links=True)] for key in sorted(paths)]
+    fingerprint = digest(canonical_json([RULE, name, files]))
+    texts = [part for row in material.splits["train"] for part in (row.text, *row.answers[:1])]
+    encoder = make_tokenizer(
+        tokenizer, fingerprint, cache, lambda: (text.encode("utf-8") for text in texts), progress
     )
-    train = material.splits["train"]
-    found = make_tokenizer(
-        tokenizer,
-        fingerprint,
-        cache,
-        lambda: (part.encode("utf-8") for row in train for part in (row.text, *row.answers[:1])),
-        progress,
+    splits, notes = encoded(material, encoder, context, progress)
+    content = digest(f"{fingerprint}/{encoder.digest}/{context}")
+    return Task(
+        name, kind.about, kind.classes, encoder.vocabulary, splits, notes, content, encoder, kind.metric
     )
-    splits, notes = encoded(material, found, context, progress)
-    content = digest(f"{fingerprint}/{found.digest}/{context}")
-    return Task(name, kind.about, kind.classes, found.vocabulary, splits, notes, content, found, kind.metric)

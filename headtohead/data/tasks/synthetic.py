@@ -23,6 +23,8 @@ class Synthetic(Options):
     """The default metric; under exact_match a list must be right as a whole."""
     words: ClassVar[tuple[str, ...]] = ()
     """Readable names of its tokens; empty if they are numbers."""
+    classes: ClassVar[tuple[str, ...]] = ()
+    """Names of the classes; empty if the task has targets."""
     train: int = option(20_000, "examples of the train split; valid and test have a tenth each", low=30)
     seed: int = option(0, "seed of the examples; the same for every run", low=0)
 
@@ -30,11 +32,6 @@ class Synthetic(Options):
     def vocabulary(self) -> int:
         """The number of tokens."""
         raise NotImplementedError
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes; empty if the task has targets."""
-        return ()
 
     def draw(self, random: np.random.Generator) -> Example:
         """Return one example."""
@@ -223,9 +220,8 @@ class Pointers(Synthetic):
     def validate(self) -> None:
         """Check hops < nodes, so that no pair is used twice."""
         if self.hops >= self.nodes:
-            raise UserError(
-                f"hops={self.hops} is too large; at most {self.nodes - 1} with {self.nodes} nodes"
-            )
+            most = self.nodes - 1
+            raise UserError(f"hops={self.hops} is too large; at most {most} with {self.nodes} nodes")
 
     @property
     def vocabulary(self) -> int:
@@ -299,25 +295,13 @@ class Grammar(Synthetic):
 
     about = "an agreement grammar: the verb's number, with nouns of the other number in between"
     phrases: int = option(3, "maximum number of noun phrases between subject and verb", low=0, high=8)
-    words: ClassVar[tuple[str, ...]] = (
-        *("the", "that"),
-        *_NOUNS,
-        *_PLURALS,
-        *_VERBS,
-        *_THIRD,
-        *_PREPOSITIONS,
-        *_ADJECTIVES,
-    )
+    words = ("the", "that", *_NOUNS, *_PLURALS, *_VERBS, *_THIRD, *_PREPOSITIONS, *_ADJECTIVES)
+    classes = ("singular", "plural")
 
     @property
     def vocabulary(self) -> int:
         """The words."""
         return len(self.words)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The two grammatical numbers."""
-        return ("singular", "plural")
 
     def draw(self, random: np.random.Generator) -> Example:
         """The subject's noun is relevant; nouns of the other number in between are attractors."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
-from headtohead.common.errors import DamagedFile, UserError, unknown
-from headtohead.data.corpora import data_root
-from headtohead.data.text import read_bytes, read_json_lines
+from headtohead.common.errors import UserError, unknown
+from headtohead.data.tasks.base import spread
+from headtohead.data.tasks.readers import Kind, Row
+from headtohead.data.text import locate
 
 ALL = "all"
 
@@ -51,70 +52,34 @@ class Task:
         """Return the task with at most `limit` examples, spread evenly over the file; 0 keeps all."""
         if limit < 0:
             raise UserError(f"limit={limit} is negative; use 0 for every example")
-        count = len(self.examples)
-        if not 0 < limit < count:
-            return self
-        chosen = tuple(self.examples[index * count // limit] for index in range(limit))
-        return Task(self.name, self.exact, chosen)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A named task: a one-line description, its file, and the reader."""
-
-    about: str
-    file: str
-    read: Callable[[Path], Iterator[Example]]
-    exact: bool = False
-
-
-def task_names() -> dict[str, str]:
-    """Return the tasks with a one-line description of each."""
-    return {name: kind.about for name, kind in _KINDS.items()}
+        return replace(self, examples=tuple(spread(self.examples, limit)))
 
 
 def chosen_tasks(given: str | Sequence[str]) -> list[str]:
     """Return the names of the given tasks, each once; `all` selects every task."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
-        if name not in _KINDS and name != ALL:
-            raise unknown("task", name, [*_KINDS, ALL])
-    return list(_KINDS) if ALL in names else list(dict.fromkeys(names))
-
-
-def task_file(name: str, data_dir: str | Path | None = None) -> Path:
-    """Return the file of a task; raise if it is missing."""
-    if name not in _KINDS:
-        raise unknown("task", name, _KINDS)
-    root = data_root(data_dir)
-    path = root / _KINDS[name].file if root else None
-    if path is None or not path.is_file():
-        where = f"{path} is missing" if path else "no data directory is given (H2H_DATA or --data-dir)"
-        raise UserError(f"task '{name}' not found: {where}")
-    return path
+        if name not in KINDS and name != ALL:
+            raise unknown("task", name, [*KINDS, ALL])
+    return list(KINDS) if ALL in names else list(dict.fromkeys(names))
 
 
 def find_task(name: str, data_dir: str | Path | None = None) -> Task:
     """Return the examples of the task of that name, from the data directory."""
-    path = task_file(name, data_dir)
-    kind = _KINDS[name]
-    examples: list[Example] = []
-    try:
-        examples.extend(kind.read(path))
-    except (KeyError, TypeError, ValueError) as error:
-        message = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path}, example {len(examples) + 1}: {message}") from None
-    except (lzma.LZMAError, EOFError) as error:
-        raise DamagedFile(f"damaged file {path}: {error}") from None
+    if name not in KINDS:
+        raise unknown("task", name, KINDS)
+    kind = KINDS[name]
+    paths = locate(f"task '{name}'", kind.files, data_dir)
+    examples = tuple(kind.read_all(paths))
     if not examples:
-        raise UserError(f"{path} contains no examples")
-    return Task(name, kind.exact, tuple(examples))
+        raise UserError(f"{paths['all']} contains no examples")
+    return Task(name, kind.metric == "exact_match", examples)
 
 
-# --- readers -------------------------------------------------------------------------------------------------------
+# --- what is read from a row ---------------------------------------------------------------------------------------
 
 
-def _choice(context: object, joint: str, text: object) -> Choice:
+def _choice(context: object, text: object, joint: str = "") -> Choice:
     """Return a choice with the space in the continuation, so that no tokenizer sees a context that ends in a space."""
     if not isinstance(context, str) or not isinstance(text, str):
         raise TypeError("context and answer must be text")
@@ -133,93 +98,83 @@ def _list(value: object) -> list[object]:
     return value
 
 
-def _written(path: Path) -> Iterator[Example]:
-    for row in read_json_lines(path):
-        yield Example((_choice(row["context"], "", row["continuation"]),))
+def _written(_: str, row: Row) -> Iterator[Example]:
+    yield Example((_choice(row["context"], row["continuation"]),))
 
 
-def _chosen(joint: str) -> Callable[[Path], Iterator[Example]]:
-    def read(path: Path) -> Iterator[Example]:
-        for row in read_json_lines(path):
-            choices = tuple(_choice(row["query"], joint, text) for text in _list(row["choices"]))
-            yield Example(choices, _number(row["gold"]))
+def _chosen(joint: str) -> Callable[[str, Row], Iterator[Example]]:
+    def read(_: str, row: Row) -> Iterator[Example]:
+        choices = tuple(_choice(row["query"], text, joint) for text in _list(row["choices"]))
+        yield Example(choices, _number(row["gold"]))
 
     return read
 
 
-def _fitted(path: Path) -> Iterator[Example]:
+def _fitted(_: str, row: Row) -> Iterator[Example]:
     """The contexts differ and the continuation is the same: which context makes it likelier."""
-    for row in read_json_lines(path):
-        contexts = _list(row["context_options"])
-        choices = tuple(_choice(context, "", row["continuation"]) for context in contexts)
-        yield Example(choices, _number(row["gold"]))
+    choices = tuple(_choice(context, row["continuation"]) for context in _list(row["context_options"]))
+    yield Example(choices, _number(row["gold"]))
 
 
-def _table(path: Path) -> Iterator[dict[str, str]]:
-    header, *lines = read_bytes(path).decode("utf-8").rstrip("\n").split("\n")
-    columns = header.split("\t")
-    for line in lines:
-        yield dict(zip(columns, line.split("\t"), strict=True))
-
-
-def _paired(path: Path) -> Iterator[Example]:
+def _paired(_: str, row: Row) -> Iterator[Example]:
     """Two sentences of which one is right: the context is their common prefix, the choices are the remainders."""
-    for row in _table(path):
-        pair = [row[name].split(" ") for name in ("grammatical", "ungrammatical")]
-        same = 0
-        for one, other in zip(*pair, strict=False):
-            if one != other:
-                break
-            same += 1
-        shared = " ".join(pair[0][:same])
-        yield Example(tuple(_choice(shared, "", " ".join(words[same:])) for words in pair))
+    pair = [row[name].split(" ") for name in ("grammatical", "ungrammatical")]
+    same = sum(1 for _ in takewhile(lambda words: words[0] == words[1], zip(*pair, strict=False)))
+    shared = " ".join(pair[0][:same])
+    yield Example(tuple(_choice(shared, " ".join(words[same:])) for words in pair))
 
 
-def _inflected(path: Path) -> Iterator[Example]:
+def _inflected(_: str, row: Row) -> Iterator[Example]:
     """The context is the words before a verb, the choices are its two forms."""
-    for row in _table(path):
-        before = row["sentence"].split(" ")[: int(row["verb_idx"])]
-        yield Example(tuple(_choice(" ".join(before), "", row[form]) for form in ("correct", "wrong")))
+    before = " ".join(row["sentence"].split(" ")[: int(row["verb_idx"])])
+    yield Example(tuple(_choice(before, row[form]) for form in ("correct", "wrong")))
 
 
-def _entailed(path: Path) -> Iterator[Example]:
-    for row in _table(path):
-        context = f"{row['sentence1'].rstrip()}\nQuestion: {row['sentence2'].strip()} True or False?"
-        choices = tuple(_choice(context, _ANSWER, text) for text in ("True", "False"))
-        yield Example(choices, ("entailment", "not_entailment").index(row["label"]))
+def _entailed(_: str, row: Row) -> Iterator[Example]:
+    context = f"{row['sentence1'].rstrip()}\nQuestion: {row['sentence2'].strip()} True or False?"
+    choices = tuple(_choice(context, text, _ANSWER) for text in ("True", "False"))
+    yield Example(choices, ("entailment", "not_entailment").index(row["label"]))
 
 
 _ANSWER = "\nAnswer:"
-_KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind[Example]] = {
     "lambada": Kind(
         "generate the last word of a passage (OpenAI's version, test)",
-        "zeroshot/lambada_openai.jsonl.xz",
+        {"all": "zeroshot/lambada_openai.jsonl.xz"},
         _written,
-        exact=True,
+        metric="exact_match",
     ),
-    "arc_easy": Kind("science questions, test", "zeroshot/arc_easy.jsonl.xz", _chosen(_ANSWER)),
+    "arc_easy": Kind("science questions, test", {"all": "zeroshot/arc_easy.jsonl.xz"}, _chosen(_ANSWER)),
     "arc_challenge": Kind(
-        "harder science questions, test", "zeroshot/arc_challenge.jsonl.xz", _chosen(_ANSWER)
+        "harder science questions, test", {"all": "zeroshot/arc_challenge.jsonl.xz"}, _chosen(_ANSWER)
     ),
-    "boolq": Kind("yes or no after a passage, validation", "zeroshot/boolq.jsonl.xz", _chosen(_ANSWER)),
-    "copa": Kind("the cause or effect of an event, validation", "zeroshot/copa.jsonl.xz", _chosen("")),
-    "piqa": Kind("how to do everyday things, validation", "zeroshot/piqa.jsonl.xz", _chosen(_ANSWER)),
-    "winogrande": Kind("pronoun resolution, validation", "zeroshot/winogrande.jsonl.xz", _fitted),
-    "rte": Kind("whether one sentence follows from another (GLUE, dev)", "glue/RTE.dev.tsv.xz", _entailed),
+    "boolq": Kind(
+        "yes or no after a passage, validation", {"all": "zeroshot/boolq.jsonl.xz"}, _chosen(_ANSWER)
+    ),
+    "copa": Kind(
+        "the cause or effect of an event, validation", {"all": "zeroshot/copa.jsonl.xz"}, _chosen("")
+    ),
+    "piqa": Kind(
+        "how to do everyday things, validation", {"all": "zeroshot/piqa.jsonl.xz"}, _chosen(_ANSWER)
+    ),
+    "winogrande": Kind("pronoun resolution, validation", {"all": "zeroshot/winogrande.jsonl.xz"}, _fitted),
+    "rte": Kind(
+        "whether one sentence follows from another (GLUE, dev)", {"all": "glue/RTE.dev.tsv.xz"}, _entailed
+    ),
     "marvin_linzen": Kind(
         "which of two sentences that differ in agreement or a reflexive is likelier (Marvin and Linzen's templates)",
-        "sva/marvin_linzen.tsv.xz",
+        {"all": "sva/marvin_linzen.tsv.xz"},
         _paired,
     ),
     "gulordava": Kind(
         "a verb's number in natural sentences, with and without attractors (Gulordava's subset of Linzen's)",
-        "sva/linzen_gulordava_filtered.tsv.xz",
+        {"all": "sva/linzen_gulordava_filtered.tsv.xz"},
         _inflected,
     ),
     "arithmetic": Kind(
         "generate the sum of small numbers",
-        "zeroshot/simple_arithmetic_withspaces.jsonl.xz",
+        {"all": "zeroshot/simple_arithmetic_withspaces.jsonl.xz"},
         _written,
-        exact=True,
+        metric="exact_match",
     ),
 }

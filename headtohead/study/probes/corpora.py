@@ -9,8 +9,7 @@ from headtohead.common.choices import split_outside
 from headtohead.common.files import digest
 from headtohead.common.progress import part_of
 from headtohead.data.corpora import check_known, find_corpus, stable_name
-from headtohead.data.retokenize import tokens_of
-from headtohead.data.shards import Split, cache_dir
+from headtohead.data.shards import Split, cache_dir, tokens_of
 from headtohead.data.tokenizers import Tokenizer
 from headtohead.evaluation.loss import score_split
 from headtohead.study.probes.base import Found, Probe, Subject

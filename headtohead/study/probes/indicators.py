@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headtohead.interpret.indicators import indicators
-from headtohead.interpret.maps import LayerMap, layer_maps
+from headtohead.interpret.maps import LayerMap, indicators, layer_maps
 from headtohead.study.probes.base import NUMBER, Found, Probe, Subject, whole_number
 
 WINDOWS = 16

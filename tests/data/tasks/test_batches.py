@@ -6,7 +6,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example
-from headtohead.data.tasks.batches import Batches, collated, scoring_batches
+from headtohead.data.tasks.batches import Batches, by_length, collated
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
@@ -57,11 +57,6 @@ def test_padding_is_marked_and_has_no_targets() -> None:
         assert batch.tokens[row, :length].tolist() == example.tokens.tolist()
         assert batch.padding[row].tolist() == [index < length for index in range(batch.tokens.shape[1])]
         assert batch.ends[row] == length - 1
-        assert batch.rows[row] == len(example.relevant)
-        assert torch.equal(
-            batch.relevant[row, : batch.rows[row], :length], torch.from_numpy(example.relevant)
-        )
-        assert batch.relevant[row].sum() == example.relevant.sum()
         assert batch.targets[row, length - 1] == example.label
     assert (batch.targets >= 0).sum() == 20, "one label per example, at the last real token"
     longest = max(range(20), key=lambda index: len(rows[index].tokens))
@@ -72,7 +67,7 @@ def test_padding_is_marked_and_has_no_targets() -> None:
 
 def test_the_tokens_at_padding_have_no_effect() -> None:
     task = prepare_task("grammar:train=60", context=32)
-    batch = next(iter(scoring_batches(task.splits["train"][:16], 16)))
+    batch = collated(task.splits["train"], range(16))
     assert batch.padding is not None
     size = Size("t", width=16, layers=2, heads=2, ffn=24, context=32, vocabulary=task.vocabulary)
     model = Decoder(size.with_settings(init_std=0.2), parse_layout("standard").layers(2), seed=0).eval()
@@ -93,7 +88,7 @@ def test_without_the_answers_only_the_prompt_is_left() -> None:
     assert torch.equal(question.tokens, whole.tokens[:, :5])
     assert question.ends.tolist() == [4] * 8
     assert (question.targets == -1).all()
-    assert torch.equal(question.relevant, whole.relevant[:, :, :5])
+    assert torch.equal(question.spans, whole.spans)
 
 
 def test_spans_are_the_first_and_the_last_relevant_token() -> None:
@@ -103,7 +98,11 @@ def test_spans_are_the_first_and_the_last_relevant_token() -> None:
     assert collated(rows, range(4)).spans.tolist() == [[2, 4], [5, 5], [0, 0], [0, 3]]
 
 
-def test_scoring_sees_every_example_once() -> None:
-    rows = examples(50)
-    indices = [index for batch in scoring_batches(rows, 7) for index in batch.places.tolist()]
-    assert sorted(indices) == list(range(50))
+@pytest.mark.parametrize("padded", [True, False])
+def test_groups_by_length_hold_every_example_once(padded: bool) -> None:
+    lengths = [len(example.tokens) for example in examples(50)]
+    groups = list(by_length(lengths, 40, padded))
+    assert sorted(index for group in groups for index in group) == list(range(50))
+    for group in groups:
+        assert len(group) * max(lengths[index] for index in group) <= 40
+        assert padded or len({lengths[index] for index in group}) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headtohead.common.errors import UserError
-from headtohead.data.tasks.zeroshot import Choice, Example, Task, chosen_tasks, find_task, task_names
+from headtohead.data.tasks.zeroshot import KINDS, Choice, Example, Task, chosen_tasks, find_task
 
 CHOSEN = {"query": "Question: which?\n", "choices": ["this one", "that"], "gold": 1}
 FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -56,7 +56,7 @@ def made(folder: Path) -> Path:
 
 def test_every_task_is_read_and_the_answer_starts_with_a_space(tmp_path: Path) -> None:
     data = made(tmp_path)
-    tasks = {name: find_task(name, data) for name in task_names()}
+    tasks = {name: find_task(name, data) for name in KINDS}
     assert tasks["lambada"].examples == (Example((Choice("She said his", " name"),)),)
     assert tasks["arithmetic"].examples == (Example((Choice("2 + 2 =", " 4"),)),)
     assert {name for name, task in tasks.items() if task.exact} == {"lambada", "arithmetic"}
@@ -95,10 +95,10 @@ def test_the_data_directory_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"query": "a", "choices": ["b"]}', "example 1: no field 'gold'"),
+        ('{"query": "a", "choices": ["b"]}', "row 1: no field 'gold'"),
         (
             '{"query": "a", "choices": ["b"], "gold": 0}\n{"query": 1, "choices": ["b"], "gold": 0}',
-            "example 2",
+            "row 2",
         ),
         ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "answer 2 is not one of 2 choices"),
         ('{"query": "a", "choices": ["b", "c"], "gold": "b"}', "not the index of a choice"),
@@ -118,8 +118,8 @@ def test_errors_name_the_damaged_file_and_example(tmp_path: Path, text: str, mes
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a\tb\tthe cat is\tthe cat is", "example 1: an answer is empty"),
-        ("a\tb\tthe cat is", "example 1: zip"),
+        ("a\tb\tthe cat is\tthe cat is", "row 1: an answer is empty"),
+        ("a\tb\tthe cat is", "line 2: 3 columns, expected 4"),
     ],
 )
 def test_a_bad_pair_is_rejected(tmp_path: Path, row: str, message: str) -> None:
@@ -137,7 +137,7 @@ def test_a_truncated_archive_is_rejected(tmp_path: Path) -> None:
 
 
 def test_names_are_checked_and_all_selects_every_task() -> None:
-    assert chosen_tasks("all") == chosen_tasks(["copa", "all"]) == list(task_names())
+    assert chosen_tasks("all") == chosen_tasks(["copa", "all"]) == list(KINDS)
     assert chosen_tasks(["rte", "copa", "rte"]) == ["rte", "copa"]
     with pytest.raises(UserError, match="unknown task 'lambda'; did you mean 'lambada'"):
         chosen_tasks("lambda")
@@ -153,7 +153,7 @@ def test_a_part_is_spread_over_the_file() -> None:
 
 @pytest.mark.slow
 def test_the_shared_tasks_have_the_published_sizes(shared_data: Path) -> None:
-    counts = {name: len(find_task(name, shared_data).examples) for name in task_names()}
+    counts = {name: len(find_task(name, shared_data).examples) for name in KINDS}
     assert counts == {
         "lambada": 5153,
         "arc_easy": 2376,

@@ -17,8 +17,7 @@ from headtohead.common.errors import DamagedFile, UserError
 from headtohead.common.stop import Stop
 from headtohead.data.shards import prepare
 from headtohead.evaluation.loss import nats_by_position, score_split
-from headtohead.interpret.indicators import indicators
-from headtohead.interpret.maps import layer_maps
+from headtohead.interpret.maps import indicators, layer_maps
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import one_step
 from headtohead.model.layout import parse_layout
