@@ -25,36 +25,12 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _parts(
-    q_at,
-    kv_at,
-    v_at,
-    place_at,
-    mix_at,
-    log_at,
-    trips,
-    keys,
-    part,
-    scale,
-    q_b,
-    q_h,
-    kv_b,
-    kv_h,
-    kv_n,
-    v_b,
-    v_h,
-    v_n,
-    KV_HEADS: tl.constexpr,
-    SHARE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    APART: tl.constexpr,
-    PLACED: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
+    q_at, kv_at, v_at, place_at, mix_at, log_at, trips, keys, part, scale,
+    q_b, q_h, kv_b, kv_h, kv_n, v_b, v_h, v_n,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    APART: tl.constexpr, PLACED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
     """Process one part of the context for the query heads (share, dim) of one key head."""
     DTYPE: tl.constexpr = kv_at.dtype.element_ty
     parts = tl.num_programs(0)
@@ -112,18 +88,9 @@ def _parts(
 
 @triton.jit
 def _join(
-    mix_at,
-    log_at,
-    table_at,
-    place_at,
-    out_at,
-    parts,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BACK: tl.constexpr,
-    PLACED: tl.constexpr,
-):
+    mix_at, log_at, table_at, place_at, out_at, parts,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BACK: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
     """Join the parts of one query head; BACK rotates back by a row (dim / 2, 2): the table's first, or the position's."""
     owner = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)

@@ -41,23 +41,9 @@ def _force(x, w1, b1, w2, b2, POTENTIAL: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _force_back(
-    x,
-    grad,
-    step,
-    w1,
-    b1,
-    w2,
-    b2,
-    sum_w1,
-    sum_b1,
-    sum_w2,
-    sum_b2,
-    ones,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, grad, step, w1, b1, w2, b2, sum_w1, sum_b1, sum_w2, sum_b2, ones,
+    BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, POTENTIAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """For k + step f(x) with gradient `grad`: grad . f(x), the gradient of x, and the sums."""
     inner, share = _inner(x, w1, b1, PRECISION)
     slope = share + inner * share * (1 - share)
@@ -102,19 +88,10 @@ def _step_of(place, SCHEME: tl.constexpr, STEPS: tl.constexpr):
 
 @triton.jit
 def _integrate(
-    q,
-    k,
-    step,
-    w1,
-    b1,
-    w2,
-    b2,
-    DTYPE: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
+    q, k, step, w1, b1, w2, b2,
+    DTYPE: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr, POTENTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """q and k (rows, dim) after all steps."""
     for place in range(STEPS + (SCHEME == 1)):
         push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
@@ -130,20 +107,10 @@ def _integrate(
 
 @triton.jit
 def _weights(
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    group,
-    DTYPE: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-):
+    w1_at, b1_at, w2_at, b2_at, group,
+    DTYPE: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr,
+):  # fmt: skip
     """One set of weights, padded with zeros; matrices in the precision of q."""
     dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
     inside = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
@@ -178,41 +145,13 @@ def _places(row, group, tokens, times, HEADS: tl.constexpr, GROUPS: tl.constexpr
 
 @triton.jit
 def _forward(
-    q_at,
-    k_at,
-    dt_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    q_out,
-    k_out,
-    trips,
-    tokens,
-    times,
-    q_s,
-    q_b,
-    q_t,
-    q_h,
-    k_s,
-    k_b,
-    k_t,
-    k_h,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, q_out, k_out, trips, tokens, times,
+    q_s, q_b, q_t, q_h, k_s, k_b, k_t, k_h,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     DTYPE: tl.constexpr = q_at.dtype.element_ty
     group = tl.program_id(1)
     rows = tokens * (HEADS // GROUPS)
@@ -237,53 +176,14 @@ def _forward(
 
 @triton.jit
 def _backward(
-    q_at,
-    k_at,
-    dt_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    gq_at,
-    gk_at,
-    q_out,
-    k_out,
-    sums_at,
-    trace_at,
-    trips,
-    tokens,
-    times,
-    q_s,
-    q_b,
-    q_t,
-    q_h,
-    k_s,
-    k_b,
-    k_t,
-    k_h,
-    gq_s,
-    gq_b,
-    gq_t,
-    gq_h,
-    gk_s,
-    gk_b,
-    gk_t,
-    gk_h,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, gq_at, gk_at, q_out, k_out, sums_at, trace_at, trips,
+    tokens, times,
+    q_s, q_b, q_t, q_h, k_s, k_b, k_t, k_h, gq_s, gq_b, gq_t, gq_h, gk_s, gk_b, gk_t, gk_h,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     DTYPE: tl.constexpr = q_at.dtype.element_ty
     group = tl.program_id(1)
     rows = tokens * (HEADS // GROUPS)
@@ -356,23 +256,9 @@ def _backward(
                 sum_step += drift * tl.sum(gq * k, 1)
                 gk += (drift * step)[:, None] * gq
             along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
-                x,
-                gk,
-                kick * step,
-                w1,
-                b1,
-                w2,
-                b2,
-                sum_w1,
-                sum_b1,
-                sum_w2,
-                sum_b2,
-                ones,
-                BIAS_1,
-                BIAS_2,
-                POTENTIAL,
-                PRECISION,
-            )
+                x, gk, kick * step, w1, b1, w2, b2, sum_w1, sum_b1, sum_w2, sum_b2, ones,
+                BIAS_1, BIAS_2, POTENTIAL, PRECISION,
+            )  # fmt: skip
             sum_step += kick * along
             if SCHEME == 0:
                 # The other half of the step, loaded when needed, to hold fewer registers meanwhile.
@@ -412,20 +298,9 @@ def _backward(
 
 @triton.jit
 def _add_up(
-    sums_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    step_at,
-    trips,
-    slots,
-    FIRST: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    SECOND: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums_at, w1_at, b1_at, w2_at, b2_at, step_at, trips, slots,
+    FIRST: tl.constexpr, HIDDEN: tl.constexpr, SECOND: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The programs' sums for one set of weights, added in program order."""
     WIDTH: tl.constexpr = FIRST + HIDDEN + SECOND + DIM + BLOCK
     group = tl.program_id(1).to(tl.int64)

@@ -23,20 +23,10 @@ if triton is not None:
 
     @triton.jit
     def _rows(  # type: ignore[no-untyped-def]  # Triton reads the annotations
-        logits,
-        targets,
-        count,
-        nats,
-        objective,
-        smoothing,
-        vocabulary: tl.constexpr,
-        padded: tl.constexpr,
-        ignored: tl.constexpr,
-        smooth: tl.constexpr,
-        needed: tl.constexpr,
-        block: tl.constexpr,
-        log2e: tl.constexpr,
-    ):
+        logits, targets, count, nats, objective, smoothing,
+        vocabulary: tl.constexpr, padded: tl.constexpr, ignored: tl.constexpr, smooth: tl.constexpr,
+        needed: tl.constexpr, block: tl.constexpr, log2e: tl.constexpr,
+    ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
         logits += row * padded
         target = tl.load(targets + row)
