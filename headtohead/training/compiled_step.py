@@ -28,10 +28,7 @@ class CompiledStep:
     """Runs a function as a compiled graph, built on the first call; on failure warns and runs it uncompiled."""
 
     def __init__(
-        self,
-        function: Function,
-        warn: Callable[[str], None],
-        backend: Backend | None = None,
+        self, function: Function, warn: Callable[[str], None], backend: Backend | None = None
     ) -> None:
         self.function, self.warn, self.backend = function, warn, backend or inductor
         self.able = True

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from headtohead.model.decoder import Decoder
 from headtohead.training.circuit_rates import Rule, assign
-from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
@@ -75,7 +74,7 @@ def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
 
 def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
     """Set every group's learning rate for `step` in 0..steps-1, and its decay if a rule changes the rate."""
-    rate = learning_rate(settings, step, steps)
+    rate = settings.learning_rate(step, steps)
     for group in optimizer.param_groups:
         rule: Rule | None = group["rule"]
         ratio = 1.0 if rule is None else rule.ratio(step, steps)

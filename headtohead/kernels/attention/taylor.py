@@ -61,11 +61,7 @@ def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
             _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
     # Heads that share keys get copies: torch 2.11 has no kernel for shared keys in float32.
     output: Tensor = flex(
-        q,
-        per_query_head(k, q),
-        per_query_head(v, q),
-        score_mod=taylor_score,
-        block_mask=_causal_blocks[key],
+        q, per_query_head(k, q), per_query_head(v, q), score_mod=taylor_score, block_mask=_causal_blocks[key]
     )
     return output
 

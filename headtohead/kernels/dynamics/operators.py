@@ -74,7 +74,7 @@ def coupled_backward(*given: Any) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, dt, w1, b1, w2, b2; the states are recomputed from q and k."""
     from headtohead.kernels.dynamics import integrator_triton
 
-    return integrator_triton.backward(*given)
+    return integrator_triton.backward(integrator_triton.Inputs(*given[:7]), *given[7:])
 
 
 @operator(
@@ -87,4 +87,4 @@ def coupled(*given: Any) -> tuple[Tensor, Tensor]:
     """Return q and k after all steps."""
     from headtohead.kernels.dynamics import integrator_triton
 
-    return integrator_triton.forward(*given)
+    return integrator_triton.forward(integrator_triton.Inputs(*given[:7]), *given[7:])

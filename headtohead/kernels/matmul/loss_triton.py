@@ -35,11 +35,8 @@ if triton is not None:
         # Before the first barrier: it is overwritten later.
         wanted = tl.load(logits + chosen).to(tl.float32)
         columns = tl.arange(0, block)
-        top, total, spread = (
-            -float("inf"),
-            0.0,
-            0.0,
-        )  # of scores times log2(e): one multiply-add and a power of two
+        # Of scores times log2(e): one multiply-add and a power of two.
+        top, total, spread = -float("inf"), 0.0, 0.0
         for first in range(0, vocabulary - vocabulary % block, block):
             scores = tl.load(logits + first + columns).to(tl.float32)
             if smooth:
@@ -106,12 +103,7 @@ def cross_entropy_rows(
     nats = logits.new_empty(len(logits), dtype=torch.float32)
     objective = torch.empty_like(nats)
     _rows[(len(logits),)](
-        logits,
-        targets.contiguous(),
-        count,
-        nats,
-        objective,
-        smoothing,
+        *(logits, targets.contiguous(), count, nats, objective, smoothing),
         vocabulary=vocabulary,
         padded=logits.shape[1],
         ignored=ignored,

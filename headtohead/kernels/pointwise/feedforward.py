@@ -19,11 +19,7 @@ _CHUNK_ELEMENTS = 2**18
 
 
 def swiglu(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
-    biases: tuple[Tensor, Tensor, Tensor] | None = None,
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> Tensor:
     """Return (..., out) from x (..., width), gate and up (hidden, width), down (out, hidden)."""
     if biases is None and eager_cpu(x):
