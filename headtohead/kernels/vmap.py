@@ -64,11 +64,16 @@ def _fold_population(
         if in_dims[index] is not None:
             raise ValueError(f"the rows of a population share one {name}, but it was mapped")
     size = info.batch_size
-    folded = [
-        fold(value, place, size) if isinstance(value, Tensor) and index not in shared else value
-        for index, (value, place) in enumerate(zip(given, in_dims, strict=True))
-    ]
-    found = operator(*folded)
+
+    def fold(value: Any, place: int | None) -> Any:
+        """Return a tensor with its mapped dimension, or `size` copies if it has none, flattened into its first axis."""
+        if not isinstance(value, Tensor):
+            return value
+        stacked = value.expand(size, *value.shape) if place is None else value.movedim(place, 0)
+        return stacked.flatten(0, 1)
+
+    pairs = enumerate(zip(given, in_dims, strict=True))
+    found = operator(*(value if index in shared else fold(value, place) for index, (value, place) in pairs))
     if isinstance(found, Tensor):
         return found.unflatten(0, (size, -1)), 0
     return tuple(part.unflatten(0, (size, -1)) for part in found), (0,) * len(found)
@@ -81,8 +86,7 @@ def folded(function: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
     """
     if not is_stacking():
         return function(*tensors)
-    result: Tensor = _Folded.apply(function, *tensors)
-    return result
+    return _Folded.apply(function, *tensors)
 
 
 class _Folded(torch.autograd.Function):
@@ -100,14 +104,4 @@ class _Folded(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], function: Callable[..., Tensor], *tensors: Tensor | None
     ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        given = [fold(tensor, place, size) for tensor, place in zip(tensors, in_dims[1:], strict=True)]
-        return function(*given).unflatten(0, (size, -1)), 0
-
-
-def fold(tensor: Tensor | None, place: int | None, size: int) -> Tensor | None:
-    """Return a tensor with its vmapped dimension, or `size` copies if it has none, flattened into its first dimension."""
-    if tensor is None:
-        return None
-    stacked = tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
-    return stacked.flatten(0, 1)
+        return _fold_population(function, {}, info, in_dims[1:], *tensors)

@@ -24,8 +24,9 @@ class CircuitLog:
     ) -> None:
         self.model, self.settings, self.steps = model, settings, steps
         parameters = dict(model.named_parameters())
+        groups = optimizer.param_groups
         rules: dict[int, Rule | None] = {
-            id(member): group["rule"] for group in optimizer.param_groups for member in group["params"]
+            id(one): group["rule"] for group in groups for one in group["params"]
         }
         self._members: dict[tuple[str, int], list[Tensor]] = {}
         for circuit in model.circuits():

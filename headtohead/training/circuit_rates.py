@@ -21,6 +21,8 @@ _VALUES = {
     "ramp": ("start", "end", "until"),
     "hold_return": ("factor", "hold", "back"),
 }
+STORED = ("rates", "circuit_lr", "circuit_decay")
+"""The keys under which stored settings hold rules."""
 _SHORT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)x(?:\.\.([0-9.]+(?:e[+-]?[0-9]+)?)x)?\s*")
 _BLOCK = re.compile(r"blocks\.([0-9]+)\.")
 
@@ -265,9 +267,7 @@ def block_of(name: str) -> int | None:
 
 def with_words(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings with the rules, if any, and their decay setting as readable text."""
-    shown = {
-        key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")
-    }
+    shown = {key: value for key, value in record.items() if key not in STORED}
     rules, decay = recorded_rules(record)
     if rules:
         shown["circuit_lr"] = f"{'; '.join(rule.words() for rule in rules)} ({DECAY_WORDS[decay]})"

@@ -79,9 +79,8 @@ class PopulationTrainer:
         self.buffers: dict[str, Tensor] = {}
         self._gradients_kept: list[Tensor] = []
         trained = {slot.name for slots in self.slots for slot in slots}
-        self._idle = {
-            name: self._stacked(name) for name, _ in first.model.named_parameters() if name not in trained
-        }
+        names = [name for name, _ in first.model.named_parameters()]
+        self._idle = {name: self._stacked(name) for name in names if name not in trained}
         self._compiled = CompiledStep(self._on_windows, first.hooks.warn) if compile and fixed else None
         self.compiled = self._compiled is not None
         self._graphed = CudaGraphStep(self._whole_step, self.device, first.hooks.warn) if record else None
@@ -340,8 +339,7 @@ def population_blocker(model: Decoder) -> str:
         padded = (0.0, tokens == 0) if isinstance(model, Reader) else ()
         objective, _, own = functional_call(model, weights, (tokens, tokens, *padded))
         terms.update(own)
-        found: Tensor = objective
-        return found
+        return objective
 
     leaves = {name: part.requires_grad_(part.is_floating_point()) for name, part in weights.items()}
     try:

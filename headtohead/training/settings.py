@@ -12,11 +12,10 @@ from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
 from headtohead.model.sizes import Size
-from headtohead.training.circuit_rates import Rule, parse_rules, rates_of_rules, recorded_rules
+from headtohead.training.circuit_rates import STORED, Rule, parse_rules, rates_of_rules, recorded_rules
 
 _HIGHEST = {"warmup": 1, "floor": 1, "decay_share": 1, "beta1": 0.9999, "beta2": 0.99999, "smoothing": 0.99}
 _COUNTS = {"tokens", "batch", "evaluations"}
-_CIRCUITS = ("rates", "circuit_lr", "circuit_decay")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class TrainSettings:
 
         Coupled constant ratios are stored as `rates`, so that existing run ids do not change.
         """
-        names = [field.name for field in dataclasses.fields(self) if field.name not in _CIRCUITS]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in STORED]
         record = {name: getattr(self, name) for name in names}
         if not self.circuit_lr:
             return record
@@ -156,5 +155,5 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
 def recorded_settings(record: Mapping[str, Any]) -> TrainSettings:
     """Return the settings stored by `as_dict`, including runs that store `rates`."""
     rules, decay = recorded_rules(record)
-    rest = {key: value for key, value in record.items() if key not in _CIRCUITS}
+    rest = {key: value for key, value in record.items() if key not in STORED}
     return TrainSettings(**rest, circuit_lr=rules, circuit_decay=decay)  # type: ignore[arg-type]

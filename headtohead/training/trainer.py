@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -239,8 +240,10 @@ class Trainer:
             self.hooks.progress(self.step, self.train_nats, rate)
             if diverged is not None:
                 return self.outcome("diverged", diverged)
-        if self.step in self.branching.marks:
-            self._keep()
+        folder = self.branching.folder if self.step in self.branching.marks else None
+        # One that exists is not written again, because the branch may be reading it.
+        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
+            self._save(folder, None)
         return None
 
     def evaluate(self) -> None:
@@ -257,27 +260,18 @@ class Trainer:
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Do one step and return the seconds it took, including the device's work."""
         self.model.train()
-        self._wait()
+        wait = partial(torch.cuda.synchronize, self.device) if self.device.type == "cuda" else lambda: None
+        wait()
         began = clock()
         self._one_step()
-        self._wait()
+        wait()
         self.step += 1
         return clock() - began
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def save(self, ended: Collection[int] = ()) -> None:
         """Write a checkpoint of everything the rest of the run depends on."""
         if self.folder is not None:
             self._save(self.folder, KEPT)
-
-    def _keep(self) -> None:
-        """Write the checkpoint of a branch unless it already exists, because the branch may be reading it."""
-        folder = self.branching.folder
-        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
-            self._save(folder, None)
 
     def _save(self, folder: Path, kept: int | None) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}

@@ -89,8 +89,7 @@ def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
     """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim)."""
     if is_plain() or is_stacking() or torch.compiler.is_compiling():
         return decayed_scores_plain(q, k, since)
-    result: Tensor = _DecayedScores.apply(q, k, since)
-    return result
+    return _DecayedScores.apply(q, k, since)
 
 
 def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:

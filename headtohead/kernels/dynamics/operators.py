@@ -44,14 +44,10 @@ def integrate(
 
     dt is (heads,) or (1,); the update runs in float32, f in the precision of q.
     """
-    axes = 1 if w1.ndim == 3 else 2
-    weights = [
-        None if weight is None else weight.view(*[1] * axes, *weight.shape) for weight in (w1, b1, w2, b2)
-    ]
-    dt = dt.expand(q.shape[-2]).unsqueeze(0)
-    q, k = torch.ops.headtohead.coupled(
-        q.unsqueeze(0), k.unsqueeze(0), dt, *weights, SCHEMES.index(scheme), steps
-    )
+    extra = (None,) if w1.ndim == 3 else (None, None)
+    weights = [None if weight is None else weight[extra] for weight in (w1, b1, w2, b2)]
+    states = (q.unsqueeze(0), k.unsqueeze(0), dt.expand(q.shape[-2]).unsqueeze(0))
+    q, k = torch.ops.headtohead.coupled(*states, *weights, SCHEMES.index(scheme), steps)
     return q.squeeze(0), k.squeeze(0)
 
 

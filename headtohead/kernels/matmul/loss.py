@@ -61,9 +61,8 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None =
     nats = x.new_empty(len(x), dtype=_wide(x))
     for part in _chunks(x, weight):
         logits = F.linear(x[part], weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-        nats[part] = F.cross_entropy(
-            logits.to(_wide(x)), targets[part], ignore_index=IGNORED, reduction="none"
-        )
+        logits = logits.to(_wide(x))
+        nats[part] = F.cross_entropy(logits, targets[part], ignore_index=IGNORED, reduction="none")
     return nats
 
 
@@ -154,9 +153,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         counted = targets != IGNORED
         count = counted.sum().to(_wide(x))
         # If every target counts, and checking that is free, no weights are needed.
-        weights = (
-            None if x.device.type == "cpu" and bool(counted.all()) else counted.to(count.dtype).unsqueeze(1)
-        )
+        every = x.device.type == "cpu" and bool(counted.all())
+        weights = None if every else counted.to(count.dtype).unsqueeze(1)
         objective, nats = count.new_zeros(()), count.new_zeros(())
         grad_x = torch.empty_like(x) if needed else None
         grad_weight = torch.zeros_like(weight) if needed else None
