@@ -81,6 +81,11 @@ class Rule:
         """Whether `layers` are numbers of layers and not fractions of the depth."""
         return self.layers is not None and all(type(value) is int for value in self.layers)
 
+    @property
+    def _range(self) -> str:
+        low, high = self.layers or (0.0, 1.0)
+        return f"layers {low} to {high}" if self._whole else f"layers {low:g} to {high:g}"
+
     def ratio(self, step: int, steps: int) -> float:
         """Return the ratio at step 0..steps-1."""
         if self.kind == "constant":
@@ -106,19 +111,16 @@ class Rule:
         low, high = self.layers
         if self._whole:
             if not 1 <= low <= high <= depth:
-                raise UserError(
-                    f"{self._label}: layers {low} to {high} are outside the model, whose layers are 1 to {depth}"
-                )
+                outside = f"{self._range} are outside the model, whose layers are 1 to {depth}"
+                raise UserError(f"{self._label}: {outside}")
             return range(int(low) - 1, int(high))
         if not 0 <= low < high <= 1:
             raise UserError(
-                f"{self._label}: layers {low:g} to {high:g} are not fractions of the depth between 0.0 and 1.0"
+                f"{self._label}: {self._range} are not fractions of the depth between 0.0 and 1.0"
             )
         chosen = range(math.floor(low * depth + 1e-9), math.floor(high * depth + 1e-9))
         if not chosen:
-            raise UserError(
-                f"{self._label}: layers {low:g} to {high:g} of the depth {depth} contain no layer"
-            )
+            raise UserError(f"{self._label}: {self._range} of the depth {depth} contain no layer")
         return chosen
 
     def words(self) -> str:
@@ -130,10 +132,7 @@ class Rule:
             what = f"x{self.start:g} to x{self.end:g} {by}"
         else:
             what = f"x{self.factor:g} for {self.hold:.3g} of the run, back to x1 over {self.back:.3g}"
-        where = ""
-        if self.layers is not None:
-            low, high = (f"{value}" if type(value) is int else f"{value:g}" for value in self.layers)
-            where = f" in layers {low} to {high}" + ("" if self._whole else " of the depth")
+        where = "" if self.layers is None else f" in {self._range}" + ("" if self._whole else " of the depth")
         return f"{self.tag or self.parameters} {what}{where}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -134,7 +134,8 @@ def train(
         if stopped:
             status = "stopped"
             break
-    return [outcomes.get(index) or member.outcome(status) for index, member in enumerate(members)]
+    ends = (Outcome(status, member.step, member.train_nats) for member in members)
+    return [outcomes.get(index, end) for index, end in enumerate(ends)]
 
 
 def resume(members: Sequence[Trainer]) -> None:
@@ -239,7 +240,7 @@ class Trainer:
             self._shown = self.step, now
             self.hooks.progress(self.step, self.train_nats, rate)
             if diverged is not None:
-                return self.outcome("diverged", diverged)
+                return Outcome("diverged", self.step, self.train_nats, diverged)
         folder = self.branching.folder if self.step in self.branching.marks else None
         # One that exists is not written again, because the branch may be reading it.
         if folder is not None and not checkpoint_path(folder, self.step).is_dir():
@@ -252,10 +253,6 @@ class Trainer:
         due = self.step and (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
         if due and self.hooks.evaluate:
             self.hooks.log({"step": self.step} | self.hooks.evaluate())
-
-    def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
-        """Return the outcome with this status."""
-        return Outcome(status, self.step, self.train_nats, diverged_at)
 
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Do one step and return the seconds it took, including the device's work."""
@@ -319,8 +316,9 @@ class Trainer:
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in groups["random"]:
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
-        if pending := groups.get("pending"):
-            columns = (pending[str(index)].to(self.device) for index in range(2))
+        pending = groups.get("pending", {})
+        if {"0", "1"} <= pending.keys():
+            columns = (pending[index].to(self.device) for index in ("0", "1"))
             self._pending = list(zip(*columns, strict=True))
         self.step = checkpoint.step
         self.seconds = float(checkpoint.state["seconds"])

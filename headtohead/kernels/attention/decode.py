@@ -47,12 +47,9 @@ def decode(
     if not decode_serves(q, kv):
         return decode_plain(q, kv, table, rope_mode, scale, place)
     given = (table, ROPE_MODES.index(rope_mode), scale)
-    output: Tensor
     if place is None:
-        output = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given)
-    else:
-        output = torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place)
-    return output.unsqueeze(2)
+        return torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given).unsqueeze(2)
+    return torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place).unsqueeze(2)
 
 
 def decode_plain(
@@ -84,8 +81,7 @@ def attend_placed(
     """
     if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        output: Tensor = torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place)
-        return output.unsqueeze(2)
+        return torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place).unsqueeze(2)
     return attend(q, k, v, window=window, strict=strict, scale=scale, rows=place)
 
 
