@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from headtohead.kernels.cuda_graph import CudaGraph
-
 _REPEATS = 5
 
 
@@ -28,12 +26,17 @@ def seconds_of(
     if device.type != "cuda":
         call()
         return statistics.median(_clock(call) for _ in range(_REPEATS))
-
-    def repeated() -> None:
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-
-    graph = CudaGraph(repeated, device, warmup=1)
     graph.replay()
     return statistics.median(_event_seconds(graph.replay, 1) / calls for _ in range(_REPEATS))
 

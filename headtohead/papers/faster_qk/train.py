@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from headtohead.data.tasks.toy import CLASSES, VOCABULARY, Source
-from headtohead.kernels.cuda_graph import CudaGraph
 from headtohead.papers.faster_qk import fused
 from headtohead.papers.faster_qk.adam import adam_step, moments, step_sizes
 from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT, State, default, tiny
@@ -149,7 +148,7 @@ class Batch:
         else:
             self.pull = torch.empty(self.window, len(runs), CLASSES, batch, device=self.device)
         self.chunk = -1
-        self.graph: CudaGraph[Tensor] | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def _fill(self) -> None:
         """Fill the buffers with the next window's sequences and rates."""
@@ -214,8 +213,10 @@ class Batch:
             if self.fused:
                 self.losses = self._in_one_kernel(self.state)
                 return
-            self.graph = self.graph or self._capture()
-            self.losses = self.graph.replay()
+            if self.graph is None:
+                self._capture()
+            assert self.graph is not None
+            self.graph.replay()
 
     def _in_one_kernel(self, state: State) -> Tensor:
         return fused.window_steps(state, self.known, self.ask, self.pull, self.target, RATE)
@@ -243,16 +244,19 @@ class Batch:
         """Return whether the current window is done."""
         return self.stream is None or self.stream.query()
 
-    def _capture(self) -> CudaGraph[Tensor]:
+    def _capture(self) -> None:
         """Capture a window as a CUDA graph; restores the state and the sequences."""
+        assert self.stream is not None
         kept = {name: value.clone() for name, value in self.state.items()}
         inputs = self.known.clone()
         self._steps()  # the first matmul initializes its library, which cannot be captured
-        graph = CudaGraph(self._steps, self.device, stream=self.stream)
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self.losses = self._steps()
         for name, value in kept.items():
             self.state[name].copy_(value)
         self.known.copy_(inputs)
-        return graph
 
     def collect(self) -> None:
         """Finish a window: record its events and drop finished runs."""
