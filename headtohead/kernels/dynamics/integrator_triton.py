@@ -175,8 +175,8 @@ def _forward(
 
 @triton.jit
 def _backward(
-    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, gq_at, gk_at, q_out, k_out, sums_at, trace_at, trips,
-    tokens, times,
+    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, gq_at, gk_at, q_out, k_out, sums_at, trace_at,
+    trips, tokens, times,
     q_s, q_b, q_t, q_h, k_s, k_b, k_t, k_h, gq_s, gq_b, gq_t, gq_h, gk_s, gk_b, gk_t, gk_h,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr,
@@ -411,10 +411,15 @@ def _launch(
     _, batch, time, heads, dim = q.shape
     stack, groups, hidden, _ = inputs.w1.shape
     grid = (_programs(q, stack * groups, config), stack * groups)
+    trips = count(-(-batch * time * heads // (groups * grid[0] * used)))
+    tensors = (q, k, *weights, *grads_read, *outputs)
+    strides = [stride for tensor in (q, k, *grads_read) for stride in tensor.stride()[:4]]
     kernel[grid](
-        *(q, k, *weights, *grads_read, *outputs),
-        *(count(-(-batch * time * heads // (groups * grid[0] * used))), batch * time, time),
-        *(stride for tensor in (q, k, *grads_read) for stride in tensor.stride()[:4]),
+        *tensors,
+        trips,
+        batch * time,
+        time,
+        *strides,
         HEADS=heads,
         GROUPS=groups,
         DIM=dim,

@@ -102,8 +102,10 @@ def cross_entropy_rows(
         raise ValueError("logits must have contiguous rows")
     nats = logits.new_empty(len(logits), dtype=torch.float32)
     objective = torch.empty_like(nats)
+    tensors = (logits, targets.contiguous(), count, nats, objective)
     _rows[(len(logits),)](
-        *(logits, targets.contiguous(), count, nats, objective, smoothing),
+        *tensors,
+        smoothing,
         vocabulary=vocabulary,
         padded=logits.shape[1],
         ignored=ignored,
