@@ -63,8 +63,8 @@ def eager_cpu(x: Tensor) -> bool:
     Under torch.compile the plain references are faster: the compiler fuses them.
     """
     return (
-        not is_plain()
-        and not is_stacking()
+        not _depth["plain"]
+        and not _depth["stacking"]
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
