@@ -1,5 +1,7 @@
 """Fused operations, each with a plain PyTorch reference that defines it."""
 
+# ruff: noqa: F401  the names below are the package's interface
+
 from headtohead.kernels.attention.decode import attend_placed, decode, decode_serves
 from headtohead.kernels.attention.linear import linear_attend
 from headtohead.kernels.attention.prefix import prefix_softmax
@@ -13,30 +15,3 @@ from headtohead.kernels.pointwise.circle import circle, circle_pull
 from headtohead.kernels.pointwise.feedforward import swiglu
 from headtohead.kernels.pointwise.norm import rms_norm
 from headtohead.kernels.pointwise.rotary import rotary_table, rotate
-
-__all__ = [
-    "attend",
-    "attend_placed",
-    "attention_weights",
-    "backend_name",
-    "circle",
-    "circle_pull",
-    "decayed_scores",
-    "decode",
-    "decode_serves",
-    "gated_scan",
-    "linear_attend",
-    "linear_cross_entropy",
-    "path_name",
-    "plain",
-    "prefix_softmax",
-    "project",
-    "rms_norm",
-    "rotary_table",
-    "rotate",
-    "stacking",
-    "swiglu",
-    "taylor_attend",
-    "token_nats",
-    "weights_kept",
-]

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 # Nesting depth of each context manager below: several threads may enter and leave in any order.
-_plain = 0
-_stacking = 0
-_traced = 0
+_depth = {"plain": 0, "stacking": 0, "traced": 0}
 # Looked up, not imported, so that CPU commands do not pay for the import. Both are read once: a compiled graph cannot
 # read the environment.
 _TRITON = find_spec("triton") is not None
@@ -21,51 +19,42 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Run every operation inside with its plain reference: to count FLOPs and to verify the fast path."""
-    global _plain
-    _plain += 1
+def _inside(mode: str) -> Iterator[None]:
+    _depth[mode] += 1
     try:
         yield
     finally:
-        _plain -= 1
+        _depth[mode] -= 1
+
+
+def plain() -> AbstractContextManager[None]:
+    """Run every operation inside with its plain reference: to count FLOPs and to verify the fast path."""
+    return _inside("plain")
+
+
+def stacking() -> AbstractContextManager[None]:
+    """Mark that `torch.vmap` runs a population: operations it has no rule for use the plain reference or a folded batch."""
+    return _inside("stacking")
+
+
+def traced() -> AbstractContextManager[None]:
+    """Mark that operations are traced for a compiler, which fuses pointwise operations itself."""
+    return _inside("traced")
 
 
 def is_plain() -> bool:
     """Return whether the plain references are requested."""
-    return _plain > 0
-
-
-@contextmanager
-def stacking() -> Iterator[None]:
-    """Mark that `torch.vmap` runs a population: operations it has no rule for use the plain reference or a folded batch."""
-    global _stacking
-    _stacking += 1
-    try:
-        yield
-    finally:
-        _stacking -= 1
+    return _depth["plain"] > 0
 
 
 def is_stacking() -> bool:
     """Return whether a population runs under `torch.vmap`."""
-    return _stacking > 0
-
-
-@contextmanager
-def traced() -> Iterator[None]:
-    """Mark that operations are traced for a compiler, which fuses pointwise operations itself."""
-    global _traced
-    _traced += 1
-    try:
-        yield
-    finally:
-        _traced -= 1
+    return _depth["stacking"] > 0
 
 
 def is_compiling() -> bool:
     """Return whether the current code is being compiled."""
-    return _traced > 0 or torch.compiler.is_compiling()
+    return _depth["traced"] > 0 or torch.compiler.is_compiling()
 
 
 def eager_cpu(x: Tensor) -> bool:
@@ -74,8 +63,8 @@ def eager_cpu(x: Tensor) -> bool:
     Under torch.compile the plain references are faster: the compiler fuses them.
     """
     return (
-        not _plain
-        and not _stacking
+        not _depth["plain"]
+        and not _depth["stacking"]
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
@@ -89,7 +78,7 @@ def triton_serves(x: Tensor) -> bool:
     Also true while compiling: the kernels are custom operators, which the compiler does not break up. There are none for
     float64.
     """
-    if _plain or not _TRITON or x.dtype == torch.float64:
+    if is_plain() or not _TRITON or x.dtype == torch.float64:
         return False
     return _INTERPRETED or (x.is_cuda and torch.version.hip is None)
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError, first_line
+from headtohead.common.errors import UserError
 from headtohead.kernels import weights_kept
+from headtohead.kernels.cuda_graph import CudaGraph, try_capture
 from headtohead.model.decoder import Caches, Decoder
 
 Step = Callable[[Tensor], Tensor]
@@ -65,7 +66,7 @@ class Decoding:
         self._place = torch.zeros(1, dtype=torch.long, device=device)
         self._token: Tensor | None = None
         self._weights: dict[tuple[int, ...], Tensor] = {}
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: CudaGraph[Tensor] | None = None
         self._able = device.type == "cuda"
 
     def __call__(self, token: Tensor) -> Tensor:
@@ -77,12 +78,8 @@ class Decoding:
         self._token.copy_(token)
         self._place.fill_(self.caches.length)
         if self._able and self._graph is None:
-            self._record(self._token)
-        if self._graph is None:
-            scores = self._step(self._token)
-        else:
-            self._graph.replay()
-            scores = self._scores
+            self._capture(self._token)
+        scores = self._step(self._token) if self._graph is None else self._graph.replay()
         self.caches.advance(1)
         return scores
 
@@ -95,23 +92,13 @@ class Decoding:
         with own, self.caches.at(self._place), weights_kept(self._weights):
             return one_step(self.model, self.caches, token)
 
-    def _record(self, token: Tensor) -> None:
+    def _capture(self, token: Tensor) -> None:
         """Capture the step; the warm-up steps write the same token at the same position."""
-        device = token.device
-        here, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            for _ in range(_FIRST):
-                self._step(token)
-        here.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=side):
-                self._scores = self._step(token)
-        except Exception as error:
+
+        def failed(reason: str) -> None:
             self._able = False
-            self.warn(f"decoding runs eagerly, CUDA graph capture failed: {first_line(error)}")
-            return
-        self._graph = graph
+            self.warn(f"decoding runs eagerly, CUDA graph capture failed: {reason}")
+
+        self._graph = try_capture(lambda: self._step(token), token.device, failed, warmup=_FIRST)
         # A longer text would replace these tables with longer ones; keep the ones that the graph reads alive.
         self._tables = dict(self.model.rotary.tables) if self.model.rotary is not None else {}

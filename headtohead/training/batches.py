@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,30 +21,37 @@ from headtohead.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Part:
-    """One micro-batch and its share of the step's objective."""
+    """One micro-batch of a run, or of every row of a population, and its share of the step's objective."""
 
     tokens: Tensor
-    """(batch, time)"""
+    """(batch, time), or (seeds, batch, time)"""
     targets: Tensor
     """In the form the model takes."""
     padding: Tensor | None
-    """(batch, time), True at real tokens; None if all are real."""
-    share: float
-
-
-@dataclass(frozen=True)
-class PopulationPart:
-    """One micro-batch of every row of a population."""
-
-    tokens: Tensor
-    """(seeds, batch, time)"""
-    targets: Tensor
-    padding: Tensor | None
+    """The shape of tokens, True at real tokens; None if all are real."""
     share: Tensor | float
-    """Share of each row's objective (seeds,), or one share for all rows."""
+    """Of a population: one share for all rows, or each row's (seeds,)."""
+
+    def on(self, device: torch.device) -> Part:
+        """Return the part with its tensors on a device."""
+        given = (self.tokens, self.targets, self.padding, self.share)
+        return Part(*(moved(x, device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
 
 
-def population_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[PopulationPart]:
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Return x on the device; the copy from pinned memory does not wait for kernels in flight."""
+    if device.type == "cuda" and not x.is_cuda:
+        x = x.contiguous().pin_memory()
+    return x.to(device, non_blocking=True)
+
+
+def micro_batches(tokens: Tensor, targets: Tensor, micro: int) -> Iterator[Part]:
+    """Yield windows (..., sequences, context) in parts of at most `micro` sequences."""
+    for part, wanted in zip(tokens.split(micro, -2), targets.split(micro, -2), strict=True):
+        yield Part(part, wanted, None, part.shape[-2] / tokens.shape[-2])
+
+
+def population_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[Part]:
     """Yield the parts of one step of several seeds, padded to one shape without affecting the objective.
 
     Short sequences are padded. Batches with too few examples repeat their first one with ignored targets. Steps with too
@@ -57,7 +64,7 @@ def population_parts(seeds: Sequence[Sequence[Part]]) -> Iterator[PopulationPart
         shares = [
             part.share if index < len(parts) else 0.0 for part, parts in zip(chosen, seeds, strict=True)
         ]
-        yield PopulationPart(
+        yield Part(
             torch.stack([_padded(part.tokens, rows, time, 0) for part in chosen]),
             torch.stack([_padded_targets(part, rows, time) for part in chosen]),
             None if whole else torch.stack([_padded(_real(part), rows, time, False) for part in chosen]),
@@ -81,7 +88,7 @@ def _real(part: Part) -> Tensor:
     return torch.ones_like(part.tokens, dtype=torch.bool) if part.padding is None else part.padding
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """The steps of a run."""
 
     steps: int
@@ -89,25 +96,27 @@ class BatchSource(Protocol):
     """The most sequences in one step."""
     guess: float
     """Nats per target of a uniform guess."""
+    distinct: int
+    """Distinct tokens in an epoch of the train split."""
 
+    @abstractmethod
     def parts(self, step: int, micro: int) -> Iterator[Part]:
         """Yield a step in parts of at most `micro` sequences."""
-        ...
 
+    @abstractmethod
     def tokens(self, steps: int) -> int:
         """Return the number of real tokens in `steps` steps, without padding."""
-        ...
 
+    @abstractmethod
     def epochs(self, steps: int) -> float:
         """Return how often the train split is seen in `steps` steps."""
-        ...
 
     def unique_tokens(self, steps: int) -> int:
         """Return how many distinct tokens of the train split are seen in `steps` steps."""
-        ...
+        return min(self.tokens(steps), self.distinct)
 
 
-class WindowBatches:
+class WindowBatches(BatchSource):
     """Windows of a corpus, all of one length."""
 
     def __init__(self, windows: Windows, settings: TrainSettings, vocabulary: int) -> None:
@@ -115,6 +124,7 @@ class WindowBatches:
         self.steps = settings.steps(windows.context)
         self.sequences = settings.batch // windows.context
         self.guess = math.log(vocabulary)
+        self.distinct = windows.count * windows.context
 
     def parts(self, step: int, micro: int) -> Iterator[Part]:
         """Yield a step in parts of at most `micro` windows."""
@@ -131,10 +141,6 @@ class WindowBatches:
     def epochs(self, steps: int) -> float:
         """Return how often the train split is seen in `steps` steps."""
         return self.windows.epochs(self.tokens(steps))
-
-    def unique_tokens(self, steps: int) -> int:
-        """Return how many distinct tokens of the train split are seen in `steps` steps."""
-        return min(self.tokens(steps), self.windows.count * self.windows.context)
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ def example_length(example: Example, written: bool = True) -> int:
     return len(example.tokens) if written else example.prompt or len(example.tokens)
 
 
-class TaskBatches:
+class TaskBatches(BatchSource):
     """Batches of a task, in whole examples; with `pointing` the targets are positions of an answer that is not shown."""
 
     def __init__(
@@ -192,6 +198,7 @@ class TaskBatches:
         self.batches = Batches(examples, self.division.examples, seed)
         self.steps, self.sequences = self.division.steps(settings), self.division.examples
         self.guess = math.log(max(self.lengths) if pointing else outputs)
+        self.distinct = self.division.tokens
 
     def parts(self, step: int, micro: int) -> Iterator[Part]:
         """Yield a step in parts of at most `micro` examples, each with its share of the step's targets."""
@@ -213,7 +220,3 @@ class TaskBatches:
     def epochs(self, steps: int) -> float:
         """Return how often the train split is seen in `steps` steps."""
         return steps / self.division.per_epoch
-
-    def unique_tokens(self, steps: int) -> int:
-        """Return how many distinct tokens of the train split are seen in `steps` steps."""
-        return min(self.tokens(steps), self.division.tokens)

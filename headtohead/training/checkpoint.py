@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: int | None = KEP
     try:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
         _write(temporary / "tensors.safetensors", save(tensors))
-        facts = with_schema(
-            {
-                "step": checkpoint.step,
-                "sha256": digest_file(temporary / "tensors.safetensors"),
-                "state": checkpoint.state,
-            }
-        )
-        _write(
-            temporary / "state.json", json.dumps(facts | {"checksum": digest(canonical_json(facts))}).encode()
-        )
+        checksum = digest_file(temporary / "tensors.safetensors")
+        facts = with_schema({"step": checkpoint.step, "sha256": checksum, "state": checkpoint.state})
+        facts |= {"checksum": digest(canonical_json(facts))}
+        _write(temporary / "state.json", json.dumps(facts).encode())
         sync_directory(temporary)
         if final.exists():
             shutil.rmtree(final)
@@ -113,20 +108,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the tensor shapes of a safetensors file; reads only the header."""
-    open_regular(path).close()  # safe_open would wait for a pipe
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedFile(f"damaged file {path}: {error}") from None
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  not a dict
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file; the format holds only data, so nothing in it is executed."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     open_regular(path).close()  # safe_open would wait for a pipe
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
         raise DamagedFile(f"damaged file {path}: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor, nn
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.projected import Projected
 from headtohead.model.decoder import Decoder
-from headtohead.training.circuit_rates import Rule
-from headtohead.training.schedule import learning_rate
+from headtohead.training.circuit_rates import Rule, block_of
 from headtohead.training.settings import TrainSettings
 
-_BLOCK = re.compile(r"blocks\.([0-9]+)\.")
 _DIGITS = 6
 
 
@@ -27,14 +24,14 @@ class CircuitLog:
     ) -> None:
         self.model, self.settings, self.steps = model, settings, steps
         parameters = dict(model.named_parameters())
+        groups = optimizer.param_groups
         rules: dict[int, Rule | None] = {
-            id(member): group["rule"] for group in optimizer.param_groups for member in group["params"]
+            id(one): group["rule"] for group in groups for one in group["params"]
         }
         self._members: dict[tuple[str, int], list[Tensor]] = {}
         for circuit in model.circuits():
             for name in circuit.parameters:
-                block = _BLOCK.match(name)
-                key = (circuit.tag, int(block[1]) if block else 0)
+                key = (circuit.tag, block_of(name) or 0)
                 self._members.setdefault(key, []).append(parameters[name])
         self._rules = {
             key: [(rules[id(member)], member.numel()) for member in members]
@@ -79,7 +76,7 @@ class CircuitLog:
     def _add_rates(self, step: int) -> None:
         """Sum the rates up to a step from their formula, so that a resumed run has the same sums."""
         for past in range(self._summed, step):
-            rate = learning_rate(self.settings, past, self.steps)
+            rate = self.settings.learning_rate(past, self.steps)
             for rule in self._sums:
                 self._sums[rule] += rate * (1.0 if rule is None else rule.ratio(past, self.steps))
         self._summed = max(step, self._summed)

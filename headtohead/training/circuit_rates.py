@@ -21,6 +21,8 @@ _VALUES = {
     "ramp": ("start", "end", "until"),
     "hold_return": ("factor", "hold", "back"),
 }
+STORED = ("rates", "circuit_lr", "circuit_decay")
+"""The keys under which stored settings hold rules."""
 _SHORT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)x(?:\.\.([0-9.]+(?:e[+-]?[0-9]+)?)x)?\s*")
 _BLOCK = re.compile(r"blocks\.([0-9]+)\.")
 
@@ -56,12 +58,10 @@ class Rule:
             raise UserError("a circuit_lr rule needs either a tag or a parameters pattern, not both")
         if self.tag and self.tag not in CIRCUITS:
             raise unknown("circuit in circuit_lr", self.tag, CIRCUITS)
-        for name in ("factor", "start", "end"):
+        for name in ("factor", "start", "end", "until", "hold", "back"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{self._label}: {name}={getattr(self, name):g} is not a finite number >= 0")
-        for name in ("until", "hold", "back"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{self._label}: {name}={getattr(self, name):g} is not a fraction of the run")
+                what = "finite number >= 0" if name in ("factor", "start", "end") else "fraction of the run"
+                raise UserError(f"{self._label}: {name}={getattr(self, name):g} is not a {what}")
         if self.until == 0 or self.until > 1:
             raise UserError(
                 f"{self._label}: the ramp ends at {self.until:g} of the run; above 0 and up to 1 is allowed"
@@ -75,6 +75,16 @@ class Rule:
     @property
     def _label(self) -> str:
         return f"circuit_lr of {self.tag or self.parameters}"
+
+    @property
+    def _whole(self) -> bool:
+        """Whether `layers` are numbers of layers and not fractions of the depth."""
+        return self.layers is not None and all(type(value) is int for value in self.layers)
+
+    @property
+    def _range(self) -> str:
+        low, high = self.layers or (0.0, 1.0)
+        return f"layers {low} to {high}" if self._whole else f"layers {low:g} to {high:g}"
 
     def ratio(self, step: int, steps: int) -> float:
         """Return the ratio at step 0..steps-1."""
@@ -99,21 +109,18 @@ class Rule:
         if self.layers is None:
             return range(depth)
         low, high = self.layers
-        if all(type(value) is int for value in self.layers):
+        if self._whole:
             if not 1 <= low <= high <= depth:
-                raise UserError(
-                    f"{self._label}: layers {low} to {high} are outside the model, whose layers are 1 to {depth}"
-                )
+                outside = f"{self._range} are outside the model, whose layers are 1 to {depth}"
+                raise UserError(f"{self._label}: {outside}")
             return range(int(low) - 1, int(high))
         if not 0 <= low < high <= 1:
             raise UserError(
-                f"{self._label}: layers {low:g} to {high:g} are not fractions of the depth between 0.0 and 1.0"
+                f"{self._label}: {self._range} are not fractions of the depth between 0.0 and 1.0"
             )
         chosen = range(math.floor(low * depth + 1e-9), math.floor(high * depth + 1e-9))
         if not chosen:
-            raise UserError(
-                f"{self._label}: layers {low:g} to {high:g} of the depth {depth} contain no layer"
-            )
+            raise UserError(f"{self._label}: {self._range} of the depth {depth} contain no layer")
         return chosen
 
     def words(self) -> str:
@@ -125,11 +132,7 @@ class Rule:
             what = f"x{self.start:g} to x{self.end:g} {by}"
         else:
             what = f"x{self.factor:g} for {self.hold:.3g} of the run, back to x1 over {self.back:.3g}"
-        where = ""
-        if self.layers is not None:
-            low, high = (f"{value}" if type(value) is int else f"{value:g}" for value in self.layers)
-            whole = all(type(value) is int for value in self.layers)
-            where = f" in layers {low} to {high}" if whole else f" in layers {low} to {high} of the depth"
+        where = "" if self.layers is None else f" in {self._range}" + ("" if self._whole else " of the depth")
         return f"{self.tag or self.parameters} {what}{where}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ def _short(tag: str, text: Any) -> Rule:
     match = _SHORT.fullmatch(text) if isinstance(text, str) else None
     try:
         numbers = [float(number) for number in match.groups() if number is not None] if match else []
-    except ValueError:
+    except ValueError:  # such as 1.2.3
         numbers = []
     if not numbers:
         raise UserError(
@@ -180,27 +183,29 @@ def _rule(given: Any) -> Rule:
     for name, value in given.items():
         if name not in allowed:
             raise unknown(f"value of a {kind} rule in circuit_lr", str(name), allowed)
-        if name in ("tag", "parameters", "kind"):
+        if name == "layers":
+            value = _layers(value)
+        elif name in ("tag", "parameters", "kind"):
             if not isinstance(value, str):
                 raise UserError(f"circuit_lr: {name} takes a string, got {value!r}")
-        elif name == "layers":
-            if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(is_number, value)):
-                raise UserError(
-                    f"circuit_lr: layers takes two numbers, such as [4, 6] or [0.5, 1.0]; got {value!r}"
-                )
-            # Integers are layers, floats are fractions of the depth; a mixed pair is read as fractions.
-            whole = all(type(number) is int for number in value)
-            value = tuple(number if whole else float(number) for number in value)
         elif not is_number(value):
             raise UserError(f"circuit_lr: {name} takes a number, got {value!r}")
         else:
             value = float(value)
         values[name] = value
-    needed = {"constant": ("factor",), "ramp": ("start", "end"), "hold_return": ("factor", "hold", "back")}
-    for name in needed[kind]:
+    needed = [name for name in _VALUES[kind] if name != "until"]
+    for name in needed:
         if name not in values:
-            raise UserError(f"a {kind} rule of circuit_lr needs {', '.join(needed[kind])}; {name} is missing")
+            raise UserError(f"a {kind} rule of circuit_lr needs {', '.join(needed)}; {name} is missing")
     return Rule(**values)
+
+
+def _layers(given: Any) -> tuple[float, float]:
+    """Return a range of layers: integers are layers, floats fractions of the depth; a mixed pair is read as fractions."""
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(map(is_number, given)):
+        raise UserError(f"circuit_lr: layers takes two numbers, such as [4, 6] or [0.5, 1.0]; got {given!r}")
+    low, high = given
+    return (low, high) if type(low) is int and type(high) is int else (float(low), float(high))
 
 
 def rules_of_rates(text: str) -> tuple[Rule, ...]:
@@ -222,49 +227,46 @@ def assign(rules: Sequence[Rule], circuits: Sequence[Circuit], depth: int) -> di
     rule: a separate parameter group would change the order of summation.
     """
     found: dict[str, Rule] = {}
-    used: set[int] = set()
     spans = [rule.span(depth) for rule in rules]
+    unused = set(range(len(rules)))
     for circuit in circuits:
         for name in circuit.parameters:
             matches = [
-                index
-                for index, (rule, span) in enumerate(zip(rules, spans, strict=True))
-                if _matches(rule, circuit, name) and _in_span(rule, span, name)
+                index for index, rule in enumerate(rules) if _matches(rule, spans[index], circuit, name)
             ]
             if circuit.tag == "own" and any(rules[index].tag == "own" for index in matches):
                 matches = [index for index in matches if rules[index].tag != circuit.follows]
             if len(matches) > 1:
                 one, other = (rules[index].words() for index in matches[:2])
                 raise UserError(f"two rules of circuit_lr act on {name}: '{one}' and '{other}'")
-            if matches:
-                used.add(matches[0])
-                if not rules[matches[0]].idle:
-                    found[name] = rules[matches[0]]
-    for index, rule in enumerate(rules):
-        if index not in used:
-            have = ", ".join(dict.fromkeys(circuit.tag for circuit in circuits))
-            raise UserError(
-                f"the rule '{rule.words()}' matches no parameter of this model (its circuits: {have})"
-            )
+            unused.difference_update(matches)
+            if matches and not rules[matches[0]].idle:
+                found[name] = rules[matches[0]]
+    if unused:
+        words, have = rules[min(unused)].words(), dict.fromkeys(circuit.tag for circuit in circuits)
+        raise UserError(
+            f"the rule '{words}' matches no parameter of this model (its circuits: {', '.join(have)})"
+        )
     return found
 
 
-def _matches(rule: Rule, circuit: Circuit, name: str) -> bool:
+def _matches(rule: Rule, span: range, circuit: Circuit, name: str) -> bool:
+    if rule.layers is not None and block_of(name) not in span:
+        return False
     if rule.parameters:
         return fnmatchcase(name, rule.parameters)
     return rule.tag == circuit.tag or (circuit.tag == "own" and rule.tag == circuit.follows)
 
 
-def _in_span(rule: Rule, span: range, name: str) -> bool:
+def block_of(name: str) -> int | None:
+    """Return the layer of a parameter, counted from 0, or None if it is in no block."""
     block = _BLOCK.match(name)
-    return rule.layers is None or (block is not None and int(block[1]) in span)
+    return int(block[1]) if block else None
 
 
 def with_words(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored settings with the rules, if any, and their decay setting as readable text."""
-    shown = {
-        key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")
-    }
+    shown = {key: value for key, value in record.items() if key not in STORED}
     rules, decay = recorded_rules(record)
     if rules:
         shown["circuit_lr"] = f"{'; '.join(rule.words() for rule in rules)} ({DECAY_WORDS[decay]})"

@@ -28,10 +28,7 @@ class CompiledStep:
     """Runs a function as a compiled graph, built on the first call; on failure warns and runs it uncompiled."""
 
     def __init__(
-        self,
-        function: Function,
-        warn: Callable[[str], None],
-        backend: Backend | None = None,
+        self, function: Function, warn: Callable[[str], None], backend: Backend | None = None
     ) -> None:
         self.function, self.warn, self.backend = function, warn, backend or inductor
         self.able = True
@@ -62,9 +59,8 @@ class CompiledStep:
     def _built(self, given: tuple[Tensor, ...]) -> Function:
         from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
-        self.function(
-            *given
-        )  # fills cached tables, such as positions, so that the graph does not contain them
+        # Fill cached tables, such as positions, so that the graph does not contain them.
+        self.function(*given)
         with traced(), torch.enable_grad():
             graph = make_fx(self.function)(*given)
         if given[0].is_cuda:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import first_line
+from headtohead.kernels.cuda_graph import CudaGraph, run_beside, try_capture
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps tokens and targets to nats and gradient norm, all on the device; forward, backward, clipping, optimizer."""
@@ -29,9 +29,9 @@ class CudaGraphStep:
         self.step, self.device, self.warn = step, device, warn
         self._left = _WARMUP
         self._able = True
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: CudaGraph[tuple[Tensor, Tensor]] | None = None
         self._inputs: tuple[Tensor, ...] = ()
-        self._outputs: tuple[Tensor, ...] = ()
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step."""
@@ -41,36 +41,22 @@ class CudaGraphStep:
             return self._eager(tokens, targets)
         for static, given in zip(self._inputs, (tokens, targets), strict=True):
             static.copy_(given)
-        self._graph.replay()
-        nats, norm = (output.clone() for output in self._outputs)
-        return nats, norm
+        nats, norm = self._graph.replay()
+        return nats.clone(), norm.clone()
 
     def _eager(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if not self._able:
             return self.step(tokens, targets)
         self._left -= 1
-        here, side = torch.cuda.current_stream(self.device), self._side()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            found = self.step(tokens, targets)
-        here.wait_stream(side)
-        return found
-
-    def _side(self) -> torch.cuda.Stream:
-        if not hasattr(self, "_stream"):
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
+        self._stream = self._stream or torch.cuda.Stream(self.device)
+        return run_beside(lambda: self.step(tokens, targets), self.device, self._stream)
 
     def _capture(self, tokens: Tensor, targets: Tensor) -> None:
-        """Capture a step; nothing is computed during the capture."""
-        inputs = tokens.clone(), targets.clone()
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.device)
-        try:
-            with torch.cuda.graph(graph, stream=self._side()):
-                outputs = self.step(*inputs)
-        except Exception as error:
+        static = tokens.clone(), targets.clone()
+
+        def failed(reason: str) -> None:
             self._able = False
-            self.warn(f"steps cannot be captured as a CUDA graph: {first_line(error)}")
-            return
-        self._graph, self._inputs, self._outputs = graph, inputs, outputs
+            self.warn(f"steps cannot be captured as a CUDA graph: {reason}")
+
+        self._inputs = static
+        self._graph = try_capture(lambda: self.step(*static), self.device, failed, stream=self._stream)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from headtohead.model.decoder import Decoder
 from headtohead.training.circuit_rates import Rule, assign
-from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
@@ -57,7 +56,8 @@ def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool)
     if graph_safe:
         for row in rows:
             row["lr"] = torch.full((), settings.lr, device=row["params"][0].device)
-            if row["decays"] and moves_decay(row["rule"], settings):
+            moves = row["rule"] is not None and row["rule"].kind != "constant"
+            if row["decays"] and moves and settings.circuit_decay == "equal":
                 row["shrink"] = torch.ones((), device=row["params"][0].device)
                 row["weight_decay"] = 0.0
     optimizer = (GraphSafeAdamW if graph_safe else torch.optim.AdamW)(
@@ -68,14 +68,9 @@ def adamw(rows: list[dict[str, Any]], settings: TrainSettings, graph_safe: bool)
     return optimizer
 
 
-def moves_decay(rule: Rule | None, settings: TrainSettings) -> bool:
-    """Return whether a rule changes its group's weight decay during training."""
-    return rule is not None and rule.kind != "constant" and settings.circuit_decay == "equal"
-
-
 def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, steps: int) -> None:
     """Set every group's learning rate for `step` in 0..steps-1, and its decay if a rule changes the rate."""
-    rate = learning_rate(settings, step, steps)
+    rate = settings.learning_rate(step, steps)
     for group in optimizer.param_groups:
         rule: Rule | None = group["rule"]
         ratio = 1.0 if rule is None else rule.ratio(step, steps)
@@ -92,11 +87,11 @@ def set_rates(optimizer: torch.optim.AdamW, settings: TrainSettings, step: int, 
 
 def optimizer_tensors(model: Decoder, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return the optimizer's state by parameter name, for a checkpoint."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{key}"] = value
-    return tensors
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def restore_optimizer(model: Decoder, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ is independent, so a row that diverges does not affect the others.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,11 @@ from headtohead.kernels import stacking
 from headtohead.model.classifier import Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.sizes import Size
-from headtohead.training.batches import PopulationPart, WindowBatches, population_parts
+from headtohead.training.batches import Part, WindowBatches, micro_batches, moved, population_parts
 from headtohead.training.compiled_step import CompiledStep
 from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import adamw, set_rates
-from headtohead.training.trainer import Outcome, Trainer, moved
+from headtohead.training.trainer import Outcome, Trainer, resume, train
 
 VERIFIED_MECHANISMS = frozenset({"standard", "coupled", "sharing", "kuramoto"})
 """Mechanisms whose populations were verified against separate runs on a GPU; others form populations only on request."""
@@ -80,66 +79,19 @@ class PopulationTrainer:
         self.buffers: dict[str, Tensor] = {}
         self._gradients_kept: list[Tensor] = []
         trained = {slot.name for slots in self.slots for slot in slots}
-        self._idle = {
-            name: torch.stack([member.model.get_parameter(name).detach() for member in members])
-            for name, _ in first.model.named_parameters()
-            if name not in trained
-        }
+        names = [name for name, _ in first.model.named_parameters()]
+        self._idle = {name: self._stacked(name) for name in names if name not in trained}
         self._compiled = CompiledStep(self._on_windows, first.hooks.warn) if compile and fixed else None
+        self.compiled = self._compiled is not None
         self._graphed = CudaGraphStep(self._whole_step, self.device, first.hooks.warn) if record else None
 
     def run(self, ended: Callable[[int, Outcome], None] = lambda index, outcome: None) -> list[Outcome]:
         """Train all rows to the end, or until stopped; `ended` is called as soon as a row diverges."""
-        self.resume()
-        outcomes: dict[int, Outcome] = {}
-        for member in self.members:
-            member.begin()
-        if self._compiled is not None:
-            self.first.hooks.compiling()
-        saved = time.monotonic()
-        while self.first.step < self.first.steps and len(outcomes) < len(self.members):
-            for index, member in enumerate(self.members):
-                if index not in outcomes:
-                    member.evaluate()
-            nats, norms = self.one_step()
-            if self.first.circuits and self.first.logs_next:
-                self._record_gradients(norms)
-            for index, member in enumerate(self.members):
-                # A diverged row is still computed; its results are ignored.
-                if index in outcomes:
-                    member.step += 1
-                elif (found := member.after_step(nats[index], norms[index])) is not None:
-                    outcomes[index] = found
-                    ended(index, found)
-            if self.first.step == self.first.steps:
-                break
-            stopped = self.stop()
-            if stopped or time.monotonic() - saved >= self.save_every:
-                self.save(outcomes)
-                saved = time.monotonic()
-            if stopped:
-                return self._outcomes("stopped", outcomes)
-        return self._outcomes("done", outcomes)
-
-    def _outcomes(self, status: str, known: dict[int, Outcome]) -> list[Outcome]:
-        return [
-            known[index] if index in known else member.outcome(status)
-            for index, member in enumerate(self.members)
-        ]
+        return train(self, self.stop, self.save_every, ended)
 
     def resume(self) -> None:
         """Resume from the newest step of which every row has a checkpoint, or start from step 0."""
-        found = [member.checkpoint() for member in self.members]
-        while len(steps := {0 if checkpoint is None else checkpoint.step for checkpoint in found}) > 1:
-            newest = min(steps) + 1
-            found = [
-                member.checkpoint(newest)
-                if checkpoint is not None and checkpoint.step >= newest
-                else checkpoint
-                for member, checkpoint in zip(self.members, found, strict=True)
-            ]
-        for member, checkpoint in zip(self.members, found, strict=True):
-            member.resume(checkpoint)
+        resume(self.members)
         self._gather()
 
     def one_step(self) -> tuple[Tensor, Tensor]:
@@ -148,21 +100,22 @@ class PopulationTrainer:
             self._stack_buffers()
         step = self.first.step
         set_rates(self.optimizer, self.settings, step, self.first.steps)
-        if not isinstance(self.first.batches, WindowBatches):
-            return self._update(lambda given: self._descent(self._parts(step), given))
-        count = self.first.sequences
-        batches = [part for member in self.members for part in member.batches.parts(step, count)]
-        tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
-        targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
-        return (self._graphed or self._whole_step)(tokens, targets)
+        if isinstance(self.first.batches, WindowBatches):
+            count = self.first.sequences
+            batches = [part for member in self.members for part in member.batches.parts(step, count)]
+            tokens = moved(torch.stack([batch.tokens for batch in batches]), self.device)
+            targets = moved(torch.stack([batch.targets for batch in batches]), self.device)
+            nats, norms = (self._graphed or self._whole_step)(tokens, targets)
+        else:
+            nats, norms = self._update(lambda given: self._descent(self._parts(step), given))
+        if self.first.circuits and self.first.logs_next:
+            self._record_gradients(norms)
+        return nats, norms
 
-    def _parts(self, step: int) -> Iterator[PopulationPart]:
+    def _parts(self, step: int) -> Iterator[Part]:
         """Yield the parts of one task step on the device; each row has its own batches, of varying length."""
-        for part in population_parts(
-            [list(member.batches.parts(step, self.first.micro)) for member in self.members]
-        ):
-            given = (part.tokens, part.targets, part.padding, part.share)
-            yield PopulationPart(*(moved(x, self.device) if isinstance(x, Tensor) else x for x in given))  # type: ignore[arg-type]
+        rows = [list(member.batches.parts(step, self.first.micro)) for member in self.members]
+        return (part.on(self.device) for part in population_parts(rows))
 
     def _whole_step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on tokens and targets (seeds, sequences, context) that are already on the device."""
@@ -171,15 +124,10 @@ class PopulationTrainer:
 
     def _update(self, descent: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
         """Apply the gradients that `descent` returns; halve the micro-batch when memory runs out."""
-        while True:
-            try:
-                flats = [flat.detach() for flat in self.flats]
-                nats, norms, *grads = descent([*flats, *self._idle.values(), *self.buffers.values()])
-                break
-            except torch.OutOfMemoryError:
-                self.first.halve()
-                if self._compiled is not None:
-                    self._compiled.reset()
+        flats = [flat.detach() for flat in self.flats]
+        given = [*flats, *self._idle.values(), *self.buffers.values()]
+        reset = (lambda: None) if self._compiled is None else self._compiled.reset
+        nats, norms, *grads = self.first.within_memory(lambda: descent(given), reset)
         for flat, grad in zip(self.flats, grads, strict=True):
             flat.grad = grad
         if self.first.circuits:
@@ -190,13 +138,9 @@ class PopulationTrainer:
 
     def _on_windows(self, tokens: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         """Return `_descent` on windows (seeds, sequences, context), in micro-batches."""
-        micro = self.first.micro
-        pairs = zip(tokens.split(micro, 1), targets.split(micro, 1), strict=True)
-        whole = tokens.shape[1]
-        parts = (PopulationPart(part, wanted, None, part.shape[1] / whole) for part, wanted in pairs)
-        return self._descent(parts, list(given))
+        return self._descent(micro_batches(tokens, targets, self.first.micro), list(given))
 
-    def _descent(self, parts: Iterable[PopulationPart], given: list[Tensor]) -> tuple[Tensor, ...]:
+    def _descent(self, parts: Iterable[Part], given: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the mean nats and gradient norms (seeds,), and each group's clipped gradients (seeds, numbers).
 
         `given` lists the groups' tensors, then the parameters without a gradient, then the buffers.
@@ -207,31 +151,20 @@ class PopulationTrainer:
             for slots, flat in zip(self.slots, flats, strict=True)
             for slot in slots
         }
-        idle = dict(zip(self._idle, rest, strict=False))
-        buffers = dict(zip(self.buffers, rest[len(idle) :], strict=True))
-        with torch.enable_grad():
-            nats, grads = self._gradients(leaves, idle, buffers, parts)
-        joined = [self._joined([grads[slot.name] for slot in slots], slots) for slots in self.slots]
-        return nats, self._clip(joined), *joined
-
-    def _gradients(
-        self,
-        leaves: dict[str, Tensor],
-        idle: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        parts: Iterable[PopulationPart],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean nats (seeds,) and the gradients (seeds, *shape) by name."""
+        weights = leaves | dict(zip(self._idle, rest, strict=False))
+        buffers = dict(zip(self.buffers, rest[len(self._idle) :], strict=True))
         total: list[Tensor] = []
-        nats: Tensor | float = 0.0
-        for part in parts:
-            objective, found = self._forward(leaves | idle, buffers, part.tokens, part.targets, part.padding)
-            scaled = objective * part.share
-            grads = torch.autograd.grad(scaled.sum(), list(leaves.values()))
-            total = list(torch._foreach_add(total, grads)) if total else list(grads)
-            nats = nats + found.detach() * part.share
-        assert isinstance(nats, Tensor)
-        return nats, dict(zip(leaves, total, strict=True))
+        nats: Any = 0.0
+        with torch.enable_grad():
+            for part in parts:
+                objective, found = self._forward(weights, buffers, part.tokens, part.targets, part.padding)
+                scaled = objective * part.share
+                grads = torch.autograd.grad(scaled.sum(), list(leaves.values()))
+                total = list(torch._foreach_add(total, grads)) if total else list(grads)
+                nats = nats + found.detach() * part.share
+        by_name = dict(zip(leaves, total, strict=True))
+        joined = [self._joined([by_name[slot.name] for slot in slots], slots) for slots in self.slots]
+        return nats, self._clip(joined), *joined
 
     def _forward(
         self,
@@ -241,26 +174,19 @@ class PopulationTrainer:
         targets: Tensor,
         padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        model, smoothing = self.first.model, self.settings.smoothing
-        padded = () if padding is None else (padding,)
+        """Return the objective and the mean nats of each row (seeds,)."""
 
-        def one(
-            weights: dict[str, Tensor],
-            buffers: dict[str, Tensor],
-            tokens: Tensor,
-            targets: Tensor,
-            *padded: Tensor,
-        ) -> tuple[Tensor, Tensor]:
-            given = (tokens, targets, smoothing, *padded)
-            objective, nats, _ = functional_call(model, (weights, buffers), given)
+        def one(weights: Any, buffers: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+            tokens, targets, *padded = given
+            inputs = (tokens, targets, self.settings.smoothing, *padded)
+            objective, nats, _ = functional_call(self.first.model, (weights, buffers), inputs)
             return objective, nats
 
         narrow = self.settings.precision == "bf16"
+        padded = () if padding is None else (padding,)
         # The autocast cache does not recognize tensors that vmap wraps.
-        with (
-            stacking(),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False),
-        ):
+        own = torch.autocast(self.device.type, torch.bfloat16, enabled=narrow, cache_enabled=False)
+        with stacking(), own:
             found: tuple[Tensor, Tensor] = vmap(one)(weights, buffers, tokens, targets, *padded)
         return found
 
@@ -310,14 +236,10 @@ class PopulationTrainer:
             for name in members:
                 shape = self.first.model.get_parameter(name).shape
                 slots.append(_Slot(name, slots[-1].next if slots else 0, shape))
-            models = [member.model for member in self.members]
-            parts = [
-                torch.stack([model.get_parameter(slot.name).detach() for model in models]) for slot in slots
-            ]
-            flat = self._joined(parts, slots).requires_grad_()
-            for row, model in zip(flat.detach(), models, strict=True):
+            flat = self._joined([self._stacked(slot.name) for slot in slots], slots).requires_grad_()
+            for row, member in zip(flat.detach(), self.members, strict=True):
                 for slot in slots:
-                    model.get_parameter(slot.name).data = slot.of(row)
+                    member.model.get_parameter(slot.name).data = slot.of(row)
             all_slots.append(slots)
             flats.append(flat)
             rows.append({"params": [flat], **facts})
@@ -326,16 +248,19 @@ class PopulationTrainer:
     def _unused(self) -> set[str]:
         """Return the names of the parameters that receive no gradient; the optimizer would not update them."""
         self._stack_buffers()
-        models = [member.model.train() for member in self.members]
-        weights = {
-            name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_()
-            for name, _ in models[0].named_parameters()
-        }
-        shortest = min(8, models[0].size.context)
-        rows = torch.zeros(len(models), 1, shortest, dtype=torch.long, device=self.device)
+        for member in self.members:
+            member.model.train()
+        model = self.first.model
+        weights = {name: self._stacked(name).requires_grad_() for name, _ in model.named_parameters()}
+        shortest = min(8, model.size.context)
+        rows = torch.zeros(len(self.members), 1, shortest, dtype=torch.long, device=self.device)
         objective, _ = self._forward(weights, self.buffers, rows, rows)
         grads = torch.autograd.grad(objective.sum(), list(weights.values()), allow_unused=True)
         return {name for name, grad in zip(weights, grads, strict=True) if grad is None}
+
+    def _stacked(self, name: str) -> Tensor:
+        """Return the parameter of that name of every row (seeds, *shape), without a gradient."""
+        return torch.stack([member.model.get_parameter(name).detach() for member in self.members])
 
     def _stack_buffers(self) -> None:
         models = [member.model for member in self.members]
@@ -353,7 +278,7 @@ class PopulationTrainer:
                 row.append(part.new_zeros(len(part), slot.next - slot.stop))
         return torch.cat(row, 1)
 
-    def save(self, ended: Collection[int]) -> None:
+    def save(self, ended: Collection[int] = ()) -> None:
         """Write a checkpoint of every row that has not ended, as a separate run would."""
         self._spread()
         for index, member in enumerate(self.members):
@@ -375,12 +300,12 @@ class PopulationTrainer:
         """Join the optimizer states of the members' checkpoints; weights are views and need no copy."""
         self._stack_buffers()
         for flat, slots in zip(self.flats, self.slots, strict=True):
+            parameters = [
+                [member.model.get_parameter(slot.name) for slot in slots] for member in self.members
+            ]
             states = [
-                [
-                    dict(member.optimizer.state.get(member.model.get_parameter(slot.name), {}))
-                    for slot in slots
-                ]
-                for member in self.members
+                [member.optimizer.state.get(parameter, {}) for parameter in row]
+                for member, row in zip(self.members, parameters, strict=True)
             ]
             if not all(state for row in states for state in row):
                 continue  # no step has been done
@@ -414,8 +339,7 @@ def population_blocker(model: Decoder) -> str:
         padded = (0.0, tokens == 0) if isinstance(model, Reader) else ()
         objective, _, own = functional_call(model, weights, (tokens, tokens, *padded))
         terms.update(own)
-        found: Tensor = objective
-        return found
+        return objective
 
     leaves = {name: part.requires_grad_(part.is_floating_point()) for name, part in weights.items()}
     try:

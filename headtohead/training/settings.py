@@ -12,7 +12,10 @@ from headtohead.common.choices import check_choices
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import is_number, parse_count
 from headtohead.model.sizes import Size
-from headtohead.training.circuit_rates import Rule, parse_rules, rates_of_rules, recorded_rules
+from headtohead.training.circuit_rates import STORED, Rule, parse_rules, rates_of_rules, recorded_rules
+
+_HIGHEST = {"warmup": 1, "floor": 1, "decay_share": 1, "beta1": 0.9999, "beta2": 0.99999, "smoothing": 0.99}
+_COUNTS = {"tokens", "batch", "evaluations"}
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,7 @@ class TrainSettings:
         for name in ("tokens", "batch"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; at least 1 is allowed")
-        for name, top in (
-            ("warmup", 1),
-            ("floor", 1),
-            ("decay_share", 1),
-            ("beta1", 0.9999),
-            ("beta2", 0.99999),
-            ("smoothing", 0.99),
-        ):
+        for name, top in _HIGHEST.items():
             if not 0 <= getattr(self, name) <= top:
                 raise UserError(f"{name}={getattr(self, name):g} is not between 0 and {top:g}")
         for name in ("lr", "weight_decay", "clip", "evaluations"):
@@ -81,20 +77,14 @@ class TrainSettings:
 
         Coupled constant ratios are stored as `rates`, so that existing run ids do not change.
         """
-        own = ("circuit_lr", "circuit_decay")
-        record = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in own
-        }
+        names = [field.name for field in dataclasses.fields(self) if field.name not in STORED]
+        record = {name: getattr(self, name) for name in names}
         if not self.circuit_lr:
             return record
         if self.circuit_decay == "coupled" and (rates := rates_of_rules(self.circuit_lr)):
             return record | {"rates": rates}
-        return record | {
-            "circuit_lr": [rule.as_dict() for rule in self.circuit_lr],
-            "circuit_decay": self.circuit_decay,
-        }
+        rules = [rule.as_dict() for rule in self.circuit_lr]
+        return record | {"circuit_lr": rules, "circuit_decay": self.circuit_decay}
 
     def steps(self, context: int) -> int:
         """Return the number of steps for a context length."""
@@ -104,6 +94,20 @@ class TrainSettings:
         if steps < 1:
             raise UserError(f"tokens={self.tokens} do not fill one step of batch={self.batch} tokens")
         return steps
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        """Return the learning rate at `step`, 0..steps-1."""
+        rise = max(1, round(self.warmup * steps)) if self.warmup else 0
+        if step < rise:
+            return self.lr * (step + 1) / rise
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "wsd":
+            fall = round(self.decay_share * steps)
+            share = (step - (steps - fall) + 1) / max(1, fall)
+            return self.lr * (1 - (1 - self.floor) * max(0.0, share))
+        share = (step - rise) / max(1, steps - 1 - rise)
+        return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share)))
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -127,9 +131,6 @@ def defaults_of(size: Size) -> dict[str, Any]:
     return found
 
 
-_COUNTS = {"tokens", "batch", "evaluations"}
-
-
 def train_settings(given: dict[str, Any]) -> TrainSettings:
     """Return settings from plain values; counts may be written 120k or 65M."""
     fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
@@ -137,28 +138,22 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
     for name, value in given.items():
         if name not in fields:
             raise unknown("training setting", name, fields)
-        default = fields[name].default
         if name in _COUNTS:
-            values[name] = parse_count(value, name)
-        elif isinstance(default, float):
+            value = parse_count(value, name)
+        elif isinstance(fields[name].default, float):
             if not is_number(value):
                 raise UserError(f"{name} takes a number, got {value!r}")
-            values[name] = float(value)
             if name == "lr" and not value > 0:  # checked here and not above: stored runs may have any rate
                 raise UserError(f"lr={value:g} trains nothing; expected a rate above 0, such as 2e-3")
-        elif name == "circuit_lr":
-            values[name] = value
-        elif not isinstance(value, str):
+            value = float(value)
+        elif name != "circuit_lr" and not isinstance(value, str):
             raise UserError(f"{name} takes a string, got {value!r}")
-        else:
-            values[name] = value
+        values[name] = value
     return TrainSettings(**values)
 
 
 def recorded_settings(record: Mapping[str, Any]) -> TrainSettings:
     """Return the settings stored by `as_dict`, including runs that store `rates`."""
     rules, decay = recorded_rules(record)
-    rest = {
-        key: value for key, value in record.items() if key not in ("rates", "circuit_lr", "circuit_decay")
-    }
+    rest = {key: value for key, value in record.items() if key not in STORED}
     return TrainSettings(**rest, circuit_lr=rules, circuit_decay=decay)  # type: ignore[arg-type]

@@ -1,13 +1,14 @@
-"""The trainer: steps, logging, checkpoints, exact resume; no state outside the object."""
+"""The training loop, and the trainer of one run: steps, logging, checkpoints, exact resume."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from headtohead.common.errors import UnreadableFile
 from headtohead.data.windows import Windows
 from headtohead.model.decoder import Decoder
-from headtohead.training.batches import BatchSource, Part, WindowBatches
+from headtohead.training.batches import BatchSource, Part, WindowBatches, micro_batches
 from headtohead.training.checkpoint import (
     KEPT,
     Checkpoint,
@@ -26,15 +27,10 @@ from headtohead.training.checkpoint import (
 )
 from headtohead.training.circuit_log import CircuitLog
 from headtohead.training.cuda_graph import CudaGraphStep
-from headtohead.training.optimizer import (
-    make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-    set_rates,
-)
-from headtohead.training.schedule import learning_rate
+from headtohead.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rates
 from headtohead.training.settings import TrainSettings
 
+_T = TypeVar("_T")
 # A loss above this many times that of a uniform guess counts as diverged.
 _LOST = 2.0
 LOGGED_POINTS = 200
@@ -84,6 +80,77 @@ class Branching:
     """The directory in which it keeps them."""
 
 
+class Runs(Protocol):
+    """Runs that take every step together: a single `Trainer`, or the rows of a `PopulationTrainer`."""
+
+    compiled: bool
+
+    @property
+    def members(self) -> Sequence[Trainer]:
+        """The trainer of each run."""
+
+    def resume(self) -> None:
+        """Continue from the newest step of which every run has a checkpoint, or start from step 0."""
+
+    def one_step(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+        """Do one step; return the mean nats and the gradient norm of each run, still on the device."""
+
+    def save(self, ended: Collection[int] = ()) -> None:
+        """Write a checkpoint of every run that has not ended."""
+
+
+def train(
+    runs: Runs,
+    stop: Callable[[], bool],
+    save_every: float,
+    ended: Callable[[int, Outcome], None] = lambda index, outcome: None,
+) -> list[Outcome]:
+    """Train runs to the end, or until stopped; `ended` is called as soon as one diverges."""
+    members, first = runs.members, runs.members[0]
+    runs.resume()
+    for member in members:
+        member.begin()
+    if runs.compiled:
+        first.hooks.compiling()
+    outcomes: dict[int, Outcome] = {}
+    status, saved = "done", time.monotonic()
+    while first.step < first.steps:
+        for index, member in enumerate(members):
+            if index not in outcomes:
+                member.evaluate()
+        for index, (member, *found) in enumerate(zip(members, *runs.one_step(), strict=True)):
+            # A diverged run is still computed with the others; its results are ignored.
+            if index in outcomes:
+                member.step += 1
+            elif (outcome := member.after_step(*found)) is not None:
+                outcomes[index] = outcome
+                ended(index, outcome)
+        if first.step == first.steps or len(outcomes) == len(members):
+            break
+        stopped = stop()
+        if stopped or time.monotonic() - saved >= save_every:
+            runs.save(outcomes)
+            saved = time.monotonic()
+        if stopped:
+            status = "stopped"
+            break
+    ends = (Outcome(status, member.step, member.train_nats) for member in members)
+    return [outcomes.get(index, end) for index, end in enumerate(ends)]
+
+
+def resume(members: Sequence[Trainer]) -> None:
+    """Load the newest step of which every run has a checkpoint, or start all from step 0."""
+    found = [member.checkpoint() for member in members]
+    while len(steps := {0 if checkpoint is None else checkpoint.step for checkpoint in found}) > 1:
+        newest = min(steps) + 1
+        found = [
+            member.checkpoint(newest) if checkpoint is not None and checkpoint.step >= newest else checkpoint
+            for member, checkpoint in zip(members, found, strict=True)
+        ]
+    for member, checkpoint in zip(members, found, strict=True):
+        member.load(checkpoint)
+
+
 class Trainer:
     """Trains one model on one order of windows, or on another source of batches."""
 
@@ -131,30 +198,30 @@ class Trainer:
         if compile:
             model.compile_hidden()
 
+    @property
+    def members(self) -> Sequence[Trainer]:
+        """This run alone."""
+        return [self]
+
     def run(self) -> Outcome:
         """Train until the end, a stop request or divergence; resume from a checkpoint if there is one."""
-        self.resume(self.checkpoint())
-        self.begin()
-        saved = time.monotonic()
-        while self.step < self.steps:
-            self.evaluate()
-            if ended := self.after_step(*self._one_step()):
-                return ended
-            if self.step < self.steps and self.hooks.stop():
-                self.save()
-                return self.outcome("stopped")
-            if self.folder and self.step < self.steps and time.monotonic() - saved >= self.save_every:
-                self.save()
-                saved = time.monotonic()
-        return self.outcome("done")
+        (outcome,) = train(self, self.hooks.stop, self.save_every)
+        return outcome
+
+    def resume(self) -> None:
+        """Resume from the newest checkpoint, or start from step 0."""
+        resume([self])
 
     def begin(self) -> None:
         """Start the clock."""
         self.model.train()
         self._began = time.monotonic() - self.seconds
         self._shown = self.step, time.monotonic()
-        if self.compiled:
-            self.hooks.compiling()
+
+    def one_step(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Do one step; return its mean nats and its gradient norm, still on the device."""
+        nats, norm = self._one_step()
+        return [nats], [norm]
 
     def after_step(self, nats: Tensor, norm: Tensor) -> Outcome | None:
         """Count a step with these nats and gradient norm; log and keep what is due; return an outcome if it diverged."""
@@ -173,44 +240,35 @@ class Trainer:
             self._shown = self.step, now
             self.hooks.progress(self.step, self.train_nats, rate)
             if diverged is not None:
-                return self.outcome("diverged", diverged)
-        if self.step in self.branching.marks:
-            self._keep()
+                return Outcome("diverged", self.step, self.train_nats, diverged)
+        folder = self.branching.folder if self.step in self.branching.marks else None
+        # One that exists is not written again, because the branch may be reading it.
+        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
+            self._save(folder, None)
         return None
 
     def evaluate(self) -> None:
         """Score the valid split if due, before the next step; a checkpoint of this step does not contain the score."""
-        if self._evaluation_due() and self.hooks.evaluate:
+        count = self.settings.evaluations
+        due = self.step and (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
+        if due and self.hooks.evaluate:
             self.hooks.log({"step": self.step} | self.hooks.evaluate())
-
-    def outcome(self, status: str, diverged_at: int | None = None) -> Outcome:
-        """Return the outcome with this status."""
-        return Outcome(status, self.step, self.train_nats, diverged_at)
 
     def timed_step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Do one step and return the seconds it took, including the device's work."""
         self.model.train()
-        self._wait()
+        wait = partial(torch.cuda.synchronize, self.device) if self.device.type == "cuda" else lambda: None
+        wait()
         began = clock()
         self._one_step()
-        self._wait()
+        wait()
         self.step += 1
         return clock() - began
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def save(self) -> None:
+    def save(self, ended: Collection[int] = ()) -> None:
         """Write a checkpoint of everything the rest of the run depends on."""
         if self.folder is not None:
             self._save(self.folder, KEPT)
-
-    def _keep(self) -> None:
-        """Write the checkpoint of a branch unless it already exists, because the branch may be reading it."""
-        folder = self.branching.folder
-        if folder is not None and not checkpoint_path(folder, self.step).is_dir():
-            self._save(folder, None)
 
     def _save(self, folder: Path, kept: int | None) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -231,16 +289,20 @@ class Trainer:
 
     def checkpoint(self, before: int | None = None) -> Checkpoint | None:
         """Return the checkpoint to resume from (of a step below `before`, if given): this run's newest, or its trunk's."""
-        found = latest_checkpoint(self.folder, self._misfit, before) if self.folder else (None, [])
-        checkpoint, warnings = found
+        checkpoint: Checkpoint | None = None
+        warnings: list[str] = []
+        if self.folder:
+            checkpoint, warnings = latest_checkpoint(self.folder, self._misfit, before)
         if checkpoint is None and self.branching.start is not None:
-            checkpoint, trouble = self._inherited(self.branching.start)
-            warnings += [f"{trouble}; the trunk's steps are repeated in this run"] if trouble else []
+            try:
+                checkpoint = self._inherited(self.branching.start)
+            except UnreadableFile as error:
+                warnings.append(f"{error}; the trunk's steps are repeated in this run")
         for message in warnings:
             self.hooks.warn(message)
         return checkpoint
 
-    def resume(self, checkpoint: Checkpoint | None) -> None:
+    def load(self, checkpoint: Checkpoint | None) -> None:
         """Load a checkpoint, or start from step 0 if None."""
         self.hooks.rewind(checkpoint.step if checkpoint else 0)
         if checkpoint is None:
@@ -254,9 +316,10 @@ class Trainer:
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in groups["random"]:
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
-        pending = [groups.get("pending", {}).get(str(index)) for index in range(2)]
-        if pending[0] is not None and pending[1] is not None:
-            self._pending = list(zip(pending[0].to(self.device), pending[1].to(self.device), strict=True))
+        pending = groups.get("pending", {})
+        if {"0", "1"} <= pending.keys():
+            columns = (pending[index].to(self.device) for index in ("0", "1"))
+            self._pending = list(zip(*columns, strict=True))
         self.step = checkpoint.step
         self.seconds = float(checkpoint.state["seconds"])
         self.own_seconds = float(checkpoint.state.get("own_seconds", self.seconds / self.sharing))
@@ -264,18 +327,14 @@ class Trainer:
         nats = checkpoint.state["train_nats"]
         self.train_nats = float("nan") if nats is None else float(nats)
 
-    def _inherited(self, path: Path) -> tuple[Checkpoint | None, str]:
-        """Return the trunk's checkpoint, or None and what is wrong with it."""
+    def _inherited(self, path: Path) -> Checkpoint:
+        """Return the trunk's checkpoint; raise UnreadableFile if it is missing, damaged or of another run."""
         if not path.is_dir():
-            return None, f"the trunk's checkpoint {path} is missing"
-        try:
-            checkpoint = read_checkpoint(path)
-        except UnreadableFile as error:
-            return None, str(error)
-        reason = self._misfit(checkpoint, self.branching.trunk)
-        if reason:
-            return None, f"checkpoint {path} does not belong to the trunk: {reason}"
-        return checkpoint, ""
+            raise UnreadableFile(f"the trunk's checkpoint {path} is missing")
+        checkpoint = read_checkpoint(path)
+        if reason := self._misfit(checkpoint, self.branching.trunk):
+            raise UnreadableFile(f"checkpoint {path} does not belong to the trunk: {reason}")
+        return checkpoint
 
     def _misfit(self, checkpoint: Checkpoint, writer: str | None = None) -> str:
         """Return why a checkpoint does not belong to this run, judged by names and shapes, or an empty string."""
@@ -306,28 +365,20 @@ class Trainer:
         if self._graphed is None:
             return self._whole_step(lambda: self.batches.parts(self.step, self.micro))
         (whole,) = self.batches.parts(self.step, self.sequences)
-        return self._graphed(moved(whole.tokens, self.device), moved(whole.targets, self.device))
+        whole = whole.on(self.device)
+        return self._graphed(whole.tokens, whole.targets)
 
     def _step_on(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Do one step on a batch that is already on the device; a CUDA graph captures this function."""
         # A failed capture leaves uncomputed gradients behind.
         self.optimizer.zero_grad(set_to_none=True)
-
-        def parts() -> Iterator[Part]:
-            for part, wanted in zip(tokens.split(self.micro), targets.split(self.micro), strict=True):
-                yield Part(part, wanted, None, len(part) / len(tokens))
-
-        return self._whole_step(parts)
+        return self._whole_step(lambda: micro_batches(tokens, targets, self.micro))
 
     def _whole_step(self, parts: Callable[[], Iterator[Part]]) -> tuple[Tensor, Tensor]:
         """Do one step in micro-batches; on a GPU the host does not wait."""
-        while True:
-            try:
-                nats = self._backward(parts())
-                break
-            except torch.OutOfMemoryError:
-                self.halve()
-                self.optimizer.zero_grad(set_to_none=True)
+        nats = self.within_memory(
+            lambda: self._backward(parts()), lambda: self.optimizer.zero_grad(set_to_none=True)
+        )
         if self.circuits and self.logs_next:
             self.circuits.record_gradients()
         norm = self._clip()
@@ -340,22 +391,25 @@ class Trainer:
         """Whether the current step will be logged."""
         return (self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps
 
-    def halve(self) -> None:
-        """Halve the micro-batch after running out of memory."""
-        if self.micro == 1:
-            raise
-        self.micro = (self.micro + 1) // 2
-        self.hooks.warn(
-            f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
-        )
-        torch.cuda.empty_cache()
+    def within_memory(self, attempt: Callable[[], _T], reset: Callable[[], None]) -> _T:
+        """Return attempt(); when memory runs out, halve the micro-batch, reset and try again."""
+        while True:
+            try:
+                return attempt()
+            except torch.OutOfMemoryError:
+                if self.micro == 1:
+                    raise
+                self.micro = (self.micro + 1) // 2
+                self.hooks.warn(
+                    f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
+                )
+                torch.cuda.empty_cache()
+                reset()
 
     def _clip(self) -> Tensor:
         """Clip the gradients in place; return the gradient norm before clipping."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(
-            [parameter.grad for parameter in parameters if parameter.grad is not None]
-        )
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])  # type: ignore[misc]
         # A factor of 1 changes nothing; on CPU, checking for it needs no synchronization.
         if self.settings.clip and not (self.device.type == "cpu" and norm.item() <= self.settings.clip):
             nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norm)
@@ -363,15 +417,11 @@ class Trainer:
 
     def _backward(self, parts: Iterable[Part]) -> Tensor:
         total = None
-        for part in parts:
-            given = (
-                moved(part.tokens, self.device),
-                moved(part.targets, self.device),
-                self.settings.smoothing,
-            )
-            padding = () if part.padding is None else (moved(part.padding, self.device),)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
-                objective, nats, _ = self.model(*given, *padding)
+        narrow = self.settings.precision == "bf16"
+        for part in (part.on(self.device) for part in parts):
+            padding = () if part.padding is None else (part.padding,)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
+                objective, nats, _ = self.model(part.tokens, part.targets, self.settings.smoothing, *padding)
             share = part.share
             (objective * share if share != 1 else objective).backward()
             found = nats.detach() * share
@@ -379,16 +429,10 @@ class Trainer:
         assert total is not None
         return total
 
-    def _evaluation_due(self) -> bool:
-        count = self.settings.evaluations
-        if not count or not self.step:
-            return False
-        return (self.step * count) // self.steps > ((self.step - 1) * count) // self.steps
-
     def _log(self) -> int | None:
         """Log one row for the interval; return the step at which training diverged, if it did."""
-        nats = torch.stack([row[0] for row in self._pending]).double().cpu()
-        norms = torch.stack([row[1] for row in self._pending]).double().cpu()
+        columns = zip(*self._pending, strict=True)
+        nats, norms = (torch.stack(column).double().cpu() for column in columns)
         self._pending = []
         self.train_nats = float(nats.mean())
         self.hooks.log(
@@ -396,7 +440,7 @@ class Trainer:
                 "step": self.step,
                 "tokens": self.batches.tokens(self.step),
                 "nats": self.train_nats,
-                "lr": learning_rate(self.settings, self.step - 1, self.steps),
+                "lr": self.settings.learning_rate(self.step - 1, self.steps),
                 "grad_norm": float(norms.mean()),
                 "grad_norm_max": float(norms.max()),
                 "seconds": round(self.seconds, 3),
@@ -407,10 +451,3 @@ class Trainer:
         if not lost.any():
             return None
         return self.step - len(nats) + int(lost.int().argmax())
-
-
-def moved(tokens: Tensor, device: torch.device) -> Tensor:
-    """Return tokens on the device; the copy from pinned memory does not wait for kernels in flight."""
-    if device.type == "cuda" and not tokens.is_cuda:
-        tokens = tokens.contiguous().pin_memory()
-    return tokens.to(device, non_blocking=True)

@@ -221,7 +221,7 @@ class Pretended:
 
         def replay(made: object) -> None:
             self.replays += 1
-            step._scores.copy_(step._step(step._token))  # type: ignore[arg-type]
+            step._graph.outputs.copy_(step._step(step._token))  # type: ignore[arg-type,union-attr]
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
         patch.setattr(torch.cuda, "current_stream", lambda device: stream)

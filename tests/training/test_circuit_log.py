@@ -17,7 +17,6 @@ from headtohead.model.sizes import Size
 from headtohead.study.config.spec import build_study
 from headtohead.training.circuit_log import CircuitLog, product_norm
 from headtohead.training.optimizer import make_optimizer
-from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings, train_settings
 from headtohead.training.trainer import Hooks, Trainer
 
@@ -92,7 +91,7 @@ def test_logged_rates_and_gradients_match_the_run(story: Path) -> None:
         circuits = row["circuits"]
         squares = sum(norm**2 for circuit in circuits.values() for norm in circuit["grad_norm"])
         assert math.sqrt(squares) == pytest.approx(row["grad_norm"], rel=1e-4)
-        rates = [learning_rate(given, step, 6) for step in range(row["step"])]
+        rates = [given.learning_rate(step, 6) for step in range(row["step"])]
         ramped = [rate * (1 + 4 * step / 6) for step, rate in enumerate(rates)]
         assert circuits["qk"]["layers"] == [1, 2]
         assert circuits["qk"]["lr_sum"] == pytest.approx([sum(rates), sum(ramped)], rel=1e-5)

@@ -2,13 +2,12 @@ import itertools
 
 import pytest
 
-from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 
 def rates(**values: object) -> list[float]:
     settings = TrainSettings(lr=1.0, warmup=0.1, floor=0.1, **values)  # type: ignore[arg-type]
-    return [learning_rate(settings, step, 100) for step in range(100)]
+    return [settings.learning_rate(step, 100) for step in range(100)]
 
 
 def test_cosine_rises_peaks_and_ends_at_the_floor() -> None:
@@ -33,4 +32,4 @@ def test_constant_stays_at_the_peak_after_warm_up() -> None:
 
 
 def test_no_warm_up_starts_at_the_peak() -> None:
-    assert learning_rate(TrainSettings(lr=1.0, warmup=0.0), 0, 10) == 1.0
+    assert TrainSettings(lr=1.0, warmup=0.0).learning_rate(0, 10) == 1.0

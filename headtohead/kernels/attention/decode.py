@@ -14,6 +14,7 @@ from torch import Tensor
 from headtohead.kernels.attention.softmax import attend, attend_plain, view_mask
 from headtohead.kernels.path import triton_multiplies
 from headtohead.kernels.pointwise.rotary import rotate_plain
+from headtohead.kernels.vmap import operator
 
 # What the operator rotates: nothing, the keys in the score only, or the output back by the query's position.
 ROPE_MODES = ("nothing", "score", "roundtrip")
@@ -46,12 +47,9 @@ def decode(
     if not decode_serves(q, kv):
         return decode_plain(q, kv, table, rope_mode, scale, place)
     given = (table, ROPE_MODES.index(rope_mode), scale)
-    output: Tensor
     if place is None:
-        output = torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given)
-    else:
-        output = torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place)
-    return output.unsqueeze(2)
+        return torch.ops.headtohead.kv_decode(q.squeeze(2), kv, *given).unsqueeze(2)
+    return torch.ops.headtohead.placed_decode(q.squeeze(2), kv, None, *given, place).unsqueeze(2)
 
 
 def decode_plain(
@@ -83,12 +81,30 @@ def attend_placed(
     """
     if not window and not strict and k.shape == v.shape and v.dtype == k.dtype and decode_serves(q, k):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        output: Tensor = torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place)
-        return output.unsqueeze(2)
+        return torch.ops.headtohead.placed_decode(q.squeeze(2), k, v, None, 0, scale, place).unsqueeze(2)
     return attend(q, k, v, window=window, strict=strict, scale=scale, rows=place)
 
 
-@torch.library.custom_op("headtohead::kv_decode", mutates_args=())
+def _differentiate(given: list[Any], grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Recompute the attention map: it is only one row long, and no training runs through a decoding step."""
+    q, kv, table, rope_mode, scale = given
+    grouped = (kv.shape[0], kv.shape[1], -1, q.shape[-1])
+    if rope_mode == 2:
+        grad = rotate_plain(grad.unsqueeze(2), table[-1:]).squeeze(2)
+    values = kv.float()
+    keys = rotate_plain(values, table) if rope_mode == 1 else values
+    query, grad = q.reshape(grouped).float(), grad.reshape(grouped).float()
+    weights = torch.softmax(scale * query @ keys.mT, -1)
+    grad_weights = grad @ values.mT
+    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * scale
+    grad_keys = grad_scores.mT @ query
+    grad_keys = rotate_plain(grad_keys, table, inverse=True) if rope_mode == 1 else grad_keys
+    grad_kv = grad_keys + weights.mT @ grad
+    grad_q = (grad_scores @ keys).reshape(q.shape)
+    return grad_q.to(q.dtype), grad_kv.to(kv.dtype)
+
+
+@operator("kv_decode", lambda q, *rest: q.new_empty(q.shape), _differentiate, shared=["table"])
 def kv_decode(q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: int, scale: float) -> Tensor:
     """Return (batch, heads, dim) from q (batch, heads, dim) and kv (batch, kv_heads, keys, dim)."""
     from headtohead.kernels.attention import decode_triton
@@ -96,61 +112,7 @@ def kv_decode(q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: int, scale
     return decode_triton.decode(q, kv, table, rope_mode, scale)
 
 
-@kv_decode.register_fake
-def _(q: Tensor, kv: Tensor, table: Tensor | None, rope_mode: int, scale: float) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, kv, table, ctx.rope_mode, ctx.scale = inputs
-    ctx.save_for_backward(q, kv, table)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Recompute the attention map: it is only one row long, and no training runs through a decoding step."""
-    q, kv, table = ctx.saved_tensors
-    grouped = (kv.shape[0], kv.shape[1], -1, q.shape[-1])
-    if ctx.rope_mode == 2:
-        grad = rotate_plain(grad.unsqueeze(2), table[-1:]).squeeze(2)
-    values = kv.float()
-    keys = rotate_plain(values, table) if ctx.rope_mode == 1 else values
-    query, grad = q.reshape(grouped).float(), grad.reshape(grouped).float()
-    weights = torch.softmax(ctx.scale * query @ keys.mT, -1)
-    grad_weights = grad @ values.mT
-    grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True)) * ctx.scale
-    grad_keys = grad_scores.mT @ query
-    grad_keys = rotate_plain(grad_keys, table, inverse=True) if ctx.rope_mode == 1 else grad_keys
-    grad_kv = grad_keys + weights.mT @ grad
-    grad_q = (grad_scores @ keys).reshape(q.shape)
-    return grad_q.to(q.dtype), grad_kv.to(kv.dtype), None, None, None
-
-
-kv_decode.register_autograd(_differentiate, setup_context=_keep)
-
-
-@kv_decode.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[Any, ...],
-    q: Tensor,
-    kv: Tensor,
-    table: Tensor | None,
-    rope_mode: int,
-    scale: float,
-) -> tuple[Tensor, int]:
-    """Fold the population into the batch; all rows share one table."""
-    if table is not None and in_dims[2] is not None:
-        raise ValueError("kv_decode takes one rotary table for all rows of a population")
-    size = info.batch_size
-    q, kv = (
-        (tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)).flatten(0, 1)
-        for tensor, place in ((q, in_dims[0]), (kv, in_dims[1]))
-    )
-    output: Tensor = torch.ops.headtohead.kv_decode(q, kv, table, rope_mode, scale)
-    return output.unflatten(0, (size, -1)), 0
-
-
-@torch.library.custom_op("headtohead::placed_decode", mutates_args=())
+@operator("placed_decode", lambda q, *rest: q.new_empty(q.shape), shared=["table", "place"])
 def placed_decode(
     q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, rope_mode: int, scale: float, place: Tensor
 ) -> Tensor:
@@ -158,10 +120,3 @@ def placed_decode(
     from headtohead.kernels.attention import decode_triton
 
     return decode_triton.decode(q, k, table, rope_mode, scale, values=v, place=place)
-
-
-@placed_decode.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor | None, table: Tensor | None, rope_mode: int, scale: float, place: Tensor
-) -> Tensor:
-    return q.new_empty(q.shape)

@@ -96,32 +96,12 @@ def _turned_back(along, across, cos, sin):
 
 @triton.jit
 def products(
-    q_at,
-    kv_at,
-    table_at,
-    place_at,
-    mix_at,
-    log_at,
-    trips,
-    keys,
-    part,
-    scale,
-    q_b,
-    q_h,
-    kv_b,
-    kv_h,
-    kv_n,
-    KV_HEADS: tl.constexpr,
-    SHARE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    PLACED: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
+    q_at, kv_at, table_at, place_at, mix_at, log_at, trips, keys, part, scale,
+    q_b, q_h, kv_b, kv_h, kv_n,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PLACED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
     """Process one part of the context for the query heads (share, dim) of one key head, with matrix products.
 
     scores = q (kv cos)^T + q' (kv sin)^T: the tile is multiplied by cosines and sines in the same registers from which the
@@ -199,30 +179,11 @@ def _tiles(at, kv_n, row, left, inside, TILES: tl.constexpr, ROWS: tl.constexpr)
 
 @triton.jit
 def sums(
-    q_at,
-    kv_at,
-    table_at,
-    place_at,
-    mix_at,
-    log_at,
-    trips,
-    keys,
-    part,
-    scale,
-    q_b,
-    q_h,
-    kv_b,
-    kv_h,
-    kv_n,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PLACED: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
+    q_at, kv_at, table_at, place_at, mix_at, log_at, trips, keys, part, scale,
+    q_b, q_h, kv_b, kv_h, kv_n,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr, AHEAD: tl.constexpr, PLACED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
     """Process one part of the context for the single query head (dim) of a key head, with sums in registers.
 
     It uses no shared memory. A thread keeps its own softmax state for its row of every tile; they are merged at the end.

@@ -18,43 +18,19 @@ import triton.language as tl
 from torch import Tensor
 
 from headtohead.kernels.attention.decode_rope_triton import MAX_TRIPS, Sums, keys_shared, products, sums
-from headtohead.kernels.dynamics.integrator_triton import count, multiprocessors
+from headtohead.kernels.dynamics.integrator_triton import count, multiprocessors, readable
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _parts(
-    q_at,
-    kv_at,
-    v_at,
-    place_at,
-    mix_at,
-    log_at,
-    trips,
-    keys,
-    part,
-    scale,
-    q_b,
-    q_h,
-    kv_b,
-    kv_h,
-    kv_n,
-    v_b,
-    v_h,
-    v_n,
-    KV_HEADS: tl.constexpr,
-    SHARE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-    APART: tl.constexpr,
-    PLACED: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
+    q_at, kv_at, v_at, place_at, mix_at, log_at, trips, keys, part, scale,
+    q_b, q_h, kv_b, kv_h, kv_n, v_b, v_h, v_n,
+    KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    APART: tl.constexpr, PLACED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
     """Process one part of the context for the query heads (share, dim) of one key head."""
     DTYPE: tl.constexpr = kv_at.dtype.element_ty
     parts = tl.num_programs(0)
@@ -112,18 +88,9 @@ def _parts(
 
 @triton.jit
 def _join(
-    mix_at,
-    log_at,
-    table_at,
-    place_at,
-    out_at,
-    parts,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BACK: tl.constexpr,
-    PLACED: tl.constexpr,
-):
+    mix_at, log_at, table_at, place_at, out_at, parts,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BACK: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
     """Join the parts of one query head; BACK rotates back by a row (dim / 2, 2): the table's first, or the position's."""
     owner = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
@@ -190,9 +157,8 @@ def decode(
     """
     batch, heads, dim = q.shape
     kv_heads, keys = kv.shape[1:3]
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    kv = kv if kv.stride(-1) == 1 else kv.contiguous()
-    v = kv if values is None else values if values.stride(-1) == 1 else values.contiguous()
+    q, kv = readable(q), readable(kv)
+    v = kv if values is None else readable(values)
     table = q.new_empty(0, dtype=torch.float32) if table is None else table.contiguous()
     share = heads // kv_heads
     wide = max(32, triton.next_power_of_2(dim))
@@ -234,18 +200,10 @@ def decode(
         else:
             apart = values is not None
             _parts[grid](q, kv, v, at, *given, *v.stride()[:3], **shape, **loop, APART=apart, **chip)
+    back = rope_mode == 2
+    row = table[-1] if back and place is None else table
+    sizes = {"DIM": dim, "BLOCK": triton.next_power_of_2(parts), "BLOCK_D": wide}
     _join[(batch * heads,)](
-        mix,
-        logs,
-        table[-1] if rope_mode == 2 and place is None else table,
-        table if place is None else place,
-        output,
-        parts,
-        DIM=dim,
-        BLOCK=triton.next_power_of_2(parts),
-        BLOCK_D=wide,
-        BACK=rope_mode == 2,
-        PLACED=place is not None,
-        num_warps=4,
+        mix, logs, row, at, output, parts, **sizes, BACK=back, PLACED=place is not None, num_warps=4
     )
     return output

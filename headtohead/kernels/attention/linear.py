@@ -47,13 +47,13 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Te
     """Return the same chunk by chunk: a small map within each, and the state of all chunks before it."""
     time = v.shape[-2]
     chunk = min(CHUNK, time)
-    q, k, v = (_in_chunks(tensor, chunk) for tensor in (q, k, v))
+    q, k, v = (in_chunks(tensor, chunk) for tensor in (q, k, v))
     sums = torch.cat((state.unsqueeze(2), k.transpose(-2, -1) @ v), 2).cumsum(2)
     inside = (q @ k.transpose(-2, -1).unsqueeze(2)).tril() @ v.unsqueeze(2)
     y = inside + q @ sums[:, :, :-1].unsqueeze(2)
     return y.flatten(-3, -2)[..., :time, :], sums[:, :, -1]
 
 
-def _in_chunks(x: Tensor, chunk: int) -> Tensor:
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
     """Return (..., chunks, chunk, dim) from (..., time, dim), padded with zeros."""
     return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))

@@ -8,35 +8,30 @@ from torch.nn import functional as F
 
 from headtohead.kernels.path import is_plain, no_autocast
 
+State = tuple[Tensor, Tensor]
+"""The maximum score so far (batch, heads), and the sums of values and of weights relative to it (batch, heads, dim + 1)."""
 # The score of masked keys, such as padding: finite, so that a fully masked prefix does not give 0/0.
 EMPTY = -1e30
 
 
-def prefix_softmax(
-    scores: Tensor, v: Tensor, state: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def prefix_softmax(scores: Tensor, v: Tensor, state: State | None = None) -> tuple[Tensor, State]:
     """Return the output (batch, heads, time, dim) for v with scores (batch, heads, time), and the state after it.
 
-    The state is the maximum score so far (batch, heads) and the sums of values and of weights relative to it
-    (batch, heads, dim + 1), so that any scores stay finite; sums run in float32 or wider.
+    Sums are relative to the maximum score, so that any scores stay finite; they run in float32 or wider.
     """
     dtype = torch.promote_types(v.dtype, torch.float32)
     with no_autocast(v):
         scores, values = scores.to(dtype), F.pad(v.to(dtype), (0, 1), value=1.0)
         if state is None:
-            state = (
-                scores.new_full(scores.shape[:2], EMPTY),
-                values.new_zeros(*values.shape[:2], v.shape[-1] + 1),
-            )
+            nothing = values.new_zeros(*values.shape[:2], v.shape[-1] + 1)
+            state = scores.new_full(scores.shape[:2], EMPTY), nothing
         peak, total = (part.to(dtype) for part in state)
         form = prefix_softmax_plain if is_plain() else _two_levels
         sums, state = form(scores, values, peak, total)
         return (sums[..., :-1] / sums[..., -1:]).to(v.dtype), state
 
 
-def prefix_softmax_plain(
-    scores: Tensor, values: Tensor, peak: Tensor, total: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def prefix_softmax_plain(scores: Tensor, values: Tensor, peak: Tensor, total: Tensor) -> tuple[Tensor, State]:
     """Plain reference, token by token: when the maximum score rises, the sums shrink by e^(old - new)."""
     rows = []
     for place in range(scores.shape[-1]):
@@ -49,9 +44,7 @@ def prefix_softmax_plain(
     return torch.stack(rows, -2), (peak, total)
 
 
-def _two_levels(
-    scores: Tensor, values: Tensor, peak: Tensor, total: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _two_levels(scores: Tensor, values: Tensor, peak: Tensor, total: Tensor) -> tuple[Tensor, State]:
     """Return the same from chunks of about sqrt(time): a small map within each, another over the chunks before it.
 
     Every exponent is a score minus the maximum so far, at most 0, and no row depends on later scores. The maxima cancel

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
+from headtohead.kernels.attention.linear import in_chunks
 from headtohead.kernels.path import is_plain, is_stacking
 
 # Tokens per chunk: a chunk materializes the decays between all its pairs, CHUNK x key width values per token.
@@ -58,7 +58,7 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) 
     time = q.shape[-2]
     size = min(CHUNK, time)
     # Padding tokens add nothing (k = 0) and decay nothing (log a = 0).
-    q, k, v, log_decay = (_split(tensor, size) for tensor in (q, k, v, log_decay))
+    q, k, v, log_decay = (in_chunks(tensor, size) for tensor in (q, k, v, log_decay))
     since = log_decay.cumsum(-2)
     last = since[..., -1:, :]
     inside = decayed_scores(q, k, since) @ v
@@ -66,12 +66,6 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) 
     starts, end = _states(last.exp().transpose(-2, -1), arriving, state)
     output = inside + (q * since.exp()) @ starts
     return output.flatten(2, 3)[:, :, :time], end
-
-
-def _split(x: Tensor, size: int) -> Tensor:
-    """Return (batch, heads, chunks, size, dim) from (batch, heads, time, dim), padded with zeros."""
-    x = F.pad(x, (0, 0, 0, -x.shape[-2] % size))
-    return x.unflatten(-2, (-1, size))
 
 
 def _states(decay: Tensor, arriving: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +89,7 @@ def decayed_scores(q: Tensor, k: Tensor, since: Tensor) -> Tensor:
     """Return (..., time, time): sum_d q_id k_jd exp(L_id - L_jd) for j <= i, else 0, from q, k and L (..., time, dim)."""
     if is_plain() or is_stacking() or torch.compiler.is_compiling():
         return decayed_scores_plain(q, k, since)
-    result: Tensor = _DecayedScores.apply(q, k, since)
-    return result
+    return _DecayedScores.apply(q, k, since)
 
 
 def decayed_scores_plain(q: Tensor, k: Tensor, since: Tensor) -> Tensor:

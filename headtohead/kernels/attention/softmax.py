@@ -95,14 +95,12 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
         q, k, v = _fitted(q, k, v)
 
     def library(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        gqa = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=gqa)
 
     if mask is not None and is_stacking():
-        mask = mask.expand(
-            len(q), q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]
-        )
+        heads = q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1
+        mask = mask.expand(len(q), heads, *mask.shape[-2:])
     with _backends(q):
         mixed = folded(library, q, k, v, mask)
     return mixed[..., :width]

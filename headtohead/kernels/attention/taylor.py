@@ -27,8 +27,7 @@ def taylor_attend(
     if _fused(q, k, causal, padding):
         return _taylor_flex(q, k, v, _compiled())
     if causal and padding is None and q.shape[-2] == k.shape[-2] and eager_cpu(q):
-        output: Tensor = _Taylor.apply(q, per_query_head(k, q), per_query_head(v, q))
-        return output
+        return _Taylor.apply(q, per_query_head(k, q), per_query_head(v, q))
     mask = view_mask(q.shape[-2], k.shape[-2], q.device, causal, padding)
     return taylor_weights(q, k, mask).to(v.dtype) @ per_query_head(v, q)
 
@@ -60,14 +59,8 @@ def _taylor_flex(q: Tensor, k: Tensor, v: Tensor, flex: Any) -> Tensor:
         with torch.inference_mode(False):  # cached for training too, which rejects inference tensors
             _causal_blocks[key] = create_block_mask(_not_later, None, None, time, time, device=str(q.device))
     # Heads that share keys get copies: torch 2.11 has no kernel for shared keys in float32.
-    output: Tensor = flex(
-        q,
-        per_query_head(k, q),
-        per_query_head(v, q),
-        score_mod=taylor_score,
-        block_mask=_causal_blocks[key],
-    )
-    return output
+    k, v = per_query_head(k, q), per_query_head(v, q)
+    return flex(q, k, v, score_mod=taylor_score, block_mask=_causal_blocks[key])
 
 
 def _not_later(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from headtohead.kernels.path import eager_cpu
 _CHUNK_ELEMENTS = 2**17
 
 Force = Callable[[Tensor], Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 def head_mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
@@ -30,8 +31,7 @@ def head_mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | 
 def potential_force(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor) -> Tensor:
     """Return -grad V of V(x) = w2 . silu(W1 x + b1), in closed form: -W1^T (w2 * silu'(W1 x + b1))."""
     if w1.ndim == 2 and eager_cpu(x):
-        result: Tensor = _SharedPotential.apply(x, w1, b1, w2)
-        return result
+        return _SharedPotential.apply(x, w1, b1, w2)
     return potential_force_plain(x, w1, b1, w2)
 
 
@@ -47,14 +47,12 @@ def head_linear(x: Tensor, w: Tensor) -> Tensor:
     return _states(_linear(_rows(x, w), w, None), x)
 
 
-def drift(q: Tensor, k: Tensor, dt: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def drift(q: Tensor, k: Tensor, dt: Tensor, steps: int) -> Pair:
     """Return (q + n dt k, k): without a force every integrator reduces to this, n steps at once."""
     return torch.addcmul(q, steps * dt, k), k
 
 
-def euler(
-    q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force, of_keys: bool = False
-) -> tuple[Tensor, Tensor]:
+def euler(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force, of_keys: bool = False) -> Pair:
     """Return n steps of (q + dt k, k + dt f(q)), both from the old pair; `of_keys` passes k to f instead of q."""
     for _ in range(steps):
         push = force(k if of_keys else q)
@@ -62,7 +60,7 @@ def euler(
     return q, k
 
 
-def symplectic_euler(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> tuple[Tensor, Tensor]:
+def symplectic_euler(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> Pair:
     """Return n steps of k <- k + dt f(q), then q <- q + dt k with the new k."""
     for _ in range(steps):
         k = torch.addcmul(k, dt, force(q))
@@ -70,7 +68,7 @@ def symplectic_euler(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force)
     return q, k
 
 
-def leapfrog(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> tuple[Tensor, Tensor]:
+def leapfrog(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> Pair:
     """Return n steps of kick (dt/2), drift (dt), kick (dt/2).
 
     The force at the end of a step is also that at the start of the next, so n steps take n + 1 evaluations, and the two
@@ -84,16 +82,14 @@ def leapfrog(q: Tensor, k: Tensor, dt: Tensor, steps: int, force: Force) -> tupl
     return q, k
 
 
-def uncoupled(
-    q: Tensor, k: Tensor, dt: Tensor, steps: int, q_force: Force, k_force: Force
-) -> tuple[Tensor, Tensor]:
+def uncoupled(q: Tensor, k: Tensor, dt: Tensor, steps: int, q_force: Force, k_force: Force) -> Pair:
     """Return n steps of q <- q + dt g_q(q) and k <- k + dt g_k(k): q and k are independent."""
     for _ in range(steps):
         q, k = torch.addcmul(q, dt, q_force(q)), torch.addcmul(k, dt, k_force(k))
     return q, k
 
 
-def affine(q: Tensor, k: Tensor, steps: int, q_map: Force, k_map: Force) -> tuple[Tensor, Tensor]:
+def affine(q: Tensor, k: Tensor, steps: int, q_map: Force, k_map: Force) -> Pair:
     """Return n steps of q <- q exp(s1(k)) + t1(k), then k <- k exp(s2(q)) + t2(q) with the new q; s = tanh(.).
 
     The maps return [s, t] concatenated, (batch, time, heads, 2 dim).
@@ -116,11 +112,9 @@ def _rows(x: Tensor, w: Tensor) -> Tensor:
 
 def _states(rows: Tensor, like: Tensor) -> Tensor:
     """Return rows as (batch, time, heads, out)."""
-    return (
-        rows.view(*like.shape[:-1], -1)
-        if rows.ndim == 2
-        else rows.transpose(0, 1).unflatten(0, like.shape[:2])
-    )
+    if rows.ndim == 2:
+        return rows.view(*like.shape[:-1], -1)
+    return rows.transpose(0, 1).unflatten(0, like.shape[:2])
 
 
 def _linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

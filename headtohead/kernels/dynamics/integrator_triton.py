@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-EULER, LEAPFROG, SYMPLECTIC = 0, 1, 2
+LEAPFROG = 1  # the number of the scheme
 
 
 @triton.jit
@@ -41,23 +41,9 @@ def _force(x, w1, b1, w2, b2, POTENTIAL: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _force_back(
-    x,
-    grad,
-    step,
-    w1,
-    b1,
-    w2,
-    b2,
-    sum_w1,
-    sum_b1,
-    sum_w2,
-    sum_b2,
-    ones,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, grad, step, w1, b1, w2, b2, sum_w1, sum_b1, sum_w2, sum_b2, ones,
+    BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, POTENTIAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """For k + step f(x) with gradient `grad`: grad . f(x), the gradient of x, and the sums."""
     inner, share = _inner(x, w1, b1, PRECISION)
     slope = share + inner * share * (1 - share)
@@ -102,19 +88,10 @@ def _step_of(place, SCHEME: tl.constexpr, STEPS: tl.constexpr):
 
 @triton.jit
 def _integrate(
-    q,
-    k,
-    step,
-    w1,
-    b1,
-    w2,
-    b2,
-    DTYPE: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
+    q, k, step, w1, b1, w2, b2,
+    DTYPE: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr, POTENTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """q and k (rows, dim) after all steps."""
     for place in range(STEPS + (SCHEME == 1)):
         push = _force(q.to(DTYPE), w1, b1, w2, b2, POTENTIAL, PRECISION)
@@ -130,20 +107,10 @@ def _integrate(
 
 @triton.jit
 def _weights(
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    group,
-    DTYPE: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-):
+    w1_at, b1_at, w2_at, b2_at, group,
+    DTYPE: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr,
+):  # fmt: skip
     """One set of weights, padded with zeros; matrices in the precision of q."""
     dim, hidden = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
     inside = (hidden[:, None] < HIDDEN) & (dim[None, :] < DIM)
@@ -178,41 +145,12 @@ def _places(row, group, tokens, times, HEADS: tl.constexpr, GROUPS: tl.constexpr
 
 @triton.jit
 def _forward(
-    q_at,
-    k_at,
-    dt_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    q_out,
-    k_out,
-    trips,
-    tokens,
-    times,
-    q_s,
-    q_b,
-    q_t,
-    q_h,
-    k_s,
-    k_b,
-    k_t,
-    k_h,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, q_out, k_out, trips, tokens, times,
+    q_s, q_b, q_t, q_h, k_s, k_b, k_t, k_h,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     DTYPE: tl.constexpr = q_at.dtype.element_ty
     group = tl.program_id(1)
     rows = tokens * (HEADS // GROUPS)
@@ -220,7 +158,7 @@ def _forward(
         w1_at, b1_at, w2_at, b2_at, group, DTYPE, DIM, HIDDEN, BLOCK_D, BLOCK_H, POTENTIAL, BIAS_1, BIAS_2
     )
     dim = tl.arange(0, BLOCK_D)
-    for trip in tl.range(trips, num_stages=STAGES):
+    for trip in tl.range(trips, num_stages=1):
         row = (trip * tl.num_programs(0) + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
         inside = (row < rows)[:, None] & (dim < DIM)[None, :]
         stack, sequence, time, head, flat = _places(row, group, tokens, times, HEADS, GROUPS)
@@ -237,53 +175,13 @@ def _forward(
 
 @triton.jit
 def _backward(
-    q_at,
-    k_at,
-    dt_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    gq_at,
-    gk_at,
-    q_out,
-    k_out,
-    sums_at,
-    trace_at,
-    trips,
-    tokens,
-    times,
-    q_s,
-    q_b,
-    q_t,
-    q_h,
-    k_s,
-    k_b,
-    k_t,
-    k_h,
-    gq_s,
-    gq_b,
-    gq_t,
-    gq_h,
-    gk_s,
-    gk_b,
-    gk_t,
-    gk_h,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    SCHEME: tl.constexpr,
-    STEPS: tl.constexpr,
-    POTENTIAL: tl.constexpr,
-    BIAS_1: tl.constexpr,
-    BIAS_2: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    q_at, k_at, dt_at, w1_at, b1_at, w2_at, b2_at, gq_at, gk_at, q_out, k_out, sums_at, trace_at,
+    trips, tokens, times,
+    q_s, q_b, q_t, q_h, k_s, k_b, k_t, k_h, gq_s, gq_b, gq_t, gq_h, gk_s, gk_b, gk_t, gk_h,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SCHEME: tl.constexpr, STEPS: tl.constexpr,
+    POTENTIAL: tl.constexpr, BIAS_1: tl.constexpr, BIAS_2: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     DTYPE: tl.constexpr = q_at.dtype.element_ty
     group = tl.program_id(1)
     rows = tokens * (HEADS // GROUPS)
@@ -308,7 +206,7 @@ def _backward(
     slot = group * tl.num_programs(0) + tl.program_id(0)
     tile = tl.arange(0, BLOCK)[:, None] * BLOCK_D + dim[None, :]
     trace = trace_at + slot * (2 * KICKS * SIZE)
-    for trip in tl.range(trips, num_stages=STAGES):
+    for trip in tl.range(trips, num_stages=1):
         here = tl.arange(0, BLOCK)
         row = (trip * tl.num_programs(0) + tl.program_id(0)) * USED + here
         inside = ((row < rows) & (here < USED))[:, None] & (dim < DIM)[None, :]
@@ -356,23 +254,9 @@ def _backward(
                 sum_step += drift * tl.sum(gq * k, 1)
                 gk += (drift * step)[:, None] * gq
             along, grad_x, sum_w1, sum_b1, sum_w2, sum_b2 = _force_back(
-                x,
-                gk,
-                kick * step,
-                w1,
-                b1,
-                w2,
-                b2,
-                sum_w1,
-                sum_b1,
-                sum_w2,
-                sum_b2,
-                ones,
-                BIAS_1,
-                BIAS_2,
-                POTENTIAL,
-                PRECISION,
-            )
+                x, gk, kick * step, w1, b1, w2, b2, sum_w1, sum_b1, sum_w2, sum_b2, ones,
+                BIAS_1, BIAS_2, POTENTIAL, PRECISION,
+            )  # fmt: skip
             sum_step += kick * along
             if SCHEME == 0:
                 # The other half of the step, loaded when needed, to hold fewer registers meanwhile.
@@ -412,20 +296,9 @@ def _backward(
 
 @triton.jit
 def _add_up(
-    sums_at,
-    w1_at,
-    b1_at,
-    w2_at,
-    b2_at,
-    step_at,
-    trips,
-    slots,
-    FIRST: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    SECOND: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums_at, w1_at, b1_at, w2_at, b2_at, step_at, trips, slots,
+    FIRST: tl.constexpr, HIDDEN: tl.constexpr, SECOND: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The programs' sums for one set of weights, added in program order."""
     WIDTH: tl.constexpr = FIRST + HIDDEN + SECOND + DIM + BLOCK
     group = tl.program_id(1).to(tl.int64)
@@ -448,6 +321,18 @@ def _add_up(
     tl.store(step_at + group * BLOCK + column, found, mask=(column >= 0) & (column < BLOCK))
 
 
+class Inputs(NamedTuple):
+    """What is integrated: states (population, batch, time, heads, dim), dt (population, heads), and the sets of weights."""
+
+    q: Tensor
+    k: Tensor
+    dt: Tensor
+    w1: Tensor
+    b1: Tensor | None
+    w2: Tensor
+    b2: Tensor | None
+
+
 @dataclass(frozen=True)
 class Config:
     """Launch configuration of a kernel."""
@@ -456,7 +341,6 @@ class Config:
     warps: int
     programs: int
     """Programs per multiprocessor."""
-    stages: int = 1
 
 
 def chosen(kernel: str, w1: Tensor, w2: Tensor) -> Config:
@@ -464,7 +348,7 @@ def chosen(kernel: str, w1: Tensor, w2: Tensor) -> Config:
 
     Compiled by Triton 3.6, backward with 64 rows and a hidden width of 16 reads out of bounds; with 32 it does not.
     """
-    hidden, dim = (max(16, triton.next_power_of_2(size)) for size in w1.shape[-2:])
+    hidden, dim = map(_padded, w1.shape[-2:])
     if kernel == "forward":
         return Config(64, 4, 8 if dim <= 64 else 4)
     if hidden * dim <= 2048:
@@ -474,108 +358,65 @@ def chosen(kernel: str, w1: Tensor, w2: Tensor) -> Config:
     return Config(16, 4, 2) if w2.ndim < w1.ndim else Config(32, 8, 1)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    dt: Tensor,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    scheme: int,
-    steps: int,
-    config: Config | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return q and k (population, batch, time, heads, dim) after all steps."""
-    q, k = _readable(q), _readable(k)
-    outputs = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
+def forward(inputs: Inputs, scheme: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Return q and k after all steps."""
+    q, k = (torch.empty(inputs.q.shape, dtype=inputs.q.dtype, device=inputs.q.device) for _ in range(2))
     if q.numel():
-        weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
-        given = (q, k, dt.contiguous(), *weights)
-        _launch(_forward, "forward", config, given, outputs, (q, k), scheme, steps)
-    return outputs[0], outputs[1]
+        config = chosen("forward", inputs.w1, inputs.w2)
+        _launch(_forward, config, config.rows, inputs, (), (q, k), scheme, steps)
+    return q, k
 
 
-def backward(
-    q: Tensor,
-    k: Tensor,
-    dt: Tensor,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    scheme: int,
-    steps: int,
-    config: Config | None = None,
-) -> tuple[Tensor, ...]:
+def backward(inputs: Inputs, grad_q: Tensor, grad_k: Tensor, scheme: int, steps: int) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, dt, w1, b1, w2, b2; the caller drops those of absent biases."""
-    q, k, grad_q, grad_k = (_readable(tensor) for tensor in (q, k, grad_q, grad_k))
-    config = config or chosen("backward", w1, w2)
+    q, w1, w2 = inputs.q, inputs.w1, inputs.w2
+    config = chosen("backward", w1, w2)
     stack, groups, hidden, dim = w1.shape
     sets, share = stack * groups, q.shape[3] // groups
     slots, second = _programs(q, sets, config), w2.shape[2:].numel()
     used, kicks = config.rows // share * share, steps + (scheme == LEAPFROG)
     grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]
+    # The programs' sums: the gradients of w1, b1, w2, b2, and of dt by row of a block.
+    lead = (stack, groups)
+    shapes = [tuple(w1.shape), (*lead, hidden), tuple(w2.shape), (*lead, dim), (sets, config.rows)]
     make = torch.empty if q.numel() else torch.zeros
-    found = [make(part, dtype=torch.float32, device=q.device) for part in _shapes(w1, w2, sets, config.rows)]
+    found = [make(shape, dtype=torch.float32, device=q.device) for shape in shapes]
     if q.numel():
         width = hidden * dim + hidden + second + dim + config.rows
         sums = torch.empty(sets * slots, width, dtype=torch.float32, device=q.device)
-        kept = 2 * kicks * config.rows * max(16, triton.next_power_of_2(dim)) if kicks > 1 else 1
+        kept = 2 * kicks * config.rows * _padded(dim) if kicks > 1 else 1
         trace = torch.empty(sets * slots, kept, dtype=q.dtype, device=q.device)
-        weights = [None if weight is None else weight.contiguous() for weight in (w1, b1, w2, b2)]
-        given = (q, k, dt.contiguous(), *weights, grad_q, grad_k)
-        outputs = [*grads, sums, trace]
-        _launch(_backward, "backward", config, given, outputs, (q, k, grad_q, grad_k), scheme, steps)
-        _add_up[(-(-width // 64), sets)](
-            sums,
-            *found,
-            count(-(-slots // 32)),
-            slots,
-            FIRST=hidden * dim,
-            HIDDEN=hidden,
-            SECOND=second,
-            DIM=dim,
-            BLOCK=config.rows,
-        )
+        outputs = (*grads, sums, trace)
+        _launch(_backward, config, used, inputs, (grad_q, grad_k), outputs, scheme, steps)
+        sizes = {"FIRST": hidden * dim, "HIDDEN": hidden, "SECOND": second, "DIM": dim, "BLOCK": config.rows}
+        _add_up[(-(-width // 64), sets)](sums, *found, count(-(-slots // 32)), slots, **sizes)
     # A row of a block belongs to the same head in every block.
     grad_dt = found.pop()[:, :used].view(stack, groups, used // share, share).sum(2).view(stack, -1)
-    return (*grads, grad_dt.to(dt.dtype), *(part.to(w1.dtype) for part in found))
-
-
-def _shapes(w1: Tensor, w2: Tensor, sets: int, rows: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the programs' sums: the gradients of w1, b1, w2, b2, and of dt by row of a block."""
-    lead, (hidden, dim) = w1.shape[:2], w1.shape[2:]
-    return [tuple(w1.shape), (*lead, hidden), tuple(w2.shape), (*lead, dim), (sets, rows)]
+    return (*grads, grad_dt.to(inputs.dt.dtype), *(part.to(w1.dtype) for part in found))
 
 
 def _launch(
     kernel: Any,
-    name: str,
-    config: Config | None,
-    given: tuple[Tensor | None, ...],
-    outputs: list[Tensor],
-    strided: tuple[Tensor, ...],
+    config: Config,
+    used: int,
+    inputs: Inputs,
+    grads: tuple[Tensor, ...],
+    outputs: tuple[Tensor, ...],
     scheme: int,
     steps: int,
 ) -> None:
-    q, w1, b1, w2, b2 = given[0], *given[3:7]
-    assert q is not None
-    assert w1 is not None
-    assert w2 is not None
-    config = config or chosen(name, w1, w2)
+    """Run a kernel whose blocks process `used` rows each."""
+    q, k, *grads_read = (readable(tensor) for tensor in (*inputs[:2], *grads))
+    weights = [q if tensor is None else tensor.contiguous() for tensor in inputs[2:]]
     _, batch, time, heads, dim = q.shape
-    stack, groups, hidden, _ = w1.shape
-    share = heads // groups
-    used = config.rows if name == "forward" else config.rows // share * share
-    strides = [stride for tensor in strided for stride in tensor.stride()[:4]]
+    stack, groups, hidden, _ = inputs.w1.shape
     grid = (_programs(q, stack * groups, config), stack * groups)
+    trips = count(-(-batch * time * heads // (groups * grid[0] * used)))
+    tensors = (q, k, *weights, *grads_read, *outputs)
+    strides = [stride for tensor in (q, k, *grads_read) for stride in tensor.stride()[:4]]
     kernel[grid](
-        *(given[0] if tensor is None else tensor for tensor in given),
-        *outputs,
-        count(-(-batch * time * heads // (groups * grid[0] * used))),
+        *tensors,
+        trips,
         batch * time,
         time,
         *strides,
@@ -584,17 +425,21 @@ def _launch(
         DIM=dim,
         HIDDEN=hidden,
         BLOCK=config.rows,
-        BLOCK_D=max(16, triton.next_power_of_2(dim)),
-        BLOCK_H=max(16, triton.next_power_of_2(hidden)),
+        BLOCK_D=_padded(dim),
+        BLOCK_H=_padded(hidden),
         SCHEME=scheme,
         STEPS=steps,
-        POTENTIAL=w2.ndim == 3,
-        BIAS_1=b1 is not None,
-        BIAS_2=b2 is not None,
+        POTENTIAL=inputs.w2.ndim == 3,
+        BIAS_1=inputs.b1 is not None,
+        BIAS_2=inputs.b2 is not None,
         PRECISION="ieee",
-        STAGES=config.stages,
         num_warps=config.warps,
     )
+
+
+def _padded(size: int) -> int:
+    """Return the size of a block's axis: a power of two, and at least 16, as products need it."""
+    return max(16, triton.next_power_of_2(size))
 
 
 def count(trips: int) -> Any:
@@ -614,6 +459,6 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def _readable(x: Tensor) -> Tensor:
+def readable(x: Tensor) -> Tensor:
     """Return x with a contiguous last axis."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels.path import triton_multiplies
+from headtohead.kernels.vmap import operator
 
 SCHEMES = ("euler", "leapfrog", "symplectic_euler")
 # Elements of a weight matrix, padded to powers of two: above this, its gradient sums do not fit on the chip.
@@ -43,95 +44,43 @@ def integrate(
 
     dt is (heads,) or (1,); the update runs in float32, f in the precision of q.
     """
-    axes = 1 if w1.ndim == 3 else 2
-    weights = [
-        None if weight is None else weight.view(*[1] * axes, *weight.shape) for weight in (w1, b1, w2, b2)
-    ]
-    dt = dt.expand(q.shape[-2]).unsqueeze(0)
-    q, k = torch.ops.headtohead.coupled(
-        q.unsqueeze(0), k.unsqueeze(0), dt, *weights, SCHEMES.index(scheme), steps
-    )
+    extra = (None,) if w1.ndim == 3 else (None, None)
+    weights = [None if weight is None else weight[extra] for weight in (w1, b1, w2, b2)]
+    states = (q.unsqueeze(0), k.unsqueeze(0), dt.expand(q.shape[-2]).unsqueeze(0))
+    q, k = torch.ops.headtohead.coupled(*states, *weights, SCHEMES.index(scheme), steps)
     return q.squeeze(0), k.squeeze(0)
 
 
-@torch.library.custom_op("headtohead::coupled", mutates_args=())
-def coupled(
-    q: Tensor,
-    k: Tensor,
-    dt: Tensor,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    scheme: int,
-    steps: int,
-) -> tuple[Tensor, Tensor]:
-    """Return q and k after all steps."""
-    from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
-
-    return dynamics_triton.forward(q, k, dt, w1, b1, w2, b2, scheme, steps)
+_INPUTS = "Tensor q, Tensor k, Tensor dt, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2"
 
 
-@torch.library.custom_op("headtohead::coupled_backward", mutates_args=())
-def coupled_backward(
-    q: Tensor,
-    k: Tensor,
-    dt: Tensor,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    scheme: int,
-    steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, dt, w1, b1, w2, b2; the states are recomputed from q and k."""
-    from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
-
-    found = dynamics_triton.backward(q, k, dt, w1, b1, w2, b2, grad_q, grad_k, scheme, steps)
-    return found[0], found[1], found[2], found[3], found[4], found[5], found[6]
-
-
-@coupled.register_fake
-def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape)
-
-
-@coupled_backward.register_fake
-def _(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, b1: Any, w2: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _gradient_shapes(q: Tensor, k: Tensor, dt: Tensor, w1: Tensor, b1: Any, w2: Tensor, *rest: Any) -> Any:
     hidden, dim = w1.shape[-2:]
-    biases = (w1.new_empty(*w1.shape[:2], size) for size in (hidden, dim))
+    biases = [w1.new_empty(*w1.shape[:2], size) for size in (hidden, dim)]
     grads = q.new_empty(q.shape), q.new_empty(q.shape), dt.new_empty(dt.shape)
-    return *grads, w1.new_empty(w1.shape), next(biases), w1.new_empty(w2.shape), next(biases)
+    return *grads, w1.new_empty(w1.shape), biases[0], w1.new_empty(w2.shape), biases[1]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.scheme, ctx.steps = inputs[7:]
+@operator(
+    "coupled_backward",
+    _gradient_shapes,
+    schema=f"({_INPUTS}, Tensor grad_q, Tensor grad_k, int scheme, int steps) -> ({', '.join(['Tensor'] * 7)})",
+)
+def coupled_backward(*given: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, dt, w1, b1, w2, b2; the states are recomputed from q and k."""
+    from headtohead.kernels.dynamics import integrator_triton
+
+    return integrator_triton.backward(integrator_triton.Inputs(*given[:7]), *given[7:])
 
 
-def _differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Any, ...]:
-    inputs = ctx.saved_tensors
-    grads = torch.ops.headtohead.coupled_backward(*inputs, grad_q, grad_k, ctx.scheme, ctx.steps)
-    return *(None if given is None else grad for given, grad in zip(inputs, grads, strict=True)), None, None
+@operator(
+    "coupled",
+    lambda q, *rest: (q.new_empty(q.shape), q.new_empty(q.shape)),
+    lambda given, *grads: torch.ops.headtohead.coupled_backward(*given[:7], *grads, *given[7:]),
+    schema=f"({_INPUTS}, int scheme, int steps) -> (Tensor, Tensor)",
+)
+def coupled(*given: Any) -> tuple[Tensor, Tensor]:
+    """Return q and k after all steps."""
+    from headtohead.kernels.dynamics import integrator_triton
 
-
-coupled.register_autograd(_differentiate, setup_context=_keep)
-
-
-def _fold_population(operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
-    """Fold the population into the first axis, run once, and unfold."""
-    size = info.batch_size
-    folded = []
-    for value, place in zip(given, in_dims, strict=True):
-        if isinstance(value, Tensor):
-            value = value.expand(size, *value.shape) if place is None else value.movedim(place, 0)
-            value = value.flatten(0, 1)
-        folded.append(value)
-    results = operator(*folded)
-    return tuple(result.unflatten(0, (size, -1)) for result in results), (0,) * len(results)
-
-
-coupled.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.coupled, *given))
-coupled_backward.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.coupled_backward, *given))
+    return integrator_triton.forward(integrator_triton.Inputs(*given[:7]), *given[7:])

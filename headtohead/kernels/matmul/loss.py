@@ -61,9 +61,8 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None =
     nats = x.new_empty(len(x), dtype=_wide(x))
     for part in _chunks(x, weight):
         logits = F.linear(x[part], weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-        nats[part] = F.cross_entropy(
-            logits.to(_wide(x)), targets[part], ignore_index=IGNORED, reduction="none"
-        )
+        logits = logits.to(_wide(x))
+        nats[part] = F.cross_entropy(logits, targets[part], ignore_index=IGNORED, reduction="none")
     return nats
 
 
@@ -85,13 +84,7 @@ class _Rows:
     """The loss on a GPU: padded products, and one kernel that overwrites the logits with their gradient."""
 
     def __init__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        smoothing: float,
-        needed: bool,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, needed: bool
     ) -> None:
         vocabulary, width = weight.shape
         padded = -(-vocabulary // _LINE) * _LINE
@@ -100,29 +93,17 @@ class _Rows:
             kernel = x.new_empty(padded, width)
             kernel[:vocabulary].copy_(weight)
             kernel[vocabulary:].zero_()
-        offset = None
-        if bias is not None:
-            offset = F.pad(bias.to(x.dtype), (0, padded - vocabulary))
+        offset = None if bias is None else F.pad(bias.to(x.dtype), (0, padded - vocabulary))
+        options: dict[str, Any] = {"ignored": IGNORED, "smoothing": smoothing, "needed": needed}
         self.count = (targets != IGNORED).sum().float()
         self.grad_x = torch.empty_like(x) if needed else None
         grad_weight = x.new_zeros(padded, width, dtype=torch.float32) if needed else None
         grad_bias = x.new_zeros(padded, dtype=torch.float32) if needed and bias is not None else None
         rows = []
         for part in _chunks(x, kernel):
-            logits = (
-                torch.mm(x[part], kernel.t()) if offset is None else torch.addmm(offset, x[part], kernel.t())
-            )
-            rows.append(
-                cross_entropy_rows(
-                    logits,
-                    targets[part],
-                    self.count,
-                    vocabulary,
-                    ignored=IGNORED,
-                    smoothing=smoothing,
-                    needed=needed,
-                )
-            )
+            product = kernel.t()
+            logits = torch.mm(x[part], product) if offset is None else torch.addmm(offset, x[part], product)
+            rows.append(cross_entropy_rows(logits, targets[part], self.count, vocabulary, **options))
             if self.grad_x is not None and grad_weight is not None:
                 torch.mm(logits, kernel, out=self.grad_x[part])
                 _add_product(grad_weight, logits.t(), x[part])
@@ -172,9 +153,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         counted = targets != IGNORED
         count = counted.sum().to(_wide(x))
         # If every target counts, and checking that is free, no weights are needed.
-        weights = (
-            None if x.device.type == "cpu" and bool(counted.all()) else counted.to(count.dtype).unsqueeze(1)
-        )
+        every = x.device.type == "cpu" and bool(counted.all())
+        weights = None if every else counted.to(count.dtype).unsqueeze(1)
         objective, nats = count.new_zeros(()), count.new_zeros(())
         grad_x = torch.empty_like(x) if needed else None
         grad_weight = torch.zeros_like(weight) if needed else None
@@ -217,16 +197,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         if grad.device.type == "cpu" and grad.item() == 1.0:  # the check is free on CPU
             return grad_x, grad_weight, grad_bias, None, None
-        if grad_bias is not None:
-            grad_bias = grad_bias * grad.to(grad_bias.dtype)
-        return (
-            grad_x * grad.to(grad_x.dtype),
-            grad_weight * grad.to(grad_weight.dtype),
-            grad_bias,
-            None,
-            None,
-        )
+        saved = (grad_x, grad_weight, grad_bias)
+        return *(None if part is None else part * grad.to(part.dtype) for part in saved), None, None

@@ -23,20 +23,10 @@ if triton is not None:
 
     @triton.jit
     def _rows(  # type: ignore[no-untyped-def]  # Triton reads the annotations
-        logits,
-        targets,
-        count,
-        nats,
-        objective,
-        smoothing,
-        vocabulary: tl.constexpr,
-        padded: tl.constexpr,
-        ignored: tl.constexpr,
-        smooth: tl.constexpr,
-        needed: tl.constexpr,
-        block: tl.constexpr,
-        log2e: tl.constexpr,
-    ):
+        logits, targets, count, nats, objective, smoothing,
+        vocabulary: tl.constexpr, padded: tl.constexpr, ignored: tl.constexpr, smooth: tl.constexpr,
+        needed: tl.constexpr, block: tl.constexpr, log2e: tl.constexpr,
+    ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
         logits += row * padded
         target = tl.load(targets + row)
@@ -45,11 +35,8 @@ if triton is not None:
         # Before the first barrier: it is overwritten later.
         wanted = tl.load(logits + chosen).to(tl.float32)
         columns = tl.arange(0, block)
-        top, total, spread = (
-            -float("inf"),
-            0.0,
-            0.0,
-        )  # of scores times log2(e): one multiply-add and a power of two
+        # Of scores times log2(e): one multiply-add and a power of two.
+        top, total, spread = -float("inf"), 0.0, 0.0
         for first in range(0, vocabulary - vocabulary % block, block):
             scores = tl.load(logits + first + columns).to(tl.float32)
             if smooth:
@@ -115,12 +102,9 @@ def cross_entropy_rows(
         raise ValueError("logits must have contiguous rows")
     nats = logits.new_empty(len(logits), dtype=torch.float32)
     objective = torch.empty_like(nats)
+    tensors = (logits, targets.contiguous(), count, nats, objective)
     _rows[(len(logits),)](
-        logits,
-        targets.contiguous(),
-        count,
-        nats,
-        objective,
+        *tensors,
         smoothing,
         vocabulary=vocabulary,
         padded=logits.shape[1],

@@ -35,9 +35,8 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Return the tensors concatenated along their first axis."""
     if torch.compiler.is_compiling() or (store := _kept.get()) is None:
         return torch.cat(list(tensors))
-    if not all(
-        isinstance(tensor, nn.Parameter) for tensor in tensors
-    ):  # an intermediate result, possibly different each time
+    # An intermediate result may be different each time.
+    if not all(isinstance(tensor, nn.Parameter) for tensor in tensors):
         return torch.cat(list(tensors))
     key = tuple(id(tensor) for tensor in tensors)
     if key not in store:
@@ -50,8 +49,7 @@ def project(
 ) -> tuple[Tensor, ...]:
     """Return x W^T (+ b) for each weight (out, width), (..., out) each; the weights stay separate tensors."""
     if len(weights) > 1 and biases is None and eager_cpu(x):
-        result: tuple[Tensor, ...] = _Project.apply(x, *weights)
-        return result
+        return _Project.apply(x, *weights)
     return project_plain(x, weights, biases)
 
 

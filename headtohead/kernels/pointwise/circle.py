@@ -14,8 +14,7 @@ from headtohead.kernels.path import eager_cpu
 def circle(phase: Tensor) -> Tensor:
     """Return (..., 2) from phases (...): cosine and sine of each."""
     if eager_cpu(phase):
-        result: Tensor = _Circle.apply(phase)
-        return result
+        return _Circle.apply(phase)
     return circle_plain(phase)
 
 
@@ -27,8 +26,7 @@ def circle_plain(phase: Tensor) -> Tensor:
 def circle_pull(point: Tensor, average: Tensor) -> Tensor:
     """Return (...): sum_u A sin(th_u - th) from point = circle(th) and average = sum_u A circle(th_u), both (..., 2)."""
     if eager_cpu(point) and point.dtype == average.dtype:
-        result: Tensor = _Pull.apply(point, average)
-        return result
+        return _Pull.apply(point, average)
     return circle_pull_plain(point, average)
 
 

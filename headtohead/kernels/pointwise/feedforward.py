@@ -19,16 +19,11 @@ _CHUNK_ELEMENTS = 2**18
 
 
 def swiglu(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    down: Tensor,
-    biases: tuple[Tensor, Tensor, Tensor] | None = None,
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, biases: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> Tensor:
     """Return (..., out) from x (..., width), gate and up (hidden, width), down (out, hidden)."""
     if biases is None and eager_cpu(x):
-        result: Tensor = _Swiglu.apply(x, gate, up, down)
-        return result
+        return _Swiglu.apply(x, gate, up, down)
     if triton_serves(x):
         # One product per direction instead of two and a sum; the cast to bf16 copies the weights anyway.
         both = joined((gate, up)), None if biases is None else joined(biases[:2])

@@ -16,12 +16,10 @@ from headtohead.kernels.pointwise.norm_triton import norm_rows
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) * gain over the last dimension, the same shape as x."""
     if eager_cpu(x):
-        result: Tensor = _RmsNorm.apply(x, gain, eps)
-        return result
+        return _RmsNorm.apply(x, gain, eps)
     if is_stacking() and is_compiling():
-        wide = torch.promote_types(
-            x.dtype, torch.float32
-        )  # as the kernels do; the compiler fuses it with its neighbors
+        # Wide as in the kernels; the compiler fuses it with its neighbors.
+        wide = torch.promote_types(x.dtype, torch.float32)
         return rms_norm_plain(x.to(wide), gain, eps).to(x.dtype)
     if is_stacking() and gain.ndim == 1 and triton_serves(x):
         return norm_rows(x.flatten(0, -2).unsqueeze(0), gain.unsqueeze(0), eps).view(x.shape)

@@ -5,12 +5,10 @@ PyTorch's kernel takes one gain; with one per row it runs the norm, then a produ
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from headtohead.kernels.vmap import fold
+from headtohead.kernels.vmap import operator
 
 try:
     import triton
@@ -41,19 +39,10 @@ if triton is not None:
 
     @triton.jit
     def _backward(  # type: ignore[no-untyped-def]
-        x,
-        gain,
-        grad,
-        grad_x,
-        sums,
-        rows,
-        eps,
-        trips: tl.constexpr,
-        programs: tl.constexpr,
-        width: tl.constexpr,
-        wide: tl.constexpr,
+        x, gain, grad, grad_x, sums, rows, eps,
+        trips: tl.constexpr, programs: tl.constexpr, width: tl.constexpr, wide: tl.constexpr,
         block: tl.constexpr,
-    ):
+    ):  # fmt: skip
         first, stack = tl.program_id(0), tl.program_id(1).to(tl.int64)
         column = tl.arange(0, wide)[None, :]
         gains = tl.load(gain + stack * width + column, mask=column < width, other=0.0).to(tl.float32)
@@ -75,7 +64,28 @@ if triton is not None:
         tl.store(sums + (stack * programs + first) * width + column, tl.sum(total, 0), mask=column < width)
 
 
-@torch.library.custom_op("headtohead::norm_rows", mutates_args=())
+@operator("norm_rows_backward", lambda x, gain, eps, grad: (x.new_empty(x.shape), gain.new_empty(gain.shape)))
+def norm_rows_backward(x: Tensor, gain: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and gain; the norms are recomputed."""
+    x, gain, grad = x.contiguous(), gain.contiguous(), grad.contiguous()
+    stack, rows, width = x.shape
+    wide, block = _block(width)
+    programs = max(1, min(_PROGRAMS, triton.cdiv(rows, block)))
+    grad_x = torch.empty_like(x)
+    sums = x.new_empty(stack, programs, width, dtype=torch.float32)
+    trips = triton.cdiv(rows, programs * block)
+    shape = {"width": width, "wide": wide, "block": block}
+    _backward[(programs, stack)](
+        x, gain, grad, grad_x, sums, rows, eps, trips=trips, programs=programs, **shape
+    )
+    return grad_x, sums.sum(1).to(gain.dtype)
+
+
+@operator(
+    "norm_rows",
+    lambda x, gain, eps: x.new_empty(x.shape),
+    lambda given, grad: torch.ops.headtohead.norm_rows_backward(*given, grad),
+)
 def norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) * gain for x (population, rows, width) and gain (population, width)."""
     x, gain = x.contiguous(), gain.contiguous()
@@ -84,63 +94,6 @@ def norm_rows(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     wide, block = _block(width)
     _forward[(triton.cdiv(rows, block), stack)](x, gain, out, rows, eps, width=width, wide=wide, block=block)
     return out
-
-
-@norm_rows.register_fake
-def _(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("headtohead::norm_rows_backward", mutates_args=())
-def norm_rows_backward(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and gain; the norms are recomputed."""
-    x, gain, grad = x.contiguous(), gain.contiguous(), grad.contiguous()
-    stack, rows, width = x.shape
-    wide, block = _block(width)
-    programs = max(1, min(_PROGRAMS, triton.cdiv(rows, block)))
-    grad_x = torch.empty_like(x)
-    sums = x.new_empty(stack, programs, width, dtype=torch.float32)
-    _backward[(programs, stack)](
-        x,
-        gain,
-        grad,
-        grad_x,
-        sums,
-        rows,
-        eps,
-        trips=triton.cdiv(rows, programs * block),
-        programs=programs,
-        width=width,
-        wide=wide,
-        block=block,
-    )
-    return grad_x, sums.sum(1).to(gain.dtype)
-
-
-@norm_rows_backward.register_fake
-def _(x: Tensor, gain: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), gain.new_empty(gain.shape)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.eps = inputs[2]
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    grad_x, grad_gain = torch.ops.headtohead.norm_rows_backward(*ctx.saved_tensors, grad, ctx.eps)
-    return grad_x, grad_gain, None
-
-
-norm_rows.register_autograd(_differentiate, setup_context=_keep)
-
-
-@norm_rows.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, int]:
-    """Fold the population into the first axis."""
-    size = info.batch_size
-    out: Tensor = torch.ops.headtohead.norm_rows(fold(x, in_dims[0], size), fold(gain, in_dims[1], size), eps)
-    return out.unflatten(0, (size, -1)), 0
 
 
 def _block(width: int) -> tuple[int, int]:

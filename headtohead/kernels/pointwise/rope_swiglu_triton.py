@@ -6,12 +6,10 @@ The compiler's backward reads every input once per concatenated part: on an H200
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from headtohead.kernels.vmap import fold
+from headtohead.kernels.vmap import operator
 
 try:
     import triton
@@ -26,20 +24,11 @@ if triton is not None:
 
     @triton.jit
     def _rope_kernel(  # type: ignore[no-untyped-def]  # Triton reads the annotations
-        x,
-        table,
-        out,
-        rows,
-        time,
-        batch_stride,
-        head_stride,
-        time_stride,
+        x, table, out, rows, time,
+        batch_stride, head_stride, time_stride,
         sign,
-        heads: tl.constexpr,
-        dim: tl.constexpr,
-        wide: tl.constexpr,
-        block: tl.constexpr,
-    ):
+        heads: tl.constexpr, dim: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         token, head = row // heads, row % heads
         batch, place = token // time, token % time
@@ -56,15 +45,9 @@ if triton is not None:
 
     @triton.jit
     def _gate(  # type: ignore[no-untyped-def]
-        joined,
-        grad,
-        out,
-        rows,
-        hidden: tl.constexpr,
-        back: tl.constexpr,
-        block: tl.constexpr,
-        wide: tl.constexpr,
-    ):
+        joined, grad, out, rows,
+        hidden: tl.constexpr, back: tl.constexpr, block: tl.constexpr, wide: tl.constexpr,
+    ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)[:, None]
         column = tl.program_id(1) * wide + tl.arange(0, wide)[None, :]
         real = (row < rows) & (column < hidden)
@@ -83,74 +66,30 @@ if triton is not None:
             tl.store(out + row * hidden + column, active.to(out.dtype.element_ty), mask=real)
 
 
-@torch.library.custom_op("headtohead::apply_rope", mutates_args=())
+def _rotated_shape(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
+    batch, heads, time, dim = x.shape
+    return x.new_empty(batch, time, heads, dim).transpose(1, 2)
+
+
+@operator(
+    "apply_rope",
+    _rotated_shape,
+    lambda given, grad: (torch.ops.headtohead.apply_rope(grad, given[1], not given[2]),),
+    shared=["table"],
+    dropped=["x"],
+)
 def apply_rope(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
     """Return x (batch, heads, time, dim) rotated by `table` (time, dim / 2, 2), or back; tokens are contiguous in memory."""
     batch, heads, time, dim = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(batch, time, heads, dim)
-    rows = batch * time * heads
-    _rope_kernel[(triton.cdiv(rows, _ROWS),)](
-        x,
-        table,
-        out,
-        rows,
-        time,
-        x.stride(0),
-        x.stride(1),
-        x.stride(2),
-        -1.0 if inverse else 1.0,
-        heads=heads,
-        dim=dim,
-        wide=triton.next_power_of_2(dim),
-        block=_ROWS,
-    )
+    rows, sign = batch * time * heads, -1.0 if inverse else 1.0
+    shape = {"heads": heads, "dim": dim, "wide": triton.next_power_of_2(dim), "block": _ROWS}
+    _rope_kernel[(triton.cdiv(rows, _ROWS),)](x, table, out, rows, time, *x.stride()[:3], sign, **shape)
     return out.transpose(1, 2)
 
 
-@apply_rope.register_fake
-def _(x: Tensor, table: Tensor, inverse: bool) -> Tensor:
-    batch, heads, time, dim = x.shape
-    return x.new_empty(batch, time, heads, dim).transpose(1, 2)
-
-
-def _rope_setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.inverse = inputs[2]
-
-
-def _rope_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    (table,) = ctx.saved_tensors
-    return apply_rope(grad, table, not ctx.inverse), None, None
-
-
-apply_rope.register_autograd(_rope_backward, setup_context=_rope_setup)
-
-
-@apply_rope.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, table: Tensor, inverse: bool) -> tuple[Tensor, int]:
-    """Fold the population into the batch; all rows share one table."""
-    if in_dims[1] is not None:
-        raise ValueError("apply_rope takes one table for all rows of a population")
-    out: Tensor = torch.ops.headtohead.apply_rope(fold(x, in_dims[0], info.batch_size), table, inverse)
-    return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-@torch.library.custom_op("headtohead::gate", mutates_args=())
-def gate(joined: Tensor) -> Tensor:
-    """Return silu(a) * b (rows, hidden) from [a, b] concatenated (rows, 2 hidden)."""
-    joined = joined.contiguous()
-    out = joined.new_empty(joined.shape[0], joined.shape[1] // 2)
-    _launch(joined, joined, out, back=False)
-    return out
-
-
-@gate.register_fake
-def _(joined: Tensor) -> Tensor:
-    return joined.new_empty(joined.shape[0], joined.shape[1] // 2)
-
-
-@torch.library.custom_op("headtohead::gate_backward", mutates_args=())
+@operator("gate_backward", lambda joined, grad: joined.new_empty(joined.shape))
 def gate_backward(joined: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of [a, b] (rows, 2 hidden) from that of silu(a) * b (rows, hidden)."""
     out = joined.new_empty(joined.shape)
@@ -158,34 +97,17 @@ def gate_backward(joined: Tensor, grad: Tensor) -> Tensor:
     return out
 
 
-@gate_backward.register_fake
-def _(joined: Tensor, grad: Tensor) -> Tensor:
-    return joined.new_empty(joined.shape)
-
-
-def _gate_setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
-
-
-def _gate_grad(ctx: Any, grad: Tensor) -> Tensor:
-    (joined,) = ctx.saved_tensors
-    return gate_backward(joined, grad)
-
-
-gate.register_autograd(_gate_grad, setup_context=_gate_setup)
-
-
-def _fold_population(
-    operator: Any, info: Any, in_dims: tuple[Any, ...], *given: Tensor
-) -> tuple[Tensor, int]:
-    """Fold the population into the rows."""
-    size = info.batch_size
-    rows = [fold(tensor, place, size) for tensor, place in zip(given, in_dims, strict=True)]
-    return operator(*rows).unflatten(0, (size, -1)), 0
-
-
-gate.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.gate, *given))
-gate_backward.register_vmap(lambda *given: _fold_population(torch.ops.headtohead.gate_backward, *given))
+@operator(
+    "gate",
+    lambda joined: joined.new_empty(joined.shape[0], joined.shape[1] // 2),
+    lambda given, grad: (torch.ops.headtohead.gate_backward(*given, grad),),
+)
+def gate(joined: Tensor) -> Tensor:
+    """Return silu(a) * b (rows, hidden) from [a, b] concatenated (rows, 2 hidden)."""
+    joined = joined.contiguous()
+    out = joined.new_empty(joined.shape[0], joined.shape[1] // 2)
+    _launch(joined, joined, out, back=False)
+    return out
 
 
 def _launch(joined: Tensor, grad: Tensor, out: Tensor, back: bool) -> None:

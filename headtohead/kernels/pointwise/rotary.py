@@ -26,12 +26,10 @@ def rotate(x: Tensor, table: Tensor, inverse: bool = False) -> Tensor:
     """Return x (..., time, dim) rotated by `table` (..., time, dim / 2, 2), or rotated back with `inverse`."""
     if eager_cpu(x) and x.dtype == table.dtype:
         phases = torch.view_as_complex(table)
-        result: Tensor = _Rotate.apply(x, phases.conj() if inverse else phases)
-        return result
+        return _Rotate.apply(x, phases.conj() if inverse else phases)
     shared = table.ndim == 3 and table.dtype == torch.float32 and len(table) == x.shape[-2]
     if shared and x.ndim == 4 and triton_serves(x):
-        result = apply_rope(x, table.contiguous(), inverse)
-        return result
+        return apply_rope(x, table.contiguous(), inverse)
     return rotate_plain(x, table, inverse)
 
 

@@ -22,7 +22,6 @@ from headtohead.study.plan.planner import plan_study
 from headtohead.study.run.claim_loop import ClaimLoop
 from headtohead.study.run.events import Event
 from headtohead.study.store.run_store import RunDirectory, Store
-from headtohead.training.schedule import learning_rate
 from headtohead.training.settings import TrainSettings
 
 COUNTS = (1280, 2560, 5120)
@@ -59,8 +58,8 @@ def test_trunk_and_branch_have_the_rates_of_one_run(warmup: float) -> None:
     assert trunk.steps(64) == starts[-1]
     for branch, start in zip(branches, starts, strict=True):
         steps = branch.steps(64)
-        whole = [learning_rate(branch, step, steps) for step in range(steps)]
-        assert whole[:start] == [learning_rate(trunk, step, trunk.steps(64)) for step in range(start)]
+        whole = [branch.learning_rate(step, steps) for step in range(steps)]
+        assert whole[:start] == [trunk.learning_rate(step, trunk.steps(64)) for step in range(start)]
         assert whole[start] < whole[start - 1] or start <= round(warmup * 37)
         assert whole[-1] == pytest.approx(branch.lr * branch.floor)
 
