@@ -1,8 +1,14 @@
-"""Worker processes that compile slices in parallel, then measure them one at a time on the device."""
+"""Worker processes that call functions of this package, to compile in parallel or to train side by side.
+
+A call is one JSON line on a process's standard input, its answer one line on its standard output. A process keeps what
+its functions cache from call to call.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import os
 import queue
 import subprocess
@@ -11,90 +17,61 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
-from headtohead.bench.compile_cache import compile_threads
-from headtohead.bench.slice import Slice
-
-Progress = Callable[[str, float], None]
-_MEMORY = "out of memory"
+from headtohead.bench.harness import Progress, Row, attempt, silent
 
 
 class TimeLimitReached(Exception):
     """The time limit is reached."""
 
 
-class InProcess:
-    """Measures in this process, without compilation."""
-
-    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Do nothing; eager steps are not compiled."""
-
-    def measure(self, one: Slice) -> dict[str, Any]:
-        """Return the measurements of a slice."""
-        return one.measure()
-
-    def close(self) -> None:
-        """Do nothing; no process is open."""
-
-
 class WorkerPool:
-    """Up to `most` processes; a slice is measured by the process that compiled it."""
+    """Processes that divide the cores among their compilers; every wait ends at the deadline."""
 
-    def __init__(self, most: int, deadline: float) -> None:
-        self.most, self.deadline = most, deadline
-        self.answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
-        self.workers: list[_Worker] = []
-        self.owners: dict[Slice, _Worker] = {}
-        self.failed: dict[Slice, str] = {}
+    def __init__(self, processes: int, deadline: float = math.inf) -> None:
+        self.deadline = deadline
+        self.answers: queue.Queue[tuple[_Worker, Row | None]] = queue.Queue()
+        self.workers = [_Worker(self.answers, compile_threads(processes)) for _ in range(processes)]
 
-    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Compile every slice; slices with the same graph go to the same process."""
-        units: dict[Slice, list[Slice]] = {}
-        for one in slices:
-            units.setdefault(one.graph, []).append(one)
-        waiting, count = list(units.values()), len(units)
-        side = min(self.most, count)
-        self.workers = [_Worker(self.answers, compile_threads(side)) for _ in range(side)]
-        idle, busy = list(self.workers), dict[_Worker, list[Slice]]()
+    def map(
+        self, function: Callable[..., Row], orders: Sequence[Row], progress: Progress = silent
+    ) -> list[tuple[int, Row]]:
+        """Return for each order of `function(**order)` the index of the process that was free for it, and the answer."""
+        found: dict[int, tuple[int, Row]] = {}
+        waiting, idle, busy = list(range(len(orders))), list(self.workers), dict[_Worker, int]()
         while busy or (waiting and idle):
             while waiting and idle:
-                worker, unit = idle.pop(), waiting.pop(0)
-                busy[worker] = unit
-                self.owners |= dict.fromkeys(unit, worker)
-                worker.emit("warm", unit)
+                worker = idle.pop()
+                busy[worker] = waiting.pop(0)
+                worker.call(function, orders[busy[worker]])
             worker, answer = self._receive(
-                lambda: progress(
-                    f"compiling in parallel, {count - len(waiting) - len(busy)} of {count} done", 0
-                )
+                lambda: progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
             )
-            unit = busy.pop(worker, [])
-            if answer is None:
-                idle = [one for one in idle if one is not worker]
-                self.failed |= dict.fromkeys(
-                    unit, f"worker process ended during compilation ({worker.end()})"
-                )
+            if worker not in busy:  # it ended without work
+                idle.remove(worker)
                 continue
-            idle.append(worker)
-            # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
-            errors = zip(unit, answer["errors"], strict=True)
-            self.failed |= {one: error for one, error in errors if error and error != _MEMORY}
-        self.failed |= dict.fromkeys((one for unit in waiting for one in unit), "no worker process was left")
+            found[busy.pop(worker)] = self.workers.index(worker), worker.answered(answer)
+            if answer is not None:
+                idle.append(worker)
+        progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
+        left = (0, {"error": "no worker process was left"})
+        return [found.get(index, left) for index in range(len(orders))]
 
-    def measure(self, one: Slice) -> dict[str, Any]:
-        """Return the measurements of a slice by the process that compiled it, or an error."""
-        if one in self.failed:
-            return {"error": self.failed[one]}
-        owner = self.owners[one]
-        if owner.ended:
-            return {"error": f"worker process ended earlier ({owner.end()})"}
-        owner.emit("measure", [one])
-        while True:
+    def ask(self, function: Callable[..., Row], orders: dict[int, Row]) -> list[Row]:
+        """Return the answers of the processes with these indices, called at the same time."""
+        found: dict[_Worker, Row] = {}
+        for index, order in orders.items():
+            worker = self.workers[index]
+            if worker.ended:
+                found[worker] = worker.answered(None)
+            else:
+                worker.call(function, order)
+        asked = [self.workers[index] for index in orders]
+        while any(worker not in found for worker in asked):
             worker, answer = self._receive(lambda: None)
-            if worker is owner:
-                break
-        return {"error": f"worker process ended ({owner.end()})"} if answer is None else answer
+            found[worker] = worker.answered(answer)
+        return [found[worker] for worker in asked]
 
     def close(self) -> None:
         """Kill all worker processes."""
@@ -102,7 +79,7 @@ class WorkerPool:
             worker.process.kill()
             worker.process.wait()
 
-    def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
+    def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, Row | None]:
         """Return the next answer; None means the process ended."""
         while True:
             meanwhile()
@@ -118,9 +95,7 @@ class WorkerPool:
 class _Worker:
     """A worker process and the thread that reads its output."""
 
-    def __init__(
-        self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]], environment: dict[str, str]
-    ) -> None:
+    def __init__(self, answers: queue.Queue[tuple[_Worker, Row | None]], environment: dict[str, str]) -> None:
         self.ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headtohead.bench.worker_pool"],
@@ -129,42 +104,46 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | environment,
+            process_group=0,  # Ctrl-C reaches only this process, which then kills them
         )
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
-    def emit(self, what: str, slices: Sequence[Slice]) -> None:
-        """Send an order to the process."""
+    def call(self, function: Callable[..., Row], order: Row) -> None:
+        """Call a function of a module with keyword arguments."""
         assert self.process.stdin is not None
+        line = json.dumps({"module": function.__module__, "name": function.__name__, "order": order})
         with suppress(OSError):  # the process ended; the listener reports it
-            self.process.stdin.write(
-                json.dumps({"do": what, "slices": [asdict(one) for one in slices]}) + "\n"
-            )
+            self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
 
-    def end(self) -> str:
-        """Return the signal or exit code as text."""
+    def answered(self, answer: Row | None) -> Row:
+        """Return the answer, or how the process ended."""
+        if answer is not None:
+            return answer
         code = self.process.wait()
-        return f"signal {-code}" if code < 0 else f"code {code}"
+        return {"error": f"worker process ended ({f'signal {-code}' if code < 0 else f'code {code}'})"}
 
-    def _listen(self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
+    def _listen(self, answers: queue.Queue[tuple[_Worker, Row | None]]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             answers.put((self, json.loads(line)))
         answers.put((self, None))
 
 
+def compile_threads(processes: int) -> dict[str, str]:
+    """Return the environment that divides the cores among compiling processes; by default each uses all cores."""
+    return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, processes)))}
+
+
 def main() -> None:
-    """Run a worker process: answer every line of standard input with one line on standard output."""
+    """Run a worker process: answer every call with the function's result, or with its error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # other prints go to stderr, not to the answers
         for line in sys.stdin:
-            order = json.loads(line)
-            slices = [Slice(**facts) for facts in order["slices"]]
-            if order["do"] == "warm":
-                found: dict[str, Any] = {"errors": [one.warm() for one in slices]}
-            else:
-                found = slices[0].measure()
-            print(json.dumps(found), file=answers, flush=True)
+            call: dict[str, Any] = json.loads(line)
+            function = getattr(importlib.import_module(call["module"]), call["name"])
+            answer = attempt(lambda: function(**call["order"]), name="error")  # noqa: B023  called at once
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import headtohead
 from headtohead.bench import growth
 from headtohead.bench.slice import Slice
-from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
@@ -173,22 +173,17 @@ def test_one_compiled_block_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -
     assert len(graphs) == 2
 
 
-def test_a_worker_pool_survives_the_end_of_a_process() -> None:
-    pool = WorkerPool(1, deadline=math.inf)
+def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")
     )
-    try:
-        pool.warm([one, other], lambda message, share: None)
+    with closing(growth.SlicePool([one, other], 1, math.inf)) as pool:
+        pool.warm(lambda message, share: None)
+        assert (pool.owners, pool.failed) == ({one: 0, other: 0}, {})
         assert pool.measure(one)["seconds"] > 0
-        pool.workers[0].process.kill()
+        pool.pool.workers[0].process.kill()
         assert pool.measure(other) == {"error": "worker process ended (signal 9)"}
-        assert pool.measure(one) == {"error": "worker process ended earlier (signal 9)"}
-        pool.deadline = 0.0
-        with pytest.raises(TimeLimitReached):
-            pool._receive(lambda: None)
-    finally:
-        pool.close()
+        assert pool.measure(one) == {"error": "worker process ended (signal 9)"}
 
 
 def test_the_last_line_is_one_document_and_the_picture_is_drawn(

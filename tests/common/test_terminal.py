@@ -124,7 +124,6 @@ def test_a_csv_of_others_is_judged_without_control_characters(
 PROTOCOLS = {
     "common/worker_protocol.py",
     "study/run/gate_worker.py",
-    "bench/population.py",
     "bench/worker_pool.py",
 }
 
