@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headtohead.bench.harness import in_a_line
 from headtohead.bench.population import Setup
 from headtohead.bench.train import find_shape
 from headtohead.common.files import write_json
@@ -118,7 +119,7 @@ def measure(case: Setup, steps: int, say: Callable[[str], None]) -> dict[str, An
             other = case.trainer(0, record=record, warn=warnings.append)
             found[way] = compare(case.trainer(0), other, steps, way) | {"warnings": warnings}
         except Exception as error:
-            found[way] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            found[way] = {"error": in_a_line(error)}
         row = found[way]
         say(
             f"{case.arm}, {way}: "

@@ -120,7 +120,7 @@ def main() -> None:
         for way in given.ways
         for name in given.sizes
     ]
-    rows.measure(rows.missing(cases), lambda message, share: print(f"{message}: measuring", flush=True))
+    document = rows.run(cases, lambda message, share: print(f"{message}: measuring", flush=True))
     for case in cases:
         row = rows.find(case.facts) or {}
         rate = row["tokens_per_second"]
@@ -130,7 +130,7 @@ def main() -> None:
             f"{row['step_over_kernels']:.3f}",
             flush=True,
         )
-    print(json.dumps(rows.document()))
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

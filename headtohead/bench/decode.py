@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
-from headtohead.bench.harness import Case, Progress, Row, Rows, attempt, silent
+from headtohead.bench.harness import Case, Progress, Row, Rows, attempt
+from headtohead.common.progress import progress_bar
 from headtohead.kernels import attend, backend_name, decode, path_name, rotary_table
 from headtohead.kernels.attention.decode import decode_plain
-from headtohead.study.environment import device_name
+from headtohead.study.environment import choose_device, device_name
 
 _TURNED = ("nothing", "roundtrip", "score")
 
@@ -36,19 +37,20 @@ def decode_cases(device: torch.device) -> list[DecodeCase]:
     return [DecodeCase(2, 2, 2, 64, 16), DecodeCase(2, 4, 2, 96, 32), DecodeCase(2, 2, 2, 32, 16)]
 
 
-def measure_decode(device: torch.device, out: str | Path | None = None, progress: Progress = silent) -> Row:
-    """Return the times of one query's attention on a K=V cache and of SDPA with separate keys and values.
+def bench_decode(*, device: str = "auto", out: str | Path | None = None, quiet: bool = False) -> Row:
+    """Return the time of decoding from a K=V cache and of SDPA with separate keys and values; small shapes on CPU.
 
     `error` is the relative norm of the difference from the float64 reference, over the first and last sequences. A failed
     row holds the reason. `out` stores each row as soon as it is measured; rows stored for this commit and device are
     reused.
     """
-    bandwidth, where = copy_bandwidth(device), {"device": device_name(device)}
-    rows = Rows("decode", out, where | {"kernels": path_name(device), "copy_bytes_per_second": bandwidth})
+    chosen = choose_device(device)
+    bandwidth, where = copy_bandwidth(chosen), {"device": device_name(chosen)}
+    rows = Rows("decode", out, where | {"kernels": path_name(chosen), "copy_bytes_per_second": bandwidth})
 
     @lru_cache(maxsize=1)  # the tensors of one case fill gigabytes
     def prepared(case: DecodeCase) -> tuple[_Step, Row]:
-        step = _Step(case, device)
+        step = _Step(case, chosen)
         return step, attempt(step.peers, name="peer_failed")
 
     @torch.no_grad()
@@ -67,11 +69,11 @@ def measure_decode(device: torch.device, out: str | Path | None = None, progress
             f"{case.batch} x {case.heads} heads x {case.keys} cached tokens, turned: {turn}",
             partial(measure, case, turn),
         )
-        for case in decode_cases(device)
+        for case in decode_cases(chosen)
         for turn in _TURNED
     ]
-    rows.measure(rows.missing(cases), progress)
-    return rows.document()
+    with progress_bar("measuring decode", quiet) as progress:
+        return rows.run(cases, progress)
 
 
 class _Step:

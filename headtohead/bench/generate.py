@@ -89,9 +89,9 @@ def bench_generate(
         name: Case({"contender": name} | facts, name, partial(setting.measured, name, name in arms))
         for name in (*arms, *present)
     }
-    rows.measure(rows.missing(cases.values()), progress)
+    document = rows.run(cases.values(), progress)
     found = {name: rows.find(case.facts) or {} for name, case in cases.items()}
-    return rows.document() | {"ratios": _ratios(arms[0], found)}
+    return document | {"ratios": _ratios(arms[0], found)}
 
 
 def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -137,8 +137,7 @@ class _Setting:
             torch.cuda.reset_peak_memory_stats(self.device)
         receive: list[str] = []
         model = self._model(name) if ours else None
-        peer = partial(peer_writer, name, self.size, self.device, self.dtype)
-        write = peer() if model is None else _writer(model, receive)
+        write = _writer(model, receive) if model else peer_writer(name, self.size, self.device, self.dtype)
         chance = torch.Generator().manual_seed(0)
         prompt = torch.randint(0, self.size.vocabulary, (self.batch, self.cached), generator=chance)
         prompt = prompt.to(self.device)

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -99,7 +99,9 @@ def bench_growth(
     rows = Rows("growth", out, {})
     able, left_out = _buildable(slices(base, arms, axes, contexts))
     deadline = time.monotonic() + seconds
-    pool: SlicePool | None = None
+
+    def found() -> list[Row]:
+        return [row for case in cases.values() if (row := rows.find(case.facts))]
 
     def measure(one: Slice, show: Progress) -> Row:
         if time.monotonic() > deadline:
@@ -108,64 +110,38 @@ def bench_growth(
         if forecast > longest:
             reason = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
             return declared(one) | {"skipped": reason}
-        return declared(one) | (pool.measure(one) if pool else one.measure())
-
-    def found() -> list[Row]:
-        return [row for case in cases.values() if (row := rows.find(case.facts))]
+        if not compiled:
+            return declared(one) | one.measure()
+        owner = owners[one]
+        if isinstance(owner, str):
+            return declared(one) | {"error": owner}
+        return declared(one) | pool.ask(measure_slice, {owner: {"facts": dataclasses.asdict(one)}})[0]
 
     cases = {one: Case(facts_of(one, base), name_of(one), partial(measure, one)) for one in able}
     todo = rows.missing(cases.values())
-    with suppress(TimeLimitReached), ExitStack() as stack:
-        if compiled:
-            missing = [one for one, case in cases.items() if case in todo]
-            pool = stack.enter_context(closing(SlicePool(missing, workers or os.cpu_count() or 1, deadline)))
-            pool.warm(progress)
-        rows.measure(todo, progress)
+    missing = [one for one, case in cases.items() if case in todo] if compiled else []
+    processes = min(workers or os.cpu_count() or 1, len({one.graph for one in missing}))
+    with suppress(TimeLimitReached), closing(WorkerPool(processes, deadline)) as pool:
+        owners = compile_slices(pool, missing, progress)
+        rows.run(todo, progress)
     measured = found()
-    left = len(cases) - len(measured)
-    return rows.document() | {
-        "rows": measured,
-        "left": left,
-        "left_out": left_out,
-        "growth": growth(measured),
-    }
+    left = {"left": len(cases) - len(measured), "left_out": left_out}
+    return rows.document() | {"rows": measured, **left, "growth": growth(measured)}
 
 
-class SlicePool:
-    """Processes that compile slices in parallel; each slice is then measured by the process that compiled it."""
-
-    def __init__(self, slices: Sequence[Slice], processes: int, deadline: float) -> None:
-        graphs: dict[Slice, list[Slice]] = {}
-        for one in slices:
-            graphs.setdefault(one.graph, []).append(one)
-        self.units = list(graphs.values())
-        self.pool = WorkerPool(min(processes, len(self.units)), deadline)
-        self.owners: dict[Slice, int] = {}
-        self.failed: dict[Slice, str] = {}
-
-    def warm(self, progress: Progress) -> None:
-        """Compile every slice; slices with the same graph go to the same process."""
-        orders = [{"slices": [dataclasses.asdict(one) for one in unit]} for unit in self.units]
-        for unit, (owner, answer) in zip(
-            self.units, self.pool.map(warm_slices, orders, progress), strict=True
-        ):
-            errors = answer.get("errors") or [f"{answer['error']} during compilation"] * len(unit)
-            for one, error in zip(unit, errors, strict=True):
-                self.owners[one] = owner
-                # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
-                if error and error != "out of memory":
-                    self.failed[one] = error
-
-    def measure(self, one: Slice) -> Row:
-        """Return the measurements of a slice, or an error."""
-        if one in self.failed:
-            return {"error": self.failed[one]}
-        (answer,) = self.pool.ask(measure_slice, {self.owners[one]: {"facts": dataclasses.asdict(one)}})
-        return answer
-
-    def close(self) -> None:
-        """Kill the processes."""
-        self.pool.close()
+def compile_slices(pool: WorkerPool, slices: Sequence[Slice], progress: Progress) -> dict[Slice, int | str]:
+    """Compile slices with the same graph in the same process; return the index of that process, or the error, of each."""
+    graphs: dict[Slice, list[Slice]] = {}
+    for one in slices:
+        graphs.setdefault(one.graph, []).append(one)
+    orders = [{"slices": [dataclasses.asdict(one) for one in unit]} for unit in graphs.values()]
+    owners: dict[Slice, int | str] = {}
+    for unit, (owner, answer) in zip(graphs.values(), pool.map(warm_slices, orders, progress), strict=True):
+        errors = answer.get("errors") or [f"{answer['error']} during compilation"] * len(unit)
+        for one, error in zip(unit, errors, strict=True):
+            # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
+            owners[one] = error if error and error != "out of memory" else owner
+    return owners
 
 
 def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:

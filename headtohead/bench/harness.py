@@ -75,17 +75,21 @@ class Rows:
 
         return [case for case in cases if unsettled(case)]
 
-    def measure(self, cases: Sequence[Case], progress: Progress) -> None:
-        """Measure the cases one by one; a failed row that leaves the device unusable is the last."""
-        for index, case in enumerate(cases):
+    def run(self, cases: Iterable[Case], progress: Progress) -> Row:
+        """Measure the missing cases; return the document. A failed row that leaves the device unusable is the last."""
+        missing = self.missing(cases)
+        for index, case in enumerate(missing):
 
             def show(message: str, share: float, case: Case = case, index: int = index) -> None:
-                progress(f"{case.label}: {message}" if message else case.label, (index + share) / len(cases))
+                progress(
+                    f"{case.label}: {message}" if message else case.label, (index + share) / len(missing)
+                )
 
             show("", 0.0)
             self.add(case.facts, case.measure(show))
             if UNUSABLE in self.rows[-1].get("failed", ""):
                 break
+        return self.document()
 
     def add(self, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
         """Add a row; it replaces one with the same facts."""
@@ -166,8 +170,7 @@ class Contender:
         release()
 
 
-def working(contenders: Iterable[Contender]) -> list[Contender]:
-    """Return the contenders that did not fail."""
+def _working(contenders: Iterable[Contender]) -> list[Contender]:
     return [one for one in contenders if not one.error]
 
 
@@ -179,19 +182,20 @@ def take_turns(
     warm: int,
     burst: int,
     rounds: int,
-) -> None:
-    """Start every contender, then time `burst` steps of each in every round; a failed one drops out."""
+) -> list[Contender]:
+    """Start every contender, then time `burst` steps of each in every round; return those that did not fail."""
     for index, one in enumerate(contenders):
         progress(f"{one.name}: building and first steps", 0.5 * index / len(contenders))
         with one.attempt():
             one.start(device, warm)
-    for one in working(contenders):
+    for one in _working(contenders):
         with one.attempt():
             # Without what the other contenders hold.
             one.peak_bytes = peak_bytes(one.step, device, allocated(device) - one.held)
     for done in range(rounds):
-        for one in working(contenders):
+        for one in _working(contenders):
             progress(f"{one.name}: round {done + 1} of {rounds}", 0.5 + 0.5 * done / rounds)
             with one.attempt():
                 wait(device)
                 one.times.append(mean_seconds(one.step, device, burst))
+    return _working(contenders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, product_rate, seconds_of
 from headtohead.bench.fused import Draw, Fused, Given, odd_cases, training_cases
-from headtohead.bench.harness import Case, Progress, Row, Rows, attempt, silent
+from headtohead.bench.harness import Case, Progress, Row, Rows, attempt
+from headtohead.common.progress import progress_bar
 from headtohead.kernels import path_name
 from headtohead.kernels.path import triton_serves
-from headtohead.study.environment import device_name
+from headtohead.study.environment import choose_device, device_name
 
 _STACKED = 3
 # Allowed relative norm of the error against the float64 reference: one rounding step in bf16 and fp16, where products are
@@ -24,31 +26,32 @@ _MAX_LOST = 0.1
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
-def measure_kernels(device: torch.device, out: str | Path | None = None, progress: Progress = silent) -> Row:
-    """Return time of forward + backward, byte floor and errors of every fused kernel.
+def bench_kernels(*, device: str = "auto", out: str | Path | None = None, quiet: bool = False) -> Row:
+    """Return time and error of every fused kernel against its plain reference and float64; small shapes on CPU.
 
     Errors are those of outputs and every gradient against the float64 reference on the device, at the training shape and
     at an odd one, and those of calls under vmap against separate calls. A failed kernel is a row with the reason. `out`
     stores each row as soon as it is measured; rows stored for this commit and device are reused. An error that leaves the
     device unusable in this process ends the benchmark; another call continues after it.
     """
-    progress("copy and matrix product", 0.0)
-    roofs = {
-        "copy_bytes_per_second": copy_bandwidth(device),
-        "product_flops_per_second": product_rate(device),
-    }
-    where = {"device": device_name(device)}
-    rows = Rows("kernels", out, where | {"kernels": path_name(device), **roofs})
-    cases = [
-        Case(
-            {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind, **where},
-            f"{case.name}, {dtype}, {kind}",
-            lambda show, case=case, dtype=dtype, kind=kind: _row(case, dtype, kind, device, roofs),  # type: ignore[misc]
-        )
-        for case, dtype, kind in _work(device)
-    ]
-    rows.measure(rows.missing(cases), progress)
-    return rows.document()
+    chosen = choose_device(device)
+    with progress_bar("measuring kernels", quiet) as progress:
+        progress("copy and matrix product", 0.0)
+        roofs = {
+            "copy_bytes_per_second": copy_bandwidth(chosen),
+            "product_flops_per_second": product_rate(chosen),
+        }
+        where = {"device": device_name(chosen)}
+        rows = Rows("kernels", out, where | {"kernels": path_name(chosen), **roofs})
+        cases = [
+            Case(
+                {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind, **where},
+                f"{case.name}, {dtype}, {kind}",
+                partial(_row, case, dtype, kind, chosen, roofs),
+            )
+            for case, dtype, kind in _work(chosen)
+        ]
+        return rows.run(cases, progress)
 
 
 def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
@@ -77,7 +80,7 @@ def _timed_in(case: Fused, device: torch.device) -> str:
     return case.precision if device.type == "cuda" else "float32"
 
 
-def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> Row:
+def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: Row, progress: Progress) -> Row:
     """Return a row; `failed` holds the reason of a failure."""
     if kind == "stacked":
         return attempt(_stacked_errors, case, dtype, device)
@@ -191,7 +194,7 @@ def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> Row:
     return {"stacked": _STACKED} | _compared(names, (*outputs, *grads), separate, dtype)
 
 
-def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float]) -> Row:
+def _times(case: Fused, dtype: str, device: torch.device, roofs: Row) -> Row:
     """Return seconds of forward + backward, and the lower bounds by bytes and by FLOPs."""
     given = _drawn(case, dtype, device)
     if _in_place(case, given):

@@ -20,18 +20,7 @@ from pathlib import Path
 import torch
 
 from headtohead.bench.clock import wait
-from headtohead.bench.harness import (
-    Case,
-    Contender,
-    Progress,
-    Row,
-    Rows,
-    Step,
-    in_a_line,
-    silent,
-    take_turns,
-    working,
-)
+from headtohead.bench.harness import Case, Contender, Progress, Row, Rows, Step, in_a_line, silent, take_turns
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.train import check_arms, find_shape, random_trainer, step_of
 from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
@@ -162,9 +151,7 @@ def bench_population(
         for arm in arms
         for count in seeds
     ]
-    rows = Rows("stack", out, {})
-    rows.measure(rows.missing(cases), progress)
-    return rows.document()
+    return Rows("stack", out, {}).run(cases, progress)
 
 
 def _form(compiled: bool) -> str:
@@ -189,9 +176,9 @@ def measure_population(
             name = f"{kind}, {_form(form)}"
             warnings[name] = []
             contenders.append(Contender(name, partial(make, given, form, warnings[name].append)))
-    take_turns(contenders, device, progress, warm=WARM, burst=BURST, rounds=rounds)
+    timed = take_turns(contenders, device, progress, warm=WARM, burst=BURST, rounds=rounds)
     results: dict[str, Row] = {one.name: {"error": one.error} for one in contenders}
-    for one in working(contenders):
+    for one in timed:
         count = seeds if one.name.startswith("stacked") else 1
         rates = [count * setup.batch / seconds for seconds in one.times]
         remarks = {"warnings": sorted(set(found))} if (found := warnings[one.name]) else {}
@@ -204,7 +191,7 @@ def measure_population(
     facts: Row = {}
     if profile:
         progress("profiling", 1.0)
-        stacked = (one for one in working(contenders) if one.name.startswith("stacked"))
+        stacked = (one for one in timed if one.name.startswith("stacked"))
         facts["profile"] = {one.name: kernel_times(one.step, device) for one in stacked}
     for one in contenders:
         one.end()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from headtohead.bench.clock import wait
-from headtohead.bench.harness import Case, Contender, Progress, Row, Rows, Step, silent, take_turns, working
+from headtohead.bench.harness import Case, Contender, Progress, Row, Rows, Step, silent, take_turns
 from headtohead.bench.peers import PEERS, missing, peer_step, version
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.worker_pool import WorkerPool
@@ -112,8 +112,7 @@ def bench_train(
             ],
             progress,
         )
-    rows.measure(todo, progress)
-    return rows.document()
+    return rows.run(todo, progress)
 
 
 def check_arms(arms: Sequence[str], size: Size) -> None:
@@ -234,7 +233,7 @@ class Contest:
         """Return medians and memory of every contender, ratios to the first arm, and its profile if requested."""
         contenders = [Contender(name, partial(self.step, name)) for name in (*self.arms, *peers)]
         device, first = torch.device(self.device), contenders[0]
-        take_turns(contenders, device, progress, warm=WARM, burst=BURST, rounds=rounds)
+        timed = take_turns(contenders, device, progress, warm=WARM, burst=BURST, rounds=rounds)
         error, found = None, None
         if not first.error:
             progress(f"{first.name}: comparing the fast path with the plain reference", 1.0)
@@ -242,7 +241,7 @@ class Contest:
             found = kernel_times(first.step, device) if profile else None
         for one in contenders:
             one.end()
-        row = self._row(contenders) | {"gradient_error": error}
+        row = self._row(contenders, timed) | {"gradient_error": error}
         return row | ({"profile": found} if found else {})
 
     def step(self, name: str) -> Step:
@@ -253,12 +252,12 @@ class Contest:
         sequences, bf16 = self.batch // self.context, self.precision == "bf16"
         return peer_step(name, self.shape, sequences, torch.device(self.device), bf16, self.compiled)
 
-    def _row(self, contenders: Sequence[Contender]) -> Row:
+    def _row(self, contenders: Sequence[Contender], timed: Sequence[Contender]) -> Row:
         first = contenders[0]
         result = {
             one.name: {"error": one.error} if one.error else self._result(one, first) for one in contenders
         }
-        peers = [one for one in working(contenders) if one.name not in self.arms]
+        peers = [one for one in timed if one.name not in self.arms]
         better = min(peers, key=lambda one: statistics.median(one.times), default=None)
         theirs = next((one.peak_bytes for one in peers if one.name == "transformers"), None)
         return {

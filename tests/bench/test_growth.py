@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import headtohead
 from headtohead.bench import growth
-from headtohead.bench.slice import Slice
+from headtohead.bench.slice import Slice, measure_slice
+from headtohead.bench.worker_pool import WorkerPool
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
@@ -177,13 +179,17 @@ def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")
     )
-    with closing(growth.SlicePool([one, other], 1, math.inf)) as pool:
-        pool.warm(lambda message, share: None)
-        assert (pool.owners, pool.failed) == ({one: 0, other: 0}, {})
-        assert pool.measure(one)["seconds"] > 0
-        pool.pool.workers[0].process.kill()
-        assert pool.measure(other) == {"error": "worker process ended (signal 9)"}
-        assert pool.measure(one) == {"error": "worker process ended (signal 9)"}
+    with closing(WorkerPool(1)) as pool:
+        owners = growth.compile_slices(pool, [one, other], lambda message, share: None)
+        assert owners == {one: 0, other: 0}
+        (found,) = pool.ask(measure_slice, {0: {"facts": asdict(one)}})
+        assert found["seconds"] > 0
+        pool.workers[0].process.kill()
+        failed = growth.compile_slices(pool, [one, other], lambda message, share: None)
+        assert set(failed.values()) <= {
+            "worker process ended (signal 9) during compilation",
+            "no worker process was left during compilation",
+        }
 
 
 def test_the_last_line_is_one_document_and_the_picture_is_drawn(
