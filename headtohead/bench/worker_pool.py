@@ -10,12 +10,12 @@ import importlib
 import json
 import math
 import os
-import queue
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -31,71 +31,58 @@ class WorkerPool:
 
     def __init__(self, processes: int, deadline: float = math.inf) -> None:
         self.deadline = deadline
-        self.answers: queue.Queue[tuple[_Worker, Row | None]] = queue.Queue()
-        self.workers = [_Worker(self.answers, compile_threads(processes)) for _ in range(processes)]
+        self.workers = [_Worker(compile_threads(processes)) for _ in range(processes)]
+        self.threads = ThreadPoolExecutor(max(1, processes))
 
     def map(
         self, function: Callable[..., Row], orders: Sequence[Row], progress: Progress = silent
     ) -> list[tuple[int, Row]]:
         """Return for each order of `function(**order)` the index of the process that was free for it, and the answer."""
-        found: dict[int, tuple[int, Row]] = {}
-        waiting, idle, busy = list(range(len(orders))), list(self.workers), dict[_Worker, int]()
-        while busy or (waiting and idle):
-            while waiting and idle:
-                worker = idle.pop()
-                busy[worker] = waiting.pop(0)
-                worker.call(function, orders[busy[worker]])
-            worker, answer = self._receive(
-                lambda: progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
-            )
-            if worker not in busy:  # it ended without work
-                idle.remove(worker)
-                continue
-            found[busy.pop(worker)] = self.workers.index(worker), worker.answered(answer)
-            if answer is not None:
-                idle.append(worker)
-        progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
+        waiting, found = deque(enumerate(orders)), dict[int, tuple[int, Row]]()
+
+        def serve(index: int) -> None:
+            worker = self.workers[index]
+            with suppress(IndexError):  # no order is left
+                while not worker.ended:
+                    number, order = waiting.popleft()
+                    found[number] = index, worker.call(function, order)
+
+        def show() -> None:
+            progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
+
+        self._wait([self.threads.submit(serve, index) for index in range(len(self.workers))], show)
         left = (0, {"error": "no worker process was left"})
-        return [found.get(index, left) for index in range(len(orders))]
+        return [found.get(number, left) for number in range(len(orders))]
 
     def ask(self, function: Callable[..., Row], orders: dict[int, Row]) -> list[Row]:
         """Return the answers of the processes with these indices, called at the same time."""
-        found: dict[_Worker, Row] = {}
-        for index, order in orders.items():
-            worker = self.workers[index]
-            if worker.ended:
-                found[worker] = worker.answered(None)
-            else:
-                worker.call(function, order)
-        asked = [self.workers[index] for index in orders]
-        while any(worker not in found for worker in asked):
-            worker, answer = self._receive(lambda: None)
-            found[worker] = worker.answered(answer)
-        return [found[worker] for worker in asked]
+        calls = [
+            self.threads.submit(self.workers[index].call, function, order) for index, order in orders.items()
+        ]
+        self._wait(calls, lambda: None)
+        return [call.result() for call in calls]
 
     def close(self) -> None:
         """Kill all worker processes."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.wait()
+        self.threads.shutdown()
 
-    def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, Row | None]:
-        """Return the next answer; None means the process ended."""
-        while True:
-            meanwhile()
+    def _wait(self, calls: Sequence[Future[Any]], show: Callable[[], None]) -> None:
+        waiting = set(calls)
+        while waiting:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise TimeLimitReached
-            with suppress(queue.Empty):
-                worker, answer = self.answers.get(timeout=min(left, 1.0))
-                worker.ended = worker.ended or answer is None
-                return worker, answer
+            waiting = wait(waiting, timeout=min(left, 1.0)).not_done
+            show()
 
 
 class _Worker:
-    """A worker process and the thread that reads its output."""
+    """A worker process; `ended` once it did not answer."""
 
-    def __init__(self, answers: queue.Queue[tuple[_Worker, Row | None]], environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headtohead.bench.worker_pool"],
@@ -106,28 +93,22 @@ class _Worker:
             env=os.environ | environment,
             process_group=0,  # Ctrl-C reaches only this process, which then kills them
         )
-        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
-    def call(self, function: Callable[..., Row], order: Row) -> None:
-        """Call a function of a module with keyword arguments."""
+    def call(self, function: Callable[..., Row], order: Row) -> Row:
+        """Return the answer of a function of a module, or how the process ended."""
         assert self.process.stdin is not None
-        line = json.dumps({"module": function.__module__, "name": function.__name__, "order": order})
-        with suppress(OSError):  # the process ended; the listener reports it
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-
-    def answered(self, answer: Row | None) -> Row:
-        """Return the answer, or how the process ended."""
-        if answer is not None:
-            return answer
-        code = self.process.wait()
-        return {"error": f"worker process ended ({f'signal {-code}' if code < 0 else f'code {code}'})"}
-
-    def _listen(self, answers: queue.Queue[tuple[_Worker, Row | None]]) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            answers.put((self, json.loads(line)))
-        answers.put((self, None))
+        line = ""
+        with suppress(OSError):  # the process ended
+            call = {"module": function.__module__, "name": function.__name__, "order": order}
+            self.process.stdin.write(json.dumps(call) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        if line:
+            answer: Row = json.loads(line)
+            return answer
+        self.ended, code = True, self.process.wait()
+        return {"error": f"worker process ended ({f'signal {-code}' if code < 0 else f'code {code}'})"}
 
 
 def compile_threads(processes: int) -> dict[str, str]:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headtohead import api
-from headtohead.cli.bench.output import BenchOptions, cell, end, milliseconds, show, where, whole
+from headtohead.cli.bench.output import KernelOptions, cell, end, milliseconds, show, where, whole
 
 
-@dataclass(frozen=True)
-class Options(BenchOptions):
-    """Options.
-
-    Args:
-        device: where to run; sizes are small on CPU
-    """
-
-
-def command(given: Options) -> int:
+def command(given: KernelOptions) -> int:
     """Measure decoding from a K=V cache next to SDPA with separate keys and values."""
     document = api.bench_decode(device=given.device, out=given.out, quiet=given.quiet)
     known = whole(document, "case", "turned")

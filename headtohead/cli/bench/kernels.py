@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headtohead import api
-from headtohead.cli.bench.output import BenchOptions, Cell, Row, cell, end, milliseconds, show, where, whole
+from headtohead.cli.bench.output import Cell, KernelOptions, Row, cell, end, milliseconds, show, where, whole
 from headtohead.common.terminal import say
-
-
-@dataclass(frozen=True)
-class Options(BenchOptions):
-    """Options.
-
-    Args:
-        device: where to run; sizes are small on CPU
-    """
 
 
 def _shape(row: Row) -> str:
@@ -50,7 +39,7 @@ ERRORS: dict[str, Cell] = {
 }
 
 
-def command(given: Options) -> int:
+def command(given: KernelOptions) -> int:
     """Measure every fused kernel: time, bytes moved, and error against float64."""
     document = api.bench_kernels(device=given.device, out=given.out, quiet=given.quiet)
     known = whole(document, "case", "shape", "dtype", "kind")

@@ -54,6 +54,15 @@ class BenchOptions:
             return benchmark(**given, progress=progress)
 
 
+@dataclass(frozen=True)
+class KernelOptions(BenchOptions):
+    """Options.
+
+    Args:
+        device: where to run; sizes are small on CPU
+    """
+
+
 def cell(key: str, form: str | Callable[[Any], str] = "") -> Cell:
     """Return a column: a value of the row in that form, or a dash where the row has none."""
 
