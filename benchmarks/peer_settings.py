@@ -13,13 +13,14 @@ import argparse
 import json
 import statistics
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from headtohead.bench.harness import Contender, Step, silent, take_turns
-from headtohead.bench.peers import peer_step, version
+from headtohead.bench.peers import peer_step
 from headtohead.bench.train import find_shape
 from headtohead.common.files import write_json
 from headtohead.model.sizes import Size
@@ -51,7 +52,7 @@ def main() -> None:
         "benchmark": "peer settings",
         **provenance(),
         "device": device_name(device),
-        "peer": {"transformers": version("transformers")},
+        "peer": {"transformers": metadata.version("transformers")},
         "tokens_per_step": given.batch,
         "rows": [],
     }

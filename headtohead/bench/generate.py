@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, release, wait
 from headtohead.bench.harness import Case, Progress, Row, Rows, attempt, silent
-from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer, version
+from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer
 from headtohead.bench.train import check_arms, find_shape
 from headtohead.common.errors import UserError, unknown
 from headtohead.model.decoder import Decoder
@@ -71,7 +72,7 @@ def bench_generate(
     check_arms(arms, shape)
     lacking = missing("transformers") if peers else ""
     present = [] if lacking else list(peers)
-    known = {"transformers": version("transformers")} if present else {}
+    known = {"transformers": metadata.version("transformers")} if present else {}
     shared = {"peers": known, "missing": dict.fromkeys(peers, lacking) if lacking else {}}
     rows = Rows("generate", out, shared)
     setting = _Setting(shape, where, DTYPES[precision], batch, cached, new, rounds)

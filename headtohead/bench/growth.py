@@ -35,11 +35,6 @@ _PLAIN_FORMS = {"sharing": "sharing:tie=kv"}
 _AXIS_OF_FIELD = {"batch": "batch", "layers": "layers", "width": "parameters"}
 
 
-def usual_arms() -> tuple[str, ...]:
-    """Return every mechanism at its default, or at a setting that differs from `standard`."""
-    return tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
-
-
 def bench_growth(
     arms: Sequence[str] = (),
     *,
@@ -67,7 +62,7 @@ def bench_growth(
     """
     where = choose_device(device)
     on_gpu = where.type == "cuda"
-    arms = tuple(arms) or usual_arms()
+    arms = tuple(arms) or tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
     contexts = sorted(set(contexts)) or ([512, 2048, 8192, 32_768] if on_gpu else [128, 512, 2048])
     if wrong := next((axis for axis in axes if axis not in AXES), ""):
         raise unknown("axis", wrong, AXES)
@@ -109,13 +104,13 @@ def bench_growth(
         forecast = forecast_seconds(one, base, found())
         if forecast > longest:
             reason = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
-            return declared(one) | {"skipped": reason}
+            return one.declared | {"skipped": reason}
         if not compiled:
-            return declared(one) | one.measure()
+            return one.declared | one.measure()
         owner = owners[one]
         if isinstance(owner, str):
-            return declared(one) | {"error": owner}
-        return declared(one) | pool.ask(measure_slice, {owner: {"facts": dataclasses.asdict(one)}})[0]
+            return one.declared | {"error": owner}
+        return one.declared | pool.ask(measure_slice, {owner: {"facts": dataclasses.asdict(one)}})[0]
 
     cases = {one: Case(facts_of(one, base), name_of(one), partial(measure, one)) for one in able}
     todo = rows.missing(cases.values())
@@ -186,15 +181,9 @@ def facts_of(one: Slice, base: Slice) -> Row:
     return facts | {"vocabulary": VOCABULARY, "base": middle}
 
 
-def declared(one: Slice) -> Row:
-    """Return the declared parameters, FLOPs and position encoding."""
-    parameters, flops = one.declared
-    return {"parameters": parameters, "flops": flops, "positions": one.shape.settings.positions}
-
-
 def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
     """Return predicted seconds per step from smaller rows on its axes, the larger of FLOP scaling and last slope; else 0."""
-    facts, best = facts_of(one, base) | declared(one), 0.0
+    facts, best = facts_of(one, base) | one.declared, 0.0
     for axis in AXES:
         if not on_axis(facts, axis):
             continue

@@ -83,10 +83,12 @@ class Slice:
         return cut if able else cut.with_settings(positions="learned")
 
     @cached_property
-    def declared(self) -> tuple[int, float]:
-        """Parameters, and declared training FLOPs per step, with attention counted by visible keys."""
+    def declared(self) -> Row:
+        """Declared parameters, position encoding, and training FLOPs per step with attention counted by visible keys."""
         model = Decoder.on_meta(self.shape, self.mechanisms)
-        return model.parameter_count(), 3.0 * self.tokens * model.flops(self.context, self.batch).causal
+        flops = 3.0 * self.tokens * model.flops(self.context, self.batch).causal
+        parameters, positions = model.parameter_count(), self.shape.settings.positions
+        return {"parameters": parameters, "flops": flops, "positions": positions}
 
     def measure(self) -> Row:
         """Return seconds per step and peak bytes above the model's own, or an error."""

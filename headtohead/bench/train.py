@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 
 from headtohead.bench.clock import wait
 from headtohead.bench.harness import Case, Contender, Progress, Row, Rows, Step, silent, take_turns
-from headtohead.bench.peers import PEERS, missing, peer_step, version
+from headtohead.bench.peers import PEERS, missing, peer_step
 from headtohead.bench.profile import kernel_times
 from headtohead.bench.worker_pool import WorkerPool
 from headtohead.common.errors import UserError, unknown
@@ -84,35 +85,28 @@ def bench_train(
     compiled = where.type == "cuda" if compile is None else compile
     lacking = {name: reason for name in peers if (reason := missing(name))}
     present = [name for name in peers if name not in lacking]
-    contests = []
+    cases: dict[Contest, Case] = {}
     for size in map(find_shape, sizes):
         check_arms(arms, size)
         for context in contexts or (size.context,):
             if batch % context:
                 raise UserError(f"batch={batch} tokens per step is not a multiple of the context {context}")
             settings = (tuple(arms), shape, str(where), precision, compiled, batch)
-            contests.append(Contest(size.name, context, *settings))
-    cases = [
-        Case(
-            contest.facts() | {"contenders": [*arms, *present], "rounds": rounds},
-            f"{contest.size}, context {contest.context}",
-            partial(contest.measure, present, rounds, profile),
-        )
-        for contest in contests
-    ]
-    rows = Rows("train", out, {"peers": {name: version(name) for name in present}, "missing": lacking})
-    todo = rows.missing(cases)
+            contest = Contest(size.name, context, *settings)
+            cases[contest] = Case(
+                contest.facts() | {"contenders": [*arms, *present], "rounds": rounds},
+                f"{size.name}, context {context}",
+                partial(contest.measure, present, rounds, profile),
+            )
+    peer_versions = {name: metadata.version(name) for name in present}
+    rows = Rows("train", out, {"peers": peer_versions, "missing": lacking})
     if warm and compiled:
-        compile_in_parallel(
-            [
-                {"contest": dataclasses.asdict(contest), "name": name}
-                for contest, case in zip(contests, cases, strict=True)
-                if case in todo
-                for name in (*arms, *present)
-            ],
-            progress,
-        )
-    return rows.run(todo, progress)
+        todo = rows.missing(cases.values())
+        contests = [dataclasses.asdict(contest) for contest, case in cases.items() if case in todo]
+        names = (*arms, *present)
+        orders = [{"contest": contest, "name": name} for contest in contests for name in names]
+        compile_in_parallel(orders, progress)
+    return rows.run(cases.values(), progress)
 
 
 def check_arms(arms: Sequence[str], size: Size) -> None:

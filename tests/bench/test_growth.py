@@ -24,7 +24,7 @@ BASE = Slice("standard", "60m", 512, 64, 2, 512, "bf16", "cpu", True, 3)
 def row(arm: str, context: int, seconds: float) -> dict[str, Any]:
     """Return a measured row on the context axis."""
     one = Slice(arm, "60m", context, 32_768 // context, 2, 512, "bf16", "cpu", True, 3)
-    facts = growth.facts_of(one, BASE) | growth.declared(one)
+    facts = growth.facts_of(one, BASE) | one.declared
     return facts | {"seconds": seconds, "peak_bytes": 10**9}
 
 
