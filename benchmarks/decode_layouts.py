@@ -12,14 +12,13 @@ import argparse
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
-from headtohead.common.files import write_json
+from headtohead.bench.harness import Row, Rows, attempt
 from headtohead.kernels.attention import decode_triton
-from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.study.environment import choose_device, device_name
 
 KEYS, WARPS, STAGES, PROGRAMS = (32, 64, 128), (2, 4), (2, 3, 4), (4, 8)
 
@@ -40,41 +39,27 @@ def main() -> None:
     q = torch.randn(batch, heads, dim, device=device, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, heads, keys, dim, device=device, dtype=torch.bfloat16) for _ in range(2))
     position = torch.tensor([keys - 40], device=device)
-    rows: list[dict[str, Any]] = []
-    for apart in (False, True):
+
+    def timed(config: decode_triton.Config, apart: bool) -> Row:
         read = (1 + apart) * batch * heads * (keys - 39) * dim * 2
-        for layout in itertools.product(KEYS, WARPS, STAGES, PROGRAMS):
-            row: dict[str, Any] = dict(zip(("keys", "warps", "stages", "programs"), layout, strict=True))
-            row["apart"] = apart
-            config = decode_triton.Config(*layout)
-            values = v if apart else None
-            try:
-                seconds = seconds_of(
-                    lambda config=config, values=values: decode_triton.decode(  # type: ignore[misc]
-                        q, k, None, 0, dim**-0.5, config, values=values, place=position
-                    ),
-                    device,
-                )
-                row |= {"milliseconds": 1e3 * seconds, "share_of_copy": read / seconds / bandwidth}
-            except Exception as error:
-                row["error"] = (
-                    str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                )
-            rows.append(row)
-        best = sorted(
-            (row for row in rows if row["apart"] == apart and "error" not in row), key=_milliseconds
+        values = v if apart else None
+        seconds = seconds_of(
+            lambda: decode_triton.decode(q, k, None, 0, dim**-0.5, config, values=values, place=position),
+            device,
         )
-        for row in best[:8]:
+        return {"milliseconds": 1e3 * seconds, "share_of_copy": read / seconds / bandwidth}
+
+    where = {"device": device_name(device), "shape": list(arguments.shape)}
+    rows = Rows("decode layouts", arguments.out, where | {"copy_bytes_per_second": bandwidth})
+    for apart in (False, True):
+        for layout in itertools.product(KEYS, WARPS, STAGES, PROGRAMS):
+            facts: Row = dict(zip(("keys", "warps", "stages", "programs"), layout, strict=True))
+            found = attempt(timed, decode_triton.Config(*layout), apart, name="error")
+            rows.add(facts | {"apart": apart} | where, found)
+        best = [row for row in rows.rows if row["apart"] == apart and "error" not in row]
+        for row in sorted(best, key=lambda row: float(row["milliseconds"]))[:8]:
             print(json.dumps(row), flush=True)
-    document = {"benchmark": "decode layouts", **provenance(), "device": device_name(device)}
-    document |= {"shape": list(arguments.shape), "copy_bytes_per_second": bandwidth, "rows": rows}
-    if arguments.out is not None:
-        write_json(arguments.out, document)
-    print(json.dumps(document))
-
-
-def _milliseconds(row: dict[str, Any]) -> float:
-    return float(row["milliseconds"])
+    print(json.dumps(rows.document()))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
 from headtohead.bench.decode import DecodeCase, decode_cases
+from headtohead.bench.harness import attempt, in_a_line
 from headtohead.common.files import finite, write_json
 from headtohead.kernels import attend, backend_name, rotary_table
 from headtohead.kernels.attention.decode import ROPE_MODES, decode_plain
@@ -116,15 +117,16 @@ class Measured:
             "turned": ROPE_MODES[rope_mode],
             "config": repr(config),
         }
-        try:
-            if rope_mode == 1:
-                before = len(self.compiled.made(config))
-                output = self.call(config)[:2].double()
-                facts["error"] = ((output - self.truth).norm() / self.truth.norm()).item()
-                facts |= self.compiled.facts(config, before)
-            seconds = seconds_of(lambda: self.call(config, rope_mode), self.device)
-        except Exception as failure:
-            return facts | {"failed": f"{type(failure).__name__}: {failure}"[:400]}
+        return facts | attempt(self._timed, config, rope_mode)
+
+    def _timed(self, config: Config | Sums, rope_mode: int) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if rope_mode == 1:
+            before = len(self.compiled.made(config))
+            output = self.call(config)[:2].double()
+            facts["error"] = ((output - self.truth).norm() / self.truth.norm()).item()
+            facts |= self.compiled.facts(config, before)
+        seconds = seconds_of(lambda: self.call(config, rope_mode), self.device)
         times = {"seconds": seconds, "floor_seconds": self.floor, "share_of_copy": self.floor / seconds}
         peer = {"peer": self.peer, "peer_seconds": self.peer_seconds, "faster": self.peer_seconds / seconds}
         return facts | times | peer
@@ -156,9 +158,7 @@ def sweep(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         try:
             measured = Measured(case, device, bandwidth)
         except Exception as failure:
-            rows.append(
-                {"case": vars(case), "config": "all", "failed": f"{type(failure).__name__}: {failure}"}
-            )
+            rows.append({"case": vars(case), "config": "all", "failed": in_a_line(failure)})
             continue
         print(f"{case}: {measured.peer} {measured.peer_seconds * 1e3:.4f} ms", flush=True)
         for rope_mode, config in [(0, CONFIGS[False, False]), *((1, layout) for layout in layouts)]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import statistics
 import time
@@ -27,9 +26,10 @@ import numpy as np
 import torch
 from memory_held import grown, held_bytes, maps_in, peak_over, verdict
 
-from headtohead.bench.rows import in_a_line
+from headtohead.bench.clock import mean_seconds, wait
+from headtohead.bench.harness import Rows, attempt
 from headtohead.common.errors import UserError
-from headtohead.common.files import finite, read_json, write_json
+from headtohead.common.files import finite
 from headtohead.common.numbers import short_bytes, short_time
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
@@ -38,7 +38,7 @@ from headtohead.mechanisms.contract.registry import builtin_mechanisms
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.study.environment import choose_device, device_name, provenance
+from headtohead.study.environment import choose_device, commit, device_name, provenance
 from headtohead.training.settings import TrainSettings
 from headtohead.training.trainer import Trainer
 
@@ -106,17 +106,8 @@ class Fixture:
 
     def seconds(self, trainer: Trainer, steps: int = 1) -> float:
         """Return the mean seconds per step over `steps` steps, including the device's work."""
-        self.synchronize()
-        began = time.perf_counter()
-        for _ in range(steps):
-            trainer._one_step()
-        self.synchronize()
-        return (time.perf_counter() - began) / steps
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait(self.device)
+        return mean_seconds(trainer._one_step, self.device, steps)
 
 
 def sliced(given: argparse.Namespace) -> Size:
@@ -180,8 +171,7 @@ def measure_memory(benches: Iterable[Fixture], arm: str) -> dict[str, Any]:
     for bench in benches:
         row: dict[str, Any] = {"context": bench.size.context}
         for name, work in (("error", training_memory), ("prefill_error", prefill_memory)):
-            row |= attempt(name, work, bench, arm, positions)
-            release()
+            row |= attempt(work, bench, arm, positions, name=name)
         rows.append(row)
     growth = {key: grown(rows, key) for key in ("train_bytes", "prefill_bytes", "cache_bytes")}
     maps = {key: maps_in(rows, key, bench.size.heads) for key in ("train_bytes", "prefill_bytes")}
@@ -194,21 +184,14 @@ def measure_memory(benches: Iterable[Fixture], arm: str) -> dict[str, Any]:
     }
 
 
-def attempt(name: str, work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """Return the result of the work, or its error in one line under `name`."""
-    try:
-        return work(*given)
-    except Exception as error:
-        return {name: in_a_line(error)}
-
-
 def training_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
     """Return the peak memory of forward and backward on one sequence."""
     trainer = bench.trainer(arm, positions)
     trainer._one_step()  # optimizer states, tables, compilation
-    trainer._backward()  # gradients stay allocated and count as memory of the model
+    parts = [*trainer.batches.parts(trainer.step, trainer.micro)]
+    trainer._backward(parts)  # gradients stay allocated and count as memory of the model
     own = held_bytes(bench.device)
-    return {"own_bytes": own, "train_bytes": peak_over(bench.device, trainer._backward)}
+    return {"own_bytes": own, "train_bytes": peak_over(bench.device, lambda: trainer._backward(parts))}
 
 
 def prefill_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
@@ -233,32 +216,6 @@ def prefill_memory(bench: Fixture, arm: str, positions: str) -> dict[str, Any]:
         "cache_kept": kept,
         "prefill_bytes": peak,
     }
-
-
-def release() -> None:
-    """Free the memory of the last arm."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-class Rows:
-    """The rows of this and earlier calls, in a file that is written atomically."""
-
-    def __init__(self, path: Path | None, again: bool) -> None:
-        self.path, self.again = path, again
-        self.rows: list[dict[str, Any]] = read_json(path)["rows"] if path and path.exists() else []
-
-    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the row with this key, or None."""
-        return next((row for row in self.rows if all(row.get(name) == key[name] for name in key)), None)
-
-    def add(self, key: dict[str, Any], row: dict[str, Any]) -> None:
-        """Add a row, replacing the one with the same key, and write all rows."""
-        self.rows = [known for known in self.rows if any(known.get(name) != key[name] for name in key)]
-        self.rows.append(row)
-        if self.path:
-            write_json(self.path, {"benchmark": "mechanisms", "rows": self.rows})
 
 
 class Clock:
@@ -286,10 +243,9 @@ class Clock:
 def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> list[dict[str, Any]]:
     """Measure every arm that has no row yet; return the rows of this call's arms in order."""
     groups = [given.contexts] if given.memory else [[context] for context in given.contexts]
-    facts = provenance()
-    same = {"commit": facts["commit"]} | json.loads(json.dumps(dataclasses.asdict(setting)))
+    same = {"commit": commit()} | json.loads(json.dumps(dataclasses.asdict(setting)))
     keys = [[same | {"contexts": group, "arm": arm} for arm in given.arms] for group in groups]
-    missing = [[key for key in part if rows.again or rows.find(key) is None] for part in keys]
+    missing = [[key for key in part if given.again or rows.find(key) is None] for part in keys]
     clock = Clock(sum(map(len, missing)), given.minutes)
     print(f"{clock.rows} of {sum(map(len, keys))} rows to measure on {setting.device}", flush=True)
     for group, part in zip(groups, missing, strict=True):
@@ -304,11 +260,10 @@ def work_through(given: argparse.Namespace, setting: Setting, rows: Rows) -> lis
                 return [row for part in keys for key in part if (row := rows.find(key))]
             arm = key["arm"]
             if given.memory:
-                found = attempt("error", measure_memory, benches, arm)
+                found = attempt(measure_memory, benches, arm, name="error")
             else:
-                found = attempt("error", measure_speed, benches[0], arm, given.rounds, given.steps)
-            release()
-            rows.add(key, finite(key | provenance() | found))
+                found = attempt(measure_speed, benches[0], arm, given.rounds, given.steps, name="error")
+            rows.add(key, finite(found))
             clock.emit(f"{'/'.join(map(str, group))} {arm}: {summary(found)}")
     return [row for part in keys for key in part if (row := rows.find(key))]
 
@@ -496,7 +451,7 @@ def main() -> None:
         compiled=given.compile,
         threads=given.threads,
     )
-    rows = work_through(given, setting, Rows(given.out, given.again))
+    rows = work_through(given, setting, Rows("mechanisms", given.out, {}))
     (show_memory if given.memory else show_speed)(rows)
     facts = {"benchmark": "mechanisms", **provenance()} | dataclasses.asdict(setting)
     own = [{name: value for name, value in row.items() if facts.get(name) != value} for row in rows]

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headtohead.bench.clock import allocated, peak_bytes, wait
+
 # LINEAR: largest growth from one length to four times the length that counts as linear (4 is linear, 16 quadratic).
 # A_MAP: quadratic memory above this share of one layer's map, (heads, time, time) in bf16, counts as a map.
 LINEAR, A_MAP = 5.0, 0.25
@@ -17,23 +19,17 @@ LINEAR, A_MAP = 5.0, 0.25
 
 def held_bytes(device: torch.device) -> int | None:
     """Return the bytes of all tensors on a GPU; None on a CPU, which does not report them."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_allocated(device)
+    wait(device)
+    return allocated(device) if device.type == "cuda" else None
 
 
 def peak_over(device: torch.device, work: Callable[[], object]) -> int:
     """Return the peak bytes allocated during the work, beyond those allocated before."""
-    if device.type != "cuda":
-        with CountedBytes() as counted:
-            work()
-        return counted.peak
-    before = held_bytes(device) or 0
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    if (peak := peak_bytes(work, device, held_bytes(device) or 0)) is not None:
+        return peak
+    with CountedBytes() as counted:
+        work()
+    return counted.peak
 
 
 class CountedBytes(TorchDispatchMode):

@@ -12,16 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headtohead.bench.peers import peer_step, version
+from headtohead.bench.harness import Contender, Step, silent, take_turns
+from headtohead.bench.peers import peer_step
 from headtohead.bench.train import find_shape
 from headtohead.common.files import write_json
+from headtohead.model.sizes import Size
 from headtohead.study.environment import device_name, provenance
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -31,14 +33,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 WARM, BURST = 5, 10
 
 
-def timed(step: Callable[[], object]) -> float:
-    """Return the mean seconds per step over a burst."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(BURST):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / BURST
+def start(size: Size, batch: int, device: torch.device, settings: dict[str, Any]) -> Step:
+    """Return the compiled step of one setting."""
+    torch._dynamo.reset()
+    return peer_step("transformers", size, batch, device, True, True, **settings)
 
 
 def main() -> None:
@@ -54,37 +52,29 @@ def main() -> None:
         "benchmark": "peer settings",
         **provenance(),
         "device": device_name(device),
-        "peer": {"transformers": version("transformers")},
+        "peer": {"transformers": metadata.version("transformers")},
         "tokens_per_step": given.batch,
         "rows": [],
     }
     for name in given.sizes:
         size = find_shape(name)
-        steps = {}
-        for label, settings in SETTINGS.items():
-            torch._dynamo.reset()
-            try:
-                step = peer_step(
-                    "transformers", size, given.batch // size.context, device, True, True, **settings
-                )
-                for _ in range(WARM):
-                    step()
-            except Exception as error:
-                document["rows"].append({"size": name, "setting": label, "failed": str(error)[:300]})
-                continue
-            steps[label] = step
-        times: dict[str, list[float]] = {label: [] for label in steps}
-        for _ in range(given.rounds):
-            for label, step in steps.items():
-                times[label].append(1000 * timed(step))
-        for label, found in times.items():
-            row = {"size": name, "setting": label, "milliseconds": statistics.median(found), "all": found}
+        contenders = [
+            Contender(label, partial(start, size, given.batch // size.context, device, settings))
+            for label, settings in SETTINGS.items()
+        ]
+        take_turns(contenders, device, silent, warm=WARM, burst=BURST, rounds=given.rounds)
+        for one in contenders:
+            row: dict[str, Any] = {"size": name, "setting": one.name}
+            times = [1e3 * seconds for seconds in one.times]
+            if one.error:
+                row["failed"] = one.error
+            else:
+                row |= {"milliseconds": statistics.median(times), "all": times}
             document["rows"].append(row)
-            print(f"{name} {label}: {row['milliseconds']:.1f} ms", flush=True)
+            print(f"{name} {one.name}: {one.error or '{milliseconds:.1f} ms'.format(**row)}", flush=True)
+            one.end()
         if given.out:
             write_json(given.out, document)
-        del steps
-        torch.cuda.empty_cache()
     print(json.dumps(document))
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtohead.bench.population import Case
+from headtohead.bench.harness import in_a_line
+from headtohead.bench.population import Setup
 from headtohead.bench.train import find_shape
 from headtohead.common.files import write_json
 from headtohead.study.environment import choose_device, device_name, provenance
@@ -105,7 +106,7 @@ def compare(plain: Trainer, other: Trainer, steps: int, way: str) -> dict[str, A
     return {"nats": worst[0], "norm": worst[1], "first_apart": first, "most": where}
 
 
-def measure(case: Case, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(case: Setup, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return the comparison of every kind of run with the eager run, or the reason it failed."""
     on_gpu = torch.device(case.device).type == "cuda"
     found: dict[str, Any] = {}
@@ -118,7 +119,7 @@ def measure(case: Case, steps: int, say: Callable[[str], None]) -> dict[str, Any
             other = case.trainer(0, record=record, warn=warnings.append)
             found[way] = compare(case.trainer(0), other, steps, way) | {"warnings": warnings}
         except Exception as error:
-            found[way] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            found[way] = {"error": in_a_line(error)}
         row = found[way]
         say(
             f"{case.arm}, {way}: "
@@ -148,7 +149,7 @@ def main() -> None:
     document |= {"size": given.size, "steps": given.steps, "sequences": given.sequences, "arms": {}}
     for arm in given.arms:
         batch = given.sequences * find_shape(given.size).context
-        case = Case(given.size, arm, batch, "float32", str(where))
+        case = Setup(given.size, arm, batch, "float32", str(where))
         document["arms"][arm] = measure(case, given.steps, lambda line: print(line, flush=True))
         if given.out is not None:
             write_json(given.out, document)

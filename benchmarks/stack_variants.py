@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,8 @@ import torch._inductor.config
 from torch import Tensor
 from torch.fx import GraphModule
 
-from headtohead.bench.population import BURST, WARM, Case
+from headtohead.bench.harness import Contender, take_turns
+from headtohead.bench.population import BURST, WARM, Setup
 from headtohead.bench.profile import kernel_times
 from headtohead.common.files import write_json
 from headtohead.study.environment import choose_device, device_name, provenance
@@ -46,9 +47,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(case: Case, seeds: int, name: str, warnings: list[str]) -> Callable[[], object]:
+def build(setup: Setup, seeds: int, name: str, warnings: list[str]) -> Callable[[], object]:
     """Return the step of a variant after its warm-up steps."""
-    population = case.stack(seeds, True, warnings.append)
+    population = setup.stack(seeds, True, warnings.append)
     if name in OPTIONS and population._compiled is not None:
 
         def backend(graph: GraphModule, given: list[Tensor]) -> Any:
@@ -66,8 +67,12 @@ def build(case: Case, seeds: int, name: str, warnings: list[str]) -> Callable[[]
             patches.enter_context(patch(target, value))
         for _ in range(WARM):
             step()
-    case.wait()
     return step
+
+
+def show(message: str, share: float) -> None:
+    """Print the progress."""
+    print(f"{message} ({share:.0%})", flush=True)
 
 
 def main() -> None:
@@ -86,35 +91,28 @@ def main() -> None:
     given = parser.parse_args()
     where = choose_device(given.device)
     precision = "bf16" if where.type == "cuda" else "float32"
-    case = Case(given.size, given.arm, given.batch, precision, str(where))
+    setup = Setup(given.size, given.arm, given.batch, precision, str(where))
     document: dict[str, Any] = {"benchmark": "stack variants", **provenance(), "device": device_name(where)}
     document |= {"size": given.size, "arm": given.arm, "seeds": given.seeds, "batch": given.batch, "rows": {}}
-    rows, steps = document["rows"], {}
-    for name in given.only:
-        began, warnings = time.perf_counter(), []
-        try:
-            steps[name] = build(case, given.seeds, name, warnings)
-            rows[name] = {"start_seconds": round(time.perf_counter() - began, 1), "warnings": warnings}
-        except Exception as error:
-            rows[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        print(name, rows[name], flush=True)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(5):
-        for name, step in steps.items():
-            case.wait()
-            began = time.perf_counter()
-            for _ in range(BURST):
-                step()
-            case.wait()
-            times[name].append((time.perf_counter() - began) / BURST)
-    for name, found in times.items():
-        seconds = statistics.median(found)
-        rows[name] |= {"milliseconds": 1e3 * seconds, "profile": kernel_times(steps[name], where)}
+    warnings: dict[str, list[str]] = {name: [] for name in given.only}
+    contenders = [
+        Contender(name, partial(build, setup, given.seeds, name, warnings[name])) for name in given.only
+    ]
+    take_turns(contenders, where, show, warm=0, burst=BURST, rounds=5)
+    rows: dict[str, Any] = document["rows"]
+    for one in contenders:
+        if one.error:
+            rows[one.name] = {"error": one.error}
+            print(f"{one.name}: {one.error}", flush=True)
+            continue
+        seconds, profile = statistics.median(one.times), kernel_times(one.step, where)
+        rows[one.name] = {"start_seconds": one.start_seconds, "warnings": warnings[one.name]}
+        rows[one.name] |= {"milliseconds": 1e3 * seconds, "profile": profile}
         rate = given.seeds * given.batch / seconds
-        kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in rows[name]["profile"]["kinds"].items())
-        print(f"{name}: {1e3 * seconds:.3f} ms, {rate / 1e6:.2f} M tokens/s; {kinds}", flush=True)
-        if given.out is not None:
-            write_json(given.out, document)
+        kinds = ", ".join(f"{kind} {spent:.2f}" for kind, spent in profile["kinds"].items())
+        print(f"{one.name}: {1e3 * seconds:.3f} ms, {rate / 1e6:.2f} M tokens/s; {kinds}", flush=True)
+    if given.out is not None:
+        write_json(given.out, document)
     print(json.dumps(document))
 
 

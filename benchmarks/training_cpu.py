@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from headtohead.bench.clock import mean_seconds
+from headtohead.bench.harness import Case, Contender, Rows, silent, take_turns
 from headtohead.bench.peers import peer_step
-from headtohead.bench.rows import Rows
 from headtohead.common.errors import UserError
 from headtohead.data.shards import Split
 from headtohead.data.windows import Windows
@@ -34,6 +34,7 @@ from headtohead.training.trainer import Trainer
 
 BATCH = {"nano": 64, "1m": 32, "5m": 32}  # sequences: 8,192 tokens per step
 WARM = 2
+CPU = torch.device("cpu")
 KERNELS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 
 
@@ -46,17 +47,10 @@ def our_step(size: Size, batch: int, compiled: bool) -> Callable[[], object]:
     return Trainer(model, windows, settings, compile=compiled)._one_step
 
 
-def seconds(step: Callable[[], object]) -> float:
-    """Return the seconds of one step."""
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
-
-
 def over_kernels(step: Callable[[], object], rounds: int = 6) -> float:
     """Return the profiled step time divided by the time of its matrix and attention kernels in the same profile."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        total = sum(seconds(step) for _ in range(rounds))
+        total = rounds * mean_seconds(step, CPU, rounds)
     kernels = sum(
         event.self_cpu_time_total
         for event in found.key_averages()
@@ -69,16 +63,14 @@ def measure(name: str, compiled: bool, rounds: int) -> dict[str, Any]:
     """Return the comparison at one size, both contenders eager or both compiled."""
     size, batch = SIZES[name], BATCH[name]
     steps = {"headtohead": our_step(size, batch, compiled)}
-    steps["transformers"] = peer_step(
-        "transformers", size, batch, torch.device("cpu"), bf16=False, compile=compiled
-    )
-    first = {key: seconds(step) for key, step in steps.items()}
-    times: dict[str, list[float]] = {key: [] for key in steps}
-    for turn in range(rounds + WARM):
-        for key, step in steps.items():
-            took = seconds(step)
-            if turn >= WARM:
-                times[key].append(took)
+    steps["transformers"] = peer_step("transformers", size, batch, CPU, bf16=False, compile=compiled)
+    # The first step, and later ones one by one: on a shared machine the median of many is steadier than a mean.
+    first = {key: mean_seconds(step, CPU) for key, step in steps.items()}
+    contenders = [Contender(key, lambda step=step: step) for key, step in steps.items()]  # type: ignore[misc]
+    take_turns(contenders, CPU, silent, warm=WARM, burst=1, rounds=rounds)
+    if failed := next((one.error for one in contenders if one.error), ""):
+        raise RuntimeError(failed)
+    times = {one.name: one.times for one in contenders}
     # The median of per-round ratios: other load on the machine affects both sides of a round.
     ratios = [theirs / ours for ours, theirs in zip(times["headtohead"], times["transformers"], strict=True)]
     medians = {key: statistics.median(values) for key, values in times.items()}
@@ -112,30 +104,33 @@ def main() -> None:
         rows = Rows("training_cpu", given.out, {"transformers": transformers.__version__})
     except UserError as error:
         parser.error(str(error))
-    for way in given.ways:
-        for name in given.sizes:
-            facts = {
+    cases = [
+        Case(
+            {
                 "size": name,
                 "compiled": way == "compiled",
                 "threads": given.threads,
                 "tokens_per_step": BATCH[name] * SIZES[name].context,
                 "rounds": given.rounds,
-                "device": device_name(torch.device("cpu")),
-            }
-            if rows.known(facts):
-                print(f"{name}, {way}: already in {given.out}", flush=True)
-                continue
-            print(f"{name}, {way}: measuring", flush=True)
-            rows.add(facts, measure(name, way == "compiled", given.rounds))
-            row = rows.rows[-1]
-            rate = row["tokens_per_second"]
-            print(
-                f"{name}, {way}: headtohead {rate['headtohead']:,.0f} tokens/s, transformers "
-                f"{rate['transformers']:,.0f}; ratio {row['ratio']:.3f}; step over its own kernels "
-                f"{row['step_over_kernels']:.3f}",
-                flush=True,
-            )
-    print(json.dumps(rows.document()))
+                "device": device_name(CPU),
+            },
+            f"{name}, {way}",
+            lambda show, name=name, way=way: measure(name, way == "compiled", given.rounds),  # type: ignore[misc]
+        )
+        for way in given.ways
+        for name in given.sizes
+    ]
+    document = rows.run(cases, lambda message, share: print(f"{message}: measuring", flush=True))
+    for case in cases:
+        row = rows.find(case.facts) or {}
+        rate = row["tokens_per_second"]
+        print(
+            f"{case.label}: headtohead {rate['headtohead']:,.0f} tokens/s, transformers "
+            f"{rate['transformers']:,.0f}; ratio {row['ratio']:.3f}; step over its own kernels "
+            f"{row['step_over_kernels']:.3f}",
+            flush=True,
+        )
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

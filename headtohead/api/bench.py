@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headtohead.bench.decode import measure_decode
+from headtohead.bench.decode import bench_decode
 from headtohead.bench.generate import bench_generate
 from headtohead.bench.growth import bench_growth
-from headtohead.bench.kernels import measure_kernels
+from headtohead.bench.kernels import bench_kernels
 from headtohead.bench.population import bench_population
 from headtohead.bench.train import bench_train
-from headtohead.common.progress import progress_bar
-from headtohead.study.environment import choose_device
 
 __all__ = [
     "bench_decode",
@@ -25,30 +23,6 @@ __all__ = [
     "check_growth_picture",
     "draw_growth",
 ]
-
-
-def bench_kernels(
-    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
-) -> dict[str, Any]:
-    """Return time and error of every fused kernel against its plain reference and float64; small shapes on CPU.
-
-    `out` stores each row as soon as it is measured; rows already stored for this commit and device are reused.
-    """
-    chosen = choose_device(device)
-    with progress_bar("measuring kernels", quiet) as progress:
-        return measure_kernels(chosen, out, progress)
-
-
-def bench_decode(
-    *, device: str = "auto", out: str | Path | None = None, quiet: bool = False
-) -> dict[str, Any]:
-    """Return the time of decoding from a K=V cache and of the library's attention, in one process; small shapes on CPU.
-
-    `out` stores each row as soon as it is measured; rows already stored for this commit and device are reused.
-    """
-    chosen = choose_device(device)
-    with progress_bar("measuring decode", quiet) as progress:
-        return measure_decode(chosen, out, progress)
 
 
 def check_growth_picture(path: str | Path) -> None:

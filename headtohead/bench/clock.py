@@ -1,14 +1,64 @@
-"""Kernel timing, and the two rooflines it is compared with: a large copy and a large matrix product."""
+"""Timing and memory of steps and kernels, and two rooflines: a large copy and a large matrix product."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 _REPEATS = 5
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device has done all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release() -> None:
+    """Free the memory of deleted tensors."""
+    gc.collect()
+    if torch.cuda.is_available():
+        with suppress(RuntimeError):  # the device is unusable after some errors
+            torch.cuda.empty_cache()
+
+
+def allocated(device: torch.device) -> int:
+    """Return the bytes of all tensors on a GPU; 0 on a CPU, which does not report them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def peak_bytes(step: Callable[[], object], device: torch.device, others: int) -> int | None:
+    """Return the peak bytes allocated during a step less those of `others`; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    wait(device)
+    return torch.cuda.max_memory_allocated(device) - others
+
+
+def mean_seconds(step: Callable[[], object], device: torch.device, count: int = 1) -> float:
+    """Return the mean seconds of `count` consecutive steps, timed on a GPU with CUDA events.
+
+    It does not wait for earlier work: behind it, the launch of the first kernel costs nothing.
+    """
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - began) / count
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started.record()
+    for _ in range(count):
+        step()
+    ended.record()
+    ended.synchronize()
+    return started.elapsed_time(ended) / 1000 / count
 
 
 def seconds_of(
@@ -22,45 +72,27 @@ def seconds_of(
     A call that overwrites its input needs `before`, which restores it untimed; such calls are timed one by one.
     """
     if before is not None:
-        return statistics.median(_alone(call, before, device) for _ in range(_REPEATS + 2))
+        times = []
+        for _ in range(_REPEATS + 2):
+            before()
+            times.append(mean_seconds(call, device))
+        return statistics.median(times)
     if device.type != "cuda":
         call()
-        return statistics.median(_clock(call) for _ in range(_REPEATS))
+        return statistics.median(mean_seconds(call, device) for _ in range(_REPEATS))
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(2):
             call()
     torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
+    wait(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
     graph.replay()
-    return statistics.median(_event_seconds(graph.replay, 1) / calls for _ in range(_REPEATS))
-
-
-def _alone(call: Callable[[], object], before: Callable[[], object], device: torch.device) -> float:
-    before()
-    return _clock(call) if device.type != "cuda" else _event_seconds(call, 1)
-
-
-def _event_seconds(call: Callable[[], object], calls: int) -> float:
-    """Return the mean seconds of a call, timed with CUDA events."""
-    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    started.record()
-    for _ in range(calls):
-        call()
-    ended.record()
-    ended.synchronize()
-    return started.elapsed_time(ended) / 1000 / calls
-
-
-def _clock(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+    return statistics.median(mean_seconds(graph.replay, device) / calls for _ in range(_REPEATS))
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -75,7 +107,7 @@ def copy_bandwidth(device: torch.device) -> float:
         seconds = seconds_of(lambda: target.copy_(source), device)
     else:
         target.copy_(source)
-        seconds = min(_event_seconds(lambda: target.copy_(source), 10) for _ in range(_REPEATS))
+        seconds = min(mean_seconds(lambda: target.copy_(source), device, 10) for _ in range(_REPEATS))
     return 2 * source.numel() * source.element_size() / seconds
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headtohead.bench.clock import copy_bandwidth, seconds_of
-from headtohead.bench.kernels import UNUSABLE, attempt
-from headtohead.bench.rows import Rows
+from headtohead.bench.harness import Case, Progress, Row, Rows, attempt
+from headtohead.common.progress import progress_bar
 from headtohead.kernels import attend, backend_name, decode, path_name, rotary_table
 from headtohead.kernels.attention.decode import decode_plain
-from headtohead.study.environment import device_name
+from headtohead.study.environment import choose_device, device_name
 
-Progress = Callable[[str, float], None]
 _TURNED = ("nothing", "roundtrip", "score")
 
 
@@ -40,41 +37,43 @@ def decode_cases(device: torch.device) -> list[DecodeCase]:
     return [DecodeCase(2, 2, 2, 64, 16), DecodeCase(2, 4, 2, 96, 32), DecodeCase(2, 2, 2, 32, 16)]
 
 
-def measure_decode(
-    device: torch.device, out: str | Path | None = None, progress: Progress = lambda message, share: None
-) -> dict[str, Any]:
-    """Return the times of one query's attention on a K=V cache and of SDPA with separate keys and values.
+def bench_decode(*, device: str = "auto", out: str | Path | None = None, quiet: bool = False) -> Row:
+    """Return the time of decoding from a K=V cache and of SDPA with separate keys and values; small shapes on CPU.
 
     `error` is the relative norm of the difference from the float64 reference, over the first and last sequences. A failed
     row holds the reason. `out` stores each row as soon as it is measured; rows stored for this commit and device are
     reused.
     """
-    bandwidth = copy_bandwidth(device)
-    where = {"device": device_name(device)}
-    rows = Rows("decode", out, where | {"kernels": path_name(device), "copy_bytes_per_second": bandwidth})
-    cases = decode_cases(device)
-    for index, case in enumerate(cases):
-        progress(f"{case.batch} x {case.heads} heads x {case.keys} cached tokens", index / len(cases))
-        facts: list[dict[str, Any]] = [{"case": vars(case), "turned": turn, **where} for turn in _TURNED]
-        missing = [row for row in facts if not rows.known(row)]
-        if not missing:
-            continue
-        step = _Step(case, device)
-        with torch.no_grad():
-            peers = attempt(step.peers, "peer_failed")
-            for row in missing:
-                found = {"floor_seconds": step.bytes / bandwidth} | peers
-                found |= attempt(partial(step.ours, row["turned"]))
-                rows.add(row, found | _ratios(found))
-        if any(UNUSABLE in row.get("failed", "") for row in rows.rows[-len(missing) :]):
-            break
-    return rows.document()
+    chosen = choose_device(device)
+    bandwidth, where = copy_bandwidth(chosen), {"device": device_name(chosen)}
+    rows = Rows("decode", out, where | {"kernels": path_name(chosen), "copy_bytes_per_second": bandwidth})
 
+    @lru_cache(maxsize=1)  # the tensors of one case fill gigabytes
+    def prepared(case: DecodeCase) -> tuple[_Step, Row]:
+        step = _Step(case, chosen)
+        return step, attempt(step.peers, name="peer_failed")
 
-def _ratios(row: dict[str, Any]) -> dict[str, float]:
-    ours, peer = row.get("seconds"), row.get("peer_seconds")
-    shares = {} if ours is None else {"share_of_copy": row["floor_seconds"] / ours}
-    return shares if ours is None or peer is None else shares | {"faster": peer / ours}
+    @torch.no_grad()
+    def measure(case: DecodeCase, turn: str, show: Progress) -> Row:
+        step, peers = prepared(case)
+        found = {"floor_seconds": step.bytes / bandwidth} | peers | attempt(step.ours, turn)
+        if "seconds" in found:
+            found["share_of_copy"] = found["floor_seconds"] / found["seconds"]
+        if "seconds" in found and "peer_seconds" in found:
+            found["faster"] = found["peer_seconds"] / found["seconds"]
+        return found
+
+    cases = [
+        Case(
+            {"case": vars(case), "turned": turn, **where},
+            f"{case.batch} x {case.heads} heads x {case.keys} cached tokens, turned: {turn}",
+            partial(measure, case, turn),
+        )
+        for case in decode_cases(chosen)
+        for turn in _TURNED
+    ]
+    with progress_bar("measuring decode", quiet) as progress:
+        return rows.run(cases, progress)
 
 
 class _Step:
@@ -91,7 +90,7 @@ class _Step:
         self.table = rotary_table(torch.arange(case.keys, device=device), case.dim, 10_000.0, torch.float32)
         self.bytes = self.kv.numel() * self.kv.element_size()
 
-    def peers(self) -> dict[str, Any]:
+    def peers(self) -> Row:
         """Return the times of SDPA with separate keys and values, and with one tensor as both."""
         q, kv, v = self.q, self.kv, self.v
         return {
@@ -100,7 +99,7 @@ class _Step:
             "peer_same_tensor_seconds": seconds_of(lambda: attend(q, kv, kv), self.device),
         }
 
-    def ours(self, turn: str) -> dict[str, Any]:
+    def ours(self, turn: str) -> Row:
         """Return the time and error of the K=V kernel."""
         q, kv, table = self.q, self.kv, self.table
         ours = decode(q, kv, table, turn)

@@ -13,16 +13,18 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headtohead.bench.clock import copy_bandwidth
-from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer, version
-from headtohead.bench.rows import Rows, in_a_line
-from headtohead.bench.train import find_shape
+from headtohead.bench.clock import copy_bandwidth, release, wait
+from headtohead.bench.harness import Case, Progress, Row, Rows, attempt, silent
+from headtohead.bench.peers import WRITERS, Writer, missing, peer_writer
+from headtohead.bench.train import check_arms, find_shape
 from headtohead.common.errors import UserError, unknown
 from headtohead.model.decoder import Decoder
 from headtohead.model.decoding import Decoding, graph_blocker, one_step
@@ -31,7 +33,6 @@ from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import Size
 from headtohead.study.environment import choose_device, device_name
 
-Progress = Callable[[str, float], None]
 ARMS = ("sharing:tie=kv", "standard")
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 _COMPARED = 4
@@ -49,8 +50,8 @@ def bench_generate(
     precision: str = "bf16",
     device: str = "auto",
     out: str | Path | None = None,
-    progress: Progress = lambda message, share: None,
-) -> dict[str, Any]:
+    progress: Progress = silent,
+) -> Row:
     """Return the benchmark document: one row per contender, and the ratio of the first arm's rate to each one's.
 
     `cached` is the prompt length. The first of the `new` tokens comes from prefill, each other from one decoding step, so
@@ -61,8 +62,6 @@ def bench_generate(
         raise UserError(
             f"batch={batch}, cached={cached} and rounds={rounds} must be at least 1, new={new} at least 2"
         )
-    if not arms:
-        raise UserError("arms must name at least one arm, such as standard")
     if precision not in DTYPES:
         raise unknown("precision", precision, DTYPES)
     for name in peers:
@@ -70,47 +69,33 @@ def bench_generate(
             raise unknown("peer", name, WRITERS)
     shape, where = find_shape(size), choose_device(device)
     shape = dataclasses.replace(shape, context=max(shape.context, cached + new))
-    for arm in arms:
-        parse_layout(arm).layers(shape.layers)
+    check_arms(arms, shape)
     lacking = missing("transformers") if peers else ""
     present = [] if lacking else list(peers)
-    known = {"transformers": version("transformers")} if present else {}
-    rows = Rows(
-        "generate", out, {"peers": known, "missing": dict.fromkeys(peers, lacking) if lacking else {}}
-    )
-    case = _Case(shape, where, DTYPES[precision], batch, cached, new, rounds)
+    known = {"transformers": metadata.version("transformers")} if present else {}
+    shared = {"peers": known, "missing": dict.fromkeys(peers, lacking) if lacking else {}}
+    rows = Rows("generate", out, shared)
+    setting = _Setting(shape, where, DTYPES[precision], batch, cached, new, rounds)
     facts = {
-        name: {
-            "contender": name,
-            "size": shape.name,
-            "dims": shape.dims,
-            "device": device_name(where),
-            "precision": precision,
-            "batch": batch,
-            "cached": cached,
-            "new": new,
-            "rounds": rounds,
-        }
+        "size": shape.name,
+        "dims": shape.dims,
+        "device": device_name(where),
+        "precision": precision,
+        "batch": batch,
+        "cached": cached,
+        "new": new,
+        "rounds": rounds,
+    }
+    cases = {
+        name: Case({"contender": name} | facts, name, partial(setting.measured, name, name in arms))
         for name in (*arms, *present)
     }
-    for index, name in enumerate(facts):
-        if rows.known({**facts[name], "error": None}):
-            continue
-
-        def show(message: str, share: float, name: str = name, index: int = index) -> None:
-            progress(f"{name}: {message}", (index + share) / len(facts))
-
-        rows.add(facts[name], case.measured(name, name in arms, show))
-    document = rows.document()
-    document["ratios"] = _ratios(arms[0], {name: _row(rows.rows, facts[name]) for name in facts})
-    return document
+    document = rows.run(cases.values(), progress)
+    found = {name: rows.find(case.facts) or {} for name, case in cases.items()}
+    return document | {"ratios": _ratios(arms[0], found)}
 
 
-def _row(rows: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    return next(row for row in rows if all(row.get(key) == value for key, value in facts.items()))
-
-
-def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> Row:
     """Return the ratios of the first arm to each contender: tokens/s (median step and overall) and cache bytes.
 
     A ratio is None if a contender failed or has no cache.
@@ -126,7 +111,7 @@ def _ratios(first: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
+class _Setting:
     """The settings shared by all contenders."""
 
     size: Size
@@ -137,20 +122,15 @@ class _Case:
     new: int
     rounds: int
 
-    def measured(self, name: str, ours: bool, progress: Progress) -> dict[str, Any]:
+    def measured(self, name: str, ours: bool, progress: Progress) -> Row:
         """Return the measurements of one contender, or its error; its device memory is released."""
-        try:
-            return {"error": None, **self._measure(name, ours, progress)}
-        except Exception as error:
-            return {"error": in_a_line(error)}
-        finally:
-            gc.collect()
-            if self.device.type == "cuda":
-                torch.compiler.reset()
-                gc.collect()
-                torch.cuda.empty_cache()
+        found = attempt(self._measure, name, ours, progress, name="error")
+        if self.device.type == "cuda":
+            torch.compiler.reset()
+            release()
+        return {"error": None} | found
 
-    def _measure(self, name: str, ours: bool, progress: Progress) -> dict[str, Any]:
+    def _measure(self, name: str, ours: bool, progress: Progress) -> Row:
         progress("building", 0.0)
         bandwidth = copy_bandwidth(self.device)
         cuda = self.device.type == "cuda"
@@ -158,11 +138,7 @@ class _Case:
             torch.cuda.reset_peak_memory_stats(self.device)
         receive: list[str] = []
         model = self._model(name) if ours else None
-        write = (
-            peer_writer(name, self.size, self.device, self.dtype)
-            if model is None
-            else _writer(model, receive)
-        )
+        write = _writer(model, receive) if model else peer_writer(name, self.size, self.device, self.dtype)
         chance = torch.Generator().manual_seed(0)
         prompt = torch.randint(0, self.size.vocabulary, (self.batch, self.cached), generator=chance)
         prompt = prompt.to(self.device)
@@ -171,7 +147,7 @@ class _Case:
             note = "" if turn or ours else ", compiling if needed"
             progress(f"round {turn + 1} of {self.rounds}{note}", turn / self.rounds)
             stamps: list[float] = []
-            self._wait()
+            wait(self.device)
             began = time.perf_counter()
             kept = write(prompt, self.new, lambda token, stamps=stamps: stamps.append(time.perf_counter()))  # type: ignore[misc]
             if len(stamps) != self.new:
@@ -219,10 +195,6 @@ class _Case:
         filled = self.cached + (self.new - 1) // 2
         cache = model.cache_bytes(self.batch, filled, self.dtype) or 0
         return float(model.parameter_count() * self.dtype.itemsize + cache)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def _writer(model: Decoder, receive: list[str]) -> Writer:

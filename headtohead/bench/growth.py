@@ -8,24 +8,23 @@ ones, and 0 where it reads a state of fixed size. Slopes are log-log, between co
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headtohead.bench.rows import Rows
-from headtohead.bench.slice import VOCABULARY, Slice
-from headtohead.bench.train import find_shape
-from headtohead.bench.worker_pool import InProcess, TimeLimitReached, WorkerPool
+from headtohead.bench.harness import Case, Progress, Row, Rows, silent
+from headtohead.bench.slice import VOCABULARY, Slice, measure_slice, warm_slices
+from headtohead.bench.train import check_arms, find_shape
+from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
 from headtohead.common.errors import UserError, unknown
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
-from headtohead.model.layout import parse_layout
-from headtohead.study.environment import choose_device, commit, device_name
+from headtohead.study.environment import choose_device, device_name
 
 AXES = ("context", "batch", "layers", "parameters")
 LAYERS = 2
@@ -34,12 +33,6 @@ APART = 0.3
 _PLAIN_FORMS = {"sharing": "sharing:tie=kv"}
 """Setting to measure for mechanisms whose default equals `standard`."""
 _AXIS_OF_FIELD = {"batch": "batch", "layers": "layers", "width": "parameters"}
-Row = dict[str, Any]
-
-
-def usual_arms() -> tuple[str, ...]:
-    """Return every mechanism at its default, or at a setting that differs from `standard`."""
-    return tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
 
 
 def bench_growth(
@@ -57,8 +50,8 @@ def bench_growth(
     longest: float = 2.0,
     seconds: float = math.inf,
     out: str | Path | None = None,
-    progress: Callable[[str, float], None] = lambda message, share: None,
-) -> dict[str, Any]:
+    progress: Progress = silent,
+) -> Row:
     """Return the benchmark document: one row per arm and shape, and the slopes under `growth`.
 
     Defaults: all mechanisms; on a GPU a slice of 60m, contexts 512 to 32,768, bf16, one compiled block; on CPU a slice of
@@ -69,11 +62,10 @@ def bench_growth(
     """
     where = choose_device(device)
     on_gpu = where.type == "cuda"
-    arms = tuple(arms) or usual_arms()
+    arms = tuple(arms) or tuple(_PLAIN_FORMS.get(name, name) for name in builtin_mechanisms())
     contexts = sorted(set(contexts)) or ([512, 2048, 8192, 32_768] if on_gpu else [128, 512, 2048])
-    for axis in axes:
-        if axis not in AXES:
-            raise unknown("axis", axis, AXES)
+    if wrong := next((axis for axis in axes if axis not in AXES), ""):
+        raise unknown("axis", wrong, AXES)
     if not axes:
         raise UserError(f"axes must name at least one of {', '.join(AXES)}")
     given = {"context": contexts[0], "rounds": rounds, "longest": longest, "seconds": seconds}
@@ -82,11 +74,10 @@ def bench_growth(
     if workers < 0:
         raise UserError(f"workers={workers} must be 0 (one per core) or more")
     tokens = batch or contexts[-1]
-    if wrong := next((context for context in contexts if tokens % context), None):
-        raise UserError(f"batch={tokens} tokens per step is not a multiple of the context {wrong}")
+    if odd := next((context for context in contexts if tokens % context), None):
+        raise UserError(f"batch={tokens} tokens per step is not a multiple of the context {odd}")
     shape = find_shape(size or ("60m" if on_gpu else "nano"))
-    for arm in arms:
-        parse_layout(arm).layers(LAYERS)
+    check_arms(arms, dataclasses.replace(shape, layers=LAYERS))
     compiled = on_gpu if compile is None else compile
     base = Slice(
         arm=arms[0],
@@ -102,36 +93,50 @@ def bench_growth(
     )
     rows = Rows("growth", out, {})
     able, left_out = _buildable(slices(base, arms, axes, contexts))
-    wanted = {_key(facts_of(one, base)): one for one in able}
-    # Skipped rows are considered again, since `longest` may have changed; failed rows are retried.
-    kept = (
-        row for row in rows.rows if row.get("commit") == commit() and not {"skipped", "error"} & row.keys()
-    )
-    known = {key: row for row in kept if (key := _key(row)) in wanted}
-    missing = [one for key, one in wanted.items() if key not in known]
     deadline = time.monotonic() + seconds
-    pool = WorkerPool(workers or os.cpu_count() or 1, deadline) if compiled else InProcess()
-    with suppress(TimeLimitReached), closing(pool):
-        pool.warm(missing, progress)
-        for index, one in enumerate(missing):
-            if time.monotonic() > deadline:
-                raise TimeLimitReached
-            progress(
-                f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}", index / len(missing)
-            )
-            facts = facts_of(one, base)
-            forecast = forecast_seconds(one, base, known.values())
-            if forecast > longest:
-                reason = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
-                found: Row = {"skipped": reason}
-            else:
-                found = pool.measure(one)
-            rows.add(facts, declared(one) | found)
-            known[_key(facts)] = rows.rows[-1]
-    measured = [known[key] for key in wanted if key in known]
-    left = len(wanted) - len(measured)
-    found_so_far = {"rows": measured, "left": left, "left_out": left_out, "growth": growth(measured)}
-    return rows.document() | found_so_far
+
+    def found() -> list[Row]:
+        return [row for case in cases.values() if (row := rows.find(case.facts))]
+
+    def measure(one: Slice, show: Progress) -> Row:
+        if time.monotonic() > deadline:
+            raise TimeLimitReached
+        forecast = forecast_seconds(one, base, found())
+        if forecast > longest:
+            reason = f"a step would take about {forecast:.2g} s, more than {longest:g} s"
+            return one.declared | {"skipped": reason}
+        if not compiled:
+            return one.declared | one.measure()
+        owner = owners[one]
+        if isinstance(owner, str):
+            return one.declared | {"error": owner}
+        return one.declared | pool.ask(measure_slice, {owner: {"facts": dataclasses.asdict(one)}})[0]
+
+    cases = {one: Case(facts_of(one, base), name_of(one), partial(measure, one)) for one in able}
+    todo = rows.missing(cases.values())
+    missing = [one for one, case in cases.items() if case in todo] if compiled else []
+    processes = min(workers or os.cpu_count() or 1, len({one.graph for one in missing}))
+    with suppress(TimeLimitReached), closing(WorkerPool(processes, deadline)) as pool:
+        owners = compile_slices(pool, missing, progress)
+        rows.run(todo, progress)
+    measured = found()
+    left = {"left": len(cases) - len(measured), "left_out": left_out}
+    return rows.document() | {"rows": measured, **left, "growth": growth(measured)}
+
+
+def compile_slices(pool: WorkerPool, slices: Sequence[Slice], progress: Progress) -> dict[Slice, int | str]:
+    """Compile slices with the same graph in the same process; return the index of that process, or the error, of each."""
+    graphs: dict[Slice, list[Slice]] = {}
+    for one in slices:
+        graphs.setdefault(one.graph, []).append(one)
+    orders = [{"slices": [dataclasses.asdict(one) for one in unit]} for unit in graphs.values()]
+    owners: dict[Slice, int | str] = {}
+    for unit, (owner, answer) in zip(graphs.values(), pool.map(warm_slices, orders, progress), strict=True):
+        errors = answer.get("errors") or [f"{answer['error']} during compilation"] * len(unit)
+        for one, error in zip(unit, errors, strict=True):
+            # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
+            owners[one] = error if error and error != "out of memory" else owner
+    return owners
 
 
 def slices(base: Slice, arms: Sequence[str], axes: Sequence[str], contexts: Sequence[int]) -> list[Slice]:
@@ -160,8 +165,13 @@ def _buildable(every: Iterable[Slice]) -> tuple[list[Slice], list[str]]:
             one.declared  # noqa: B018  a property that builds the model on meta
             able.append(one)
         except UserError as error:
-            left_out.append(f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}: {error}")
+            left_out.append(f"{name_of(one)}: {error}")
     return able, left_out
+
+
+def name_of(one: Slice) -> str:
+    """Return a slice in words."""
+    return f"{one.arm}, context {one.context}, {one.layers} layers of {one.width}"
 
 
 def facts_of(one: Slice, base: Slice) -> Row:
@@ -171,15 +181,9 @@ def facts_of(one: Slice, base: Slice) -> Row:
     return facts | {"vocabulary": VOCABULARY, "base": middle}
 
 
-def declared(one: Slice) -> Row:
-    """Return the declared parameters, FLOPs and position encoding."""
-    parameters, flops = one.declared
-    return {"parameters": parameters, "flops": flops, "positions": one.shape.settings.positions}
-
-
 def forecast_seconds(one: Slice, base: Slice, rows: Iterable[Row]) -> float:
     """Return predicted seconds per step from smaller rows on its axes, the larger of FLOP scaling and last slope; else 0."""
-    facts, best = facts_of(one, base) | declared(one), 0.0
+    facts, best = facts_of(one, base) | one.declared, 0.0
     for axis in AXES:
         if not on_axis(facts, axis):
             continue
@@ -271,9 +275,3 @@ def _slope(low: Mapping[str, Any], high: Mapping[str, Any], key: str, axis: str)
         return None
     reach = math.log(value_of(high, axis) / value_of(low, axis))
     return round(math.log(high[key] / low[key]) / reach, 3)
-
-
-def _key(facts: Mapping[str, Any]) -> str:
-    """Return the identifying fields of a row as one string."""
-    names = (*(field.name for field in dataclasses.fields(Slice)), "vocabulary", "base")
-    return json.dumps([facts.get(name) for name in names], sort_keys=True)

@@ -4,59 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headtohead.bench.clock import copy_bandwidth, product_rate, seconds_of
 from headtohead.bench.fused import Draw, Fused, Given, odd_cases, training_cases
-from headtohead.bench.rows import Rows, in_a_line
+from headtohead.bench.harness import Case, Progress, Row, Rows, attempt
+from headtohead.common.progress import progress_bar
 from headtohead.kernels import path_name
 from headtohead.kernels.path import triton_serves
-from headtohead.study.environment import device_name
+from headtohead.study.environment import choose_device, device_name
 
-Progress = Callable[[str, float], None]
 _STACKED = 3
 # Allowed relative norm of the error against the float64 reference: one rounding step in bf16 and fp16, where products are
 # rounded, and a few hundred in float32, where sums run over all rows.
 BOUNDS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "float32": 2e-5}
 _MAX_LOST = 0.1
-UNUSABLE = "CUDA error"
-"""Text of errors after which the device is unusable in this process."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
-def measure_kernels(
-    device: torch.device, out: str | Path | None = None, progress: Progress = lambda message, share: None
-) -> dict[str, Any]:
-    """Return time of forward + backward, byte floor and errors of every fused kernel.
+def bench_kernels(*, device: str = "auto", out: str | Path | None = None, quiet: bool = False) -> Row:
+    """Return time and error of every fused kernel against its plain reference and float64; small shapes on CPU.
 
     Errors are those of outputs and every gradient against the float64 reference on the device, at the training shape and
     at an odd one, and those of calls under vmap against separate calls. A failed kernel is a row with the reason. `out`
     stores each row as soon as it is measured; rows stored for this commit and device are reused. An error that leaves the
     device unusable in this process ends the benchmark; another call continues after it.
     """
-    progress("copy and matrix product", 0.0)
-    roofs = {
-        "copy_bytes_per_second": copy_bandwidth(device),
-        "product_flops_per_second": product_rate(device),
-    }
-    rows = Rows("kernels", out, {"device": device_name(device), "kernels": path_name(device), **roofs})
-    work = list(_work(device))
-    for index, (case, dtype, kind) in enumerate(work):
-        facts = {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind}
-        facts["device"] = device_name(device)
-        if rows.known(facts):
-            continue
-        progress(f"{case.name}, {dtype}, {kind}", (index + 1) / (len(work) + 1))
-        found = _row(case, dtype, kind, device, roofs)
-        rows.add(facts, found)
-        if UNUSABLE in found.get("failed", ""):
-            break
-    return rows.document()
+    chosen = choose_device(device)
+    with progress_bar("measuring kernels", quiet) as progress:
+        progress("copy and matrix product", 0.0)
+        roofs = {
+            "copy_bytes_per_second": copy_bandwidth(chosen),
+            "product_flops_per_second": product_rate(chosen),
+        }
+        where = {"device": device_name(chosen)}
+        rows = Rows("kernels", out, where | {"kernels": path_name(chosen), **roofs})
+        cases = [
+            Case(
+                {"case": case.name, "shape": list(case.shape), "dtype": dtype, "kind": kind, **where},
+                f"{case.name}, {dtype}, {kind}",
+                partial(_row, case, dtype, kind, chosen, roofs),
+            )
+            for case, dtype, kind in _work(chosen)
+        ]
+        return rows.run(cases, progress)
 
 
 def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
@@ -70,9 +65,8 @@ def _work(device: torch.device) -> Iterator[tuple[Fused, str, str]]:
         for case in odd:
             yield case, dtype, "odd"
     for case in odd:
-        if not case.name.startswith(
-            "loss"
-        ):  # populations are of small models, whose loss is the plain reference
+        # Populations are of small models, whose loss is the plain reference.
+        if not case.name.startswith("loss"):
             yield case, _timed_in(case, device), "stacked"
     for dtype in dtypes:
         for case in training:
@@ -86,28 +80,16 @@ def _timed_in(case: Fused, device: torch.device) -> str:
     return case.precision if device.type == "cuda" else "float32"
 
 
-def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
+def _row(case: Fused, dtype: str, kind: str, device: torch.device, roofs: Row, progress: Progress) -> Row:
     """Return a row; `failed` holds the reason of a failure."""
     if kind == "stacked":
-        return attempt(lambda: _stacked_errors(case, dtype, device))
-    found = attempt(lambda: _errors(case, dtype, device))
+        return attempt(_stacked_errors, case, dtype, device)
+    found = attempt(_errors, case, dtype, device)
     if kind == "training" and dtype == _timed_in(case, device):
-        found |= attempt(lambda: _times(case, dtype, device, roofs))
+        found |= attempt(_times, case, dtype, device, roofs)
         if "seconds" in found:
-            found |= attempt(lambda: _peer(case, dtype, device, found["seconds"]), "peer_failed")
+            found |= attempt(_peer, case, dtype, device, found["seconds"], name="peer_failed")
     return found
-
-
-def attempt(work: Callable[[], dict[str, Any]], name: str = "failed") -> dict[str, Any]:
-    """Return the result of `work`, or its error in one line under `name`; release cached memory."""
-    try:
-        return work()
-    except Exception as error:
-        return {name: in_a_line(error)}
-    finally:
-        if torch.cuda.is_available():
-            with suppress(RuntimeError):
-                torch.cuda.empty_cache()
 
 
 def _drawn(case: Fused, dtype: str, device: torch.device, seed: int = 0) -> Given:
@@ -149,7 +131,7 @@ def _in_place(case: Fused, given: Given) -> bool:
     return case.overwrites and triton_serves(next(iter(given.leaves.values())))
 
 
-def _errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
+def _errors(case: Fused, dtype: str, device: torch.device) -> Row:
     """Return the errors of outputs and gradients against the float64 reference on the same rounded inputs."""
     given = _drawn(case, dtype, device)
     if _in_place(case, given):
@@ -170,9 +152,7 @@ def _in_double(given: Given) -> Given:
     return _with_leaves(Given(leaves, rest))
 
 
-def _compared(
-    names: list[str], ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], dtype: str
-) -> dict[str, Any]:
+def _compared(names: list[str], ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], dtype: str) -> Row:
     errors, bounds = {}, {}
     for name, one, other in zip(names, ours, exact, strict=True):
         errors[name] = _distance(one, other)
@@ -196,7 +176,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> dict[str, Any]:
+def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> Row:
     """Return the errors of three calls under vmap against the same calls one by one."""
     parts = [_drawn(case, dtype, device, seed) for seed in range(_STACKED)]
     stacked = {name: torch.stack([part.leaves[name].detach() for part in parts]) for name in parts[0].leaves}
@@ -214,7 +194,7 @@ def _stacked_errors(case: Fused, dtype: str, device: torch.device) -> dict[str, 
     return {"stacked": _STACKED} | _compared(names, (*outputs, *grads), separate, dtype)
 
 
-def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float]) -> dict[str, Any]:
+def _times(case: Fused, dtype: str, device: torch.device, roofs: Row) -> Row:
     """Return seconds of forward + backward, and the lower bounds by bytes and by FLOPs."""
     given = _drawn(case, dtype, device)
     if _in_place(case, given):
@@ -237,7 +217,7 @@ def _times(case: Fused, dtype: str, device: torch.device, roofs: dict[str, float
     }
 
 
-def _peer(case: Fused, dtype: str, device: torch.device, ours: float) -> dict[str, Any]:
+def _peer(case: Fused, dtype: str, device: torch.device, ours: float) -> Row:
     """Return seconds of the plain reference, compiled on a GPU."""
     gpu = device.type == "cuda"
     given = _drawn(case, dtype, device)

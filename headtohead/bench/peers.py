@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -110,18 +110,10 @@ def missing(name: str) -> str:
     if name not in _PEERS:
         raise unknown("peer", name, PEERS)
     try:
-        if name == "transformers":
-            import transformers  # noqa: F401
-        else:
-            import litgpt.model  # noqa: F401
+        importlib.import_module("litgpt.model" if name == "litgpt" else name)
     except ImportError as error:
         return f"{name} cannot be imported: {error}"
     return ""
-
-
-def version(name: str) -> str:
-    """Return a peer's version."""
-    return metadata.version(name)
 
 
 def peer_step(

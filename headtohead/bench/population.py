@@ -8,33 +8,30 @@ also holds the difference between twenty float32 steps of a population and of se
 from __future__ import annotations
 
 import dataclasses
-import gc
-import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from headtohead.bench.clock import wait
+from headtohead.bench.harness import Case, Contender, Progress, Row, Rows, Step, in_a_line, silent, take_turns
 from headtohead.bench.profile import kernel_times
-from headtohead.bench.rows import Rows
-from headtohead.bench.train import find_shape, random_windows
-from headtohead.common.errors import UserError, first_line
+from headtohead.bench.train import check_arms, find_shape, random_trainer, step_of
+from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
+from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
 from headtohead.model.layout import parse_layout
 from headtohead.study.environment import choose_device, device_name
 from headtohead.training.acceleration import compiler_serves
 from headtohead.training.population import PopulationTrainer
-from headtohead.training.settings import TrainSettings
-from headtohead.training.trainer import Hooks, Trainer
+from headtohead.training.trainer import Trainer
 
-Progress = Callable[[str, float], None]
 Warn = Callable[[str], None]
 WARM, BURST = 6, 20
 _COMPARED = 20
@@ -42,8 +39,12 @@ _START_SECONDS = 300.0
 _MAX_SEEDS = 1024
 
 
+def _ignore(message: str) -> None:
+    """Ignore a warning."""
+
+
 @dataclass(frozen=True)
-class Case:
+class Setup:
     """One arm at one size with its training settings."""
 
     size: str
@@ -54,47 +55,30 @@ class Case:
     device: str
 
     def trainer(
-        self, seed: int, *, record: bool = False, compile: bool = False, warn: Warn = lambda message: None
+        self, seed: int, *, record: bool = False, compile: bool = False, warn: Warn = _ignore
     ) -> Trainer:
         """Return the trainer of one seed."""
-        size = find_shape(self.size)
-        windows = random_windows(size, 8 * (self.batch // size.context), seed)
-        model = Decoder(size, parse_layout(self.arm).layers(size.layers), seed, companion=windows.tokens)
         # Full learning rate from the first step: with hardly any update, wrong steps would agree too.
-        settings = TrainSettings(
-            tokens=10**12,
-            batch=self.batch,
+        return random_trainer(
+            *(find_shape(self.size), self.arm, self.batch, self.precision, self.device),
+            seed=seed,
+            record=record,
+            compile=compile,
+            warn=warn,
             schedule="constant",
             warmup=0.0,
-            precision=self.precision,  # type: ignore[arg-type]
         )
-        model = model.to(self.device)
-        trainer = Trainer(model, windows, settings, record=record, compile=compile, hooks=Hooks(warn=warn))
-        model.train()
-        return trainer
 
-    def single(
-        self, seed: int, compile: bool = False, warn: Warn = lambda message: None
-    ) -> Callable[[], object]:
+    def single(self, seed: int, compile: bool = False, warn: Warn = _ignore) -> Step:
         """Return a function that does one step of a single run."""
-        trainer = self.trainer(seed, record=True, compile=compile, warn=warn)
+        return step_of(self.trainer(seed, record=True, compile=compile, warn=warn))
 
-        def step() -> None:
-            trainer._one_step()
-            trainer.step += 1
-
-        return step
-
-    def stack(
-        self, seeds: int, compile: bool = False, warn: Warn = lambda message: None
-    ) -> PopulationTrainer:
+    def stack(self, seeds: int, compile: bool = False, warn: Warn = _ignore) -> PopulationTrainer:
         """Return the trainer of a population of `seeds` rows."""
         members = [self.trainer(seed, warn=warn) for seed in range(seeds)]
         return PopulationTrainer(members, record=True, compile=compile)
 
-    def stacked(
-        self, seeds: int, compile: bool = False, warn: Warn = lambda message: None
-    ) -> Callable[[], object]:
+    def stacked(self, seeds: int, compile: bool = False, warn: Warn = _ignore) -> Step:
         """Return a function that does one step of a population of `seeds` rows."""
         stack = self.stack(seeds, compile, warn)
 
@@ -103,11 +87,6 @@ class Case:
             stack.first.step += 1
 
         return step
-
-    def wait(self) -> None:
-        """Synchronize the device."""
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.synchronize()
 
 
 def bench_population(
@@ -123,8 +102,8 @@ def bench_population(
     processes: bool = True,
     profile: bool = False,
     out: str | Path | None = None,
-    progress: Progress = lambda message, share: None,
-) -> dict[str, Any]:
+    progress: Progress = silent,
+) -> Row:
     """Return the benchmark document: one row per arm and number of seeds.
 
     `batch` is tokens per step of each seed. With `compile=None` contenders run compiled and not compiled if there is a GPU
@@ -138,161 +117,132 @@ def bench_population(
         raise UserError(f"seeds={max(seeds)} is too large; at most {_MAX_SEEDS} are allowed")
     if batch < 1 or batch % shape.context:
         raise UserError(f"batch={batch} tokens per step is not a multiple of the context {shape.context}")
-    if not arms:
-        raise UserError("arms must name at least one arm, such as standard")
-    for arm in arms:
-        parse_layout(arm).layers(shape.layers)
+    check_arms(arms, shape)
     forms = ([False, True] if compiler_serves(where) else [False]) if compile is None else [compile]
-    rows = Rows("stack", out, {})
-    apart: dict[str, dict[str, float | str]] = {}
-    cases = [(arm, count) for arm in arms for count in seeds]
-    for index, (arm, count) in enumerate(cases):
-        facts: dict[str, Any] = {
-            "size": shape.name,
-            "dims": shape.dims,
-            "arm": arm,
-            "seeds": count,
-            "device": device_name(where),
-            "precision": precision,
-            "tokens_per_step": batch,
-            "recorded": where.type == "cuda",
-            "compiled": forms,
-            "rounds": rounds,
-            "processes": processes,
-            "profiled": profile,
-        }
-        if rows.known(facts):
-            continue
-        case = Case(size, arm, batch, precision, str(where))
 
-        def show(message: str, share: float, arm: str = arm, count: int = count, index: int = index) -> None:
-            progress(f"{arm}, {count} seeds: {message}", (index + share) / len(cases))
+    @cache
+    def compared(setup: Setup) -> dict[str, float | str]:
+        return {_form(form): _disagreement_or_error(setup, form) for form in forms}
 
-        contest = _Contest(case, count, forms, rounds)
-        if arm not in apart:
-            apart[arm] = {_form(form): contest.disagreement(form, show) for form in forms}
-        rows.add(facts, {"disagreement": apart[arm], **contest.measure(processes, profile, show)})
-    return rows.document()
+    def measure(setup: Setup, count: int, show: Progress) -> Row:
+        show("comparing with separate runs", 0.0)
+        apart = {"disagreement": compared(setup)}
+        return apart | measure_population(setup, count, forms, rounds, processes, profile, show)
+
+    cases = [
+        Case(
+            {
+                "size": shape.name,
+                "dims": shape.dims,
+                "arm": arm,
+                "seeds": count,
+                "device": device_name(where),
+                "precision": precision,
+                "tokens_per_step": batch,
+                "recorded": where.type == "cuda",
+                "compiled": forms,
+                "rounds": rounds,
+                "processes": processes,
+                "profiled": profile,
+            },
+            f"{arm}, {count} seeds",
+            partial(measure, Setup(size, arm, batch, precision, str(where)), count),
+        )
+        for arm in arms
+        for count in seeds
+    ]
+    return Rows("stack", out, {}).run(cases, progress)
 
 
 def _form(compiled: bool) -> str:
     return "compiled" if compiled else "as it stands"
 
 
-class _Contest:
-    """A population and a single run, compiled or not, measured alternately."""
-
-    def __init__(self, case: Case, seeds: int, forms: list[bool], rounds: int) -> None:
-        self.case, self.seeds, self.forms, self.rounds = case, seeds, forms, rounds
-        self.results: dict[str, dict[str, Any]] = {}
-
-    def measure(self, processes: bool, profile: bool, progress: Progress) -> dict[str, Any]:
-        """Return every contender's median, the best of each kind and their ratios, and profiles if requested."""
-        case, seeds = self.case, self.seeds
-        steps: dict[str, tuple[Callable[[], object], int]] = {}
-        for form in self.forms:
-            build = {"single": (case.single, 0, 1), "stacked": (case.stacked, seeds, seeds)}
-            for kind, (make, given, count) in build.items():
-                name = f"{kind}, {_form(form)}"
-                progress(f"{name}: first steps", 0.1)
-                if (step := self._ready(name, make, given, form)) is not None:
-                    steps[name] = step, count
-        rates: dict[str, list[float]] = {name: [] for name in steps}
-        for turn in range(self.rounds):
-            for name, (step, count) in steps.items():
-                progress(f"{name}: round {turn + 1} of {self.rounds}", 0.4 + 0.2 * turn / self.rounds)
-                rates[name].append(count * case.batch / _seconds(case, step))
-        for name, found in rates.items():
-            self.results[name] |= {
-                "tokens_per_second": statistics.median(found),
-                "all": [round(rate) for rate in found],
-            }
-        facts: dict[str, Any] = {}
-        if profile:
-            progress("profiling", 0.6)
-            facts["profile"] = {
-                name: kernel_times(step, torch.device(case.device))
-                for name, (step, _) in steps.items()
-                if name.startswith("stacked")
-            }
-        steps.clear()
-        gc.collect()
-        return self._facts(processes, progress) | facts
-
-    def disagreement(self, compiled: bool, progress: Progress) -> float | str:
-        """Return the difference between a population and separate runs, or an error message."""
-        progress(f"{_form(compiled)}: comparing with separate runs", 0.0)
-        try:
-            return disagreement(self.case, compile=compiled)
-        except Exception as error:
-            return first_line(error)
-
-    def _ready(
-        self, name: str, make: Callable[..., Callable[[], object]], given: int, compiled: bool
-    ) -> Callable[[], object] | None:
-        """Return a contender's step function after warm-up; a failure is stored in its result."""
-        warnings: list[str] = []
-        began = time.perf_counter()
-        try:
-            step = make(given, compiled, warnings.append)
-            for _ in range(WARM):
-                step()
-            self.case.wait()
-        except Exception as error:
-            self.results[name] = {"error": first_line(error)}
-            return None
-        self.results[name] = {"start_seconds": round(time.perf_counter() - began, 1)}
-        if warnings:
-            self.results[name]["warnings"] = sorted(set(warnings))
-        return step
-
-    def _best(self, kind: str) -> tuple[float | None, bool]:
-        """Return the highest rate of a kind, and whether it was compiled."""
-        rates = [
-            (float(self.results[name]["tokens_per_second"]), form)
-            for form in self.forms
-            if "tokens_per_second" in self.results[name := f"{kind}, {_form(form)}"]
-        ]
-        return max(rates, default=(None, False))
-
-    def _facts(self, processes: bool, progress: Progress) -> dict[str, Any]:
-        case, size = self.case, find_shape(self.case.size)
-        (stacked, _), (single, compiled) = self._best("stacked"), self._best("single")
-        separate = None
-        if processes and single is not None:
-            progress(f"{self.seeds} processes at once", 0.7)
-            duration = max(0.2, self.rounds * BURST * case.batch / single)
-            separate = separate_rate(case, self.seeds, duration, compiled)
-        return {
-            "results": self.results,
-            "stacked_tokens_per_second": stacked,
-            "single_tokens_per_second": single,
-            "over_single": stacked / single if stacked and single else None,
-            "separate_tokens_per_second": separate,
-            "over_separate": stacked / separate if stacked and separate else None,
-            "parameters": Decoder.on_meta(size, parse_layout(case.arm).layers(size.layers)).parameter_count(),
+def measure_population(
+    setup: Setup,
+    seeds: int,
+    forms: Sequence[bool],
+    rounds: int,
+    processes: bool,
+    profile: bool,
+    progress: Progress,
+) -> Row:
+    """Return every contender's median, the best of each kind and their ratios, and profiles if requested."""
+    device = torch.device(setup.device)
+    warnings: dict[str, list[str]] = {}
+    contenders = []
+    for form in forms:
+        for kind, make, given in (("single", setup.single, 0), ("stacked", setup.stacked, seeds)):
+            name = f"{kind}, {_form(form)}"
+            warnings[name] = []
+            contenders.append(Contender(name, partial(make, given, form, warnings[name].append)))
+    timed = take_turns(contenders, device, progress, warm=WARM, burst=BURST, rounds=rounds)
+    results: dict[str, Row] = {one.name: {"error": one.error} for one in contenders}
+    for one in timed:
+        count = seeds if one.name.startswith("stacked") else 1
+        rates = [count * setup.batch / seconds for seconds in one.times]
+        remarks = {"warnings": sorted(set(found))} if (found := warnings[one.name]) else {}
+        results[one.name] = {
+            "start_seconds": one.start_seconds,
+            **remarks,
+            "tokens_per_second": statistics.median(rates),
+            "all": [round(rate) for rate in rates],
         }
+    facts: Row = {}
+    if profile:
+        progress("profiling", 1.0)
+        stacked = (one for one in timed if one.name.startswith("stacked"))
+        facts["profile"] = {one.name: kernel_times(one.step, device) for one in stacked}
+    for one in contenders:
+        one.end()
+    return compare_kinds(setup, seeds, results, rounds if processes else 0, progress) | facts
 
 
-def _seconds(case: Case, step: Callable[[], object]) -> float:
-    """Return the mean seconds of `BURST` consecutive steps."""
-    case.wait()
-    began = time.perf_counter()
-    for _ in range(BURST):
-        step()
-    case.wait()
-    return (time.perf_counter() - began) / BURST
+def compare_kinds(setup: Setup, seeds: int, results: Row, rounds: int, progress: Progress) -> Row:
+    """Return the best rate of each kind and their ratios; separate processes run as long as `rounds` did, or not for 0."""
+
+    def best(kind: str) -> tuple[float | None, str]:
+        rates = [
+            (found["tokens_per_second"], name)
+            for name, found in results.items()
+            if name.startswith(kind) and "tokens_per_second" in found
+        ]
+        return max(rates, default=(None, ""))
+
+    (stacked, _), (single, name) = best("stacked"), best("single")
+    separate = None
+    if rounds and single is not None:
+        progress(f"{seeds} processes at once", 1.0)
+        duration = max(0.2, rounds * BURST * setup.batch / single)
+        separate = separate_rate(setup, seeds, duration, name.endswith(_form(True)))
+    size = find_shape(setup.size)
+    return {
+        "results": results,
+        "stacked_tokens_per_second": stacked,
+        "single_tokens_per_second": single,
+        "over_single": stacked / single if stacked and single else None,
+        "separate_tokens_per_second": separate,
+        "over_separate": stacked / separate if stacked and separate else None,
+        "parameters": Decoder.on_meta(size, parse_layout(setup.arm).layers(size.layers)).parameter_count(),
+    }
 
 
-def disagreement(case: Case, seeds: int = 3, compile: bool = False) -> float:
+def _disagreement_or_error(setup: Setup, compiled: bool) -> float | str:
+    try:
+        return disagreement(setup, compile=compiled)
+    except Exception as error:
+        return in_a_line(error)
+
+
+def disagreement(setup: Setup, seeds: int = 3, compile: bool = False) -> float:
     """Return the largest relative difference in loss (nats) and gradient norm between a population and separate runs.
 
     Twenty float32 steps of four sequences each; on a GPU all but the first run as CUDA graphs. Separate runs are not
     compiled. A difference that is not finite raises.
     """
-    case = dataclasses.replace(case, precision="float32", batch=4 * find_shape(case.size).context)
-    stack = case.stack(seeds, compile, _reject)
-    separate = [case.trainer(seed, record=True) for seed in range(seeds)]
+    setup = dataclasses.replace(setup, precision="float32", batch=4 * find_shape(setup.size).context)
+    stack = setup.stack(seeds, compile, _reject)
+    separate = [setup.trainer(seed, record=True) for seed in range(seeds)]
     worst = 0.0
     for index in range(_COMPARED):
         together = torch.stack(stack.one_step(), 1)
@@ -313,65 +263,49 @@ def _reject(message: str) -> None:
     raise RuntimeError(message)
 
 
-def separate_rate(case: Case, count: int, duration: float, compile: bool = False) -> float:
+def separate_rate(setup: Setup, count: int, duration: float, compile: bool = False) -> float:
     """Return the total tokens per second of `count` processes, each training one seed for `duration` seconds."""
-    command = [sys.executable, "-m", "headtohead.bench.population"]
-    workers = [
-        # Own process group: Ctrl-C reaches only this process, which then kills them.
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
-        for _ in range(count)
-    ]
-    try:
-        for seed, worker in enumerate(workers):
-            order = {"case": dataclasses.asdict(case), "seed": seed, "seconds": duration, "compile": compile}
-            _emit(worker, json.dumps(order))
-        end = time.monotonic() + _START_SECONDS
-        for worker in workers:
-            if time.monotonic() > end or _received(worker) != "ready":
-                raise UserError(
-                    "a separate process did not reach its first step; leave them out with --no-processes"
-                )
-        for worker in workers:
-            _emit(worker, "go")
-        return sum(float(_received(worker) or "nan") for worker in workers)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    given = {"setup": dataclasses.asdict(setup), "compile": compile}
+    orders = {seed: given | {"seed": seed} for seed in range(count)}
+    with closing(WorkerPool(count, time.monotonic() + _START_SECONDS)) as pool:
+        try:
+            answers = pool.ask(first_steps, orders)
+        except TimeLimitReached:
+            answers = [{"error": f"not within {_START_SECONDS:.0f} s"}]
+        if reason := next((answer["error"] for answer in answers if "error" in answer), ""):
+            raise UserError(
+                f"a separate process did not reach its first step ({reason}); leave them out with --no-processes"
+            )
+        pool.deadline = math.inf
+        answers = pool.ask(
+            train_alone, {seed: order | {"seconds": duration} for seed, order in orders.items()}
+        )
+    return sum(float(answer.get("tokens_per_second", math.nan)) for answer in answers)
 
 
-def _emit(worker: subprocess.Popen[str], line: str) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(line + "\n")
-    worker.stdin.flush()
-
-
-def _received(worker: subprocess.Popen[str]) -> str:
-    assert worker.stdout is not None
-    return worker.stdout.readline().strip()
-
-
-def main() -> None:
-    """Run one of the separate processes: read a case, report ready after warm-up, then train on `go` for the given time."""
-    order = json.loads(sys.stdin.readline())
-    case = Case(**order["case"])
-    if case.device == "cpu":
-        torch.set_num_threads(1)
-    step = case.single(int(order["seed"]), bool(order["compile"]))
+def first_steps(setup: Row, seed: int, compile: bool) -> Row:
+    """Build a single run and do its first steps; called in a worker process."""
+    step = _own_step(Setup(**setup), seed, compile)
     for _ in range(WARM):
         step()
-    case.wait()
-    print("ready", flush=True)
-    sys.stdin.readline()
+    wait(torch.device(setup["device"]))
+    return {}
+
+
+def train_alone(setup: Row, seed: int, compile: bool, seconds: float) -> Row:
+    """Return the tokens per second of the run that `first_steps` built in this worker process."""
+    step, device = _own_step(Setup(**setup), seed, compile), torch.device(setup["device"])
     steps, began = 0, time.perf_counter()
-    while time.perf_counter() - began < order["seconds"]:
+    while time.perf_counter() - began < seconds:
         for _ in range(5):
             step()
-        case.wait()
+        wait(device)
         steps += 5
-    print(steps * case.batch / (time.perf_counter() - began), flush=True)
-    sys.stdin.readline()
+    return {"tokens_per_second": steps * setup["batch"] / (time.perf_counter() - began)}
 
 
-if __name__ == "__main__":
-    main()
+@cache
+def _own_step(setup: Setup, seed: int, compile: bool) -> Step:
+    if setup.device == "cpu":
+        torch.set_num_threads(1)
+    return setup.single(seed, compile)

@@ -7,12 +7,10 @@ take an hour. The step is forward and backward; the optimizer does not depend on
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import math
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import FunctionType, MethodType
@@ -20,7 +18,8 @@ from typing import Any
 
 import torch
 
-from headtohead.bench.rows import in_a_line
+from headtohead.bench.clock import allocated, mean_seconds, peak_bytes, wait
+from headtohead.bench.harness import Row, attempt
 from headtohead.bench.train import find_shape
 from headtohead.mechanisms.contract.base import Mechanism
 from headtohead.mechanisms.contract.terms import Composed
@@ -84,58 +83,45 @@ class Slice:
         return cut if able else cut.with_settings(positions="learned")
 
     @cached_property
-    def declared(self) -> tuple[int, float]:
-        """Parameters, and declared training FLOPs per step, with attention counted by visible keys."""
+    def declared(self) -> Row:
+        """Declared parameters, position encoding, and training FLOPs per step with attention counted by visible keys."""
         model = Decoder.on_meta(self.shape, self.mechanisms)
-        return model.parameter_count(), 3.0 * self.tokens * model.flops(self.context, self.batch).causal
+        flops = 3.0 * self.tokens * model.flops(self.context, self.batch).causal
+        parameters, positions = model.parameter_count(), self.shape.settings.positions
+        return {"parameters": parameters, "flops": flops, "positions": positions}
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self) -> Row:
         """Return seconds per step and peak bytes above the model's own, or an error."""
-        try:
-            return self._measure()
-        except Exception as error:
-            return {"error": in_a_line(error)}
-        finally:
-            self._release()
+        return attempt(self._measure, name="error")
 
     def warm(self) -> str:
         """Do the first step, which compiles; return the error, or an empty string."""
-        try:
-            self._step()()
-            self._wait()
-            return ""
-        except Exception as error:
-            return in_a_line(error)
-        finally:
-            self._release()
 
-    def _measure(self) -> dict[str, Any]:
-        step, on_gpu = self._step(), torch.device(self.device).type == "cuda"
-        step()
-        self._wait()
-        peak = None
-        if on_gpu:
-            own = torch.cuda.memory_allocated(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-        seconds = min(self._burst(step, 1) for _ in range(_WARM))
-        if on_gpu:
-            peak = torch.cuda.max_memory_allocated(self.device) - own
+        def first() -> Row:
+            self._step()()
+            wait(torch.device(self.device))
+            return {}
+
+        return str(attempt(first, name="error").get("error", ""))
+
+    def _measure(self) -> Row:
+        step, device = self._step(), torch.device(self.device)
+
+        def burst(count: int) -> float:
+            wait(device)
+            return mean_seconds(step, device, count)
+
+        burst(1)
+        wait(device)
+        peak = peak_bytes(step, device, allocated(device))
+        seconds = min(burst(1) for _ in range(_WARM))
         count = max(1, min(_MAX_STEPS, math.ceil(_BURST_SECONDS / seconds)))
-        times = [self._burst(step, count) for _ in range(self.rounds)]
+        times = [burst(count) for _ in range(self.rounds)]
         return {
             "seconds": statistics.median(times),
             "seconds_all": [float(f"{value:.4g}") for value in times],
             "peak_bytes": peak,
         }
-
-    def _burst(self, step: Callable[[], None], count: int) -> float:
-        """Return the mean seconds of `count` consecutive steps."""
-        self._wait()
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        self._wait()
-        return (time.perf_counter() - began) / count
 
     def _step(self) -> Callable[[], None]:
         """Return a function that runs forward and backward on one batch."""
@@ -167,14 +153,15 @@ class Slice:
         for block in model.layers:
             setattr(block, name, MethodType(_own(name, self.graph), block))
 
-    def _wait(self) -> None:
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.synchronize(self.device)
 
-    def _release(self) -> None:
-        gc.collect()
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.empty_cache()
+def warm_slices(slices: Sequence[Row]) -> Row:
+    """Return the error of each slice's first step, which compiles it; called in a worker process."""
+    return {"errors": [Slice(**facts).warm() for facts in slices]}
+
+
+def measure_slice(facts: Row) -> Row:
+    """Return the measurements of a slice; called in the worker process that compiled it."""
+    return Slice(**facts).measure()
 
 
 _NUMBER = itertools.count()

@@ -1,126 +1,88 @@
-"""Worker processes that compile slices in parallel, then measure them one at a time on the device."""
+"""Worker processes that call functions of this package, to compile in parallel or to train side by side.
+
+A call is one JSON line on a process's standard input, its answer one line on its standard output. A process keeps what
+its functions cache from call to call.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import os
-import queue
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
-from headtohead.bench.compile_cache import compile_threads
-from headtohead.bench.slice import Slice
-
-Progress = Callable[[str, float], None]
-_MEMORY = "out of memory"
+from headtohead.bench.harness import Progress, Row, attempt, silent
 
 
 class TimeLimitReached(Exception):
     """The time limit is reached."""
 
 
-class InProcess:
-    """Measures in this process, without compilation."""
-
-    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Do nothing; eager steps are not compiled."""
-
-    def measure(self, one: Slice) -> dict[str, Any]:
-        """Return the measurements of a slice."""
-        return one.measure()
-
-    def close(self) -> None:
-        """Do nothing; no process is open."""
-
-
 class WorkerPool:
-    """Up to `most` processes; a slice is measured by the process that compiled it."""
+    """Processes that divide the cores among their compilers; every wait ends at the deadline."""
 
-    def __init__(self, most: int, deadline: float) -> None:
-        self.most, self.deadline = most, deadline
-        self.answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
-        self.workers: list[_Worker] = []
-        self.owners: dict[Slice, _Worker] = {}
-        self.failed: dict[Slice, str] = {}
+    def __init__(self, processes: int, deadline: float = math.inf) -> None:
+        self.deadline = deadline
+        self.workers = [_Worker(compile_threads(processes)) for _ in range(processes)]
+        self.threads = ThreadPoolExecutor(max(1, processes))
 
-    def warm(self, slices: Sequence[Slice], progress: Progress) -> None:
-        """Compile every slice; slices with the same graph go to the same process."""
-        units: dict[Slice, list[Slice]] = {}
-        for one in slices:
-            units.setdefault(one.graph, []).append(one)
-        waiting, count = list(units.values()), len(units)
-        side = min(self.most, count)
-        self.workers = [_Worker(self.answers, compile_threads(side)) for _ in range(side)]
-        idle, busy = list(self.workers), dict[_Worker, list[Slice]]()
-        while busy or (waiting and idle):
-            while waiting and idle:
-                worker, unit = idle.pop(), waiting.pop(0)
-                busy[worker] = unit
-                self.owners |= dict.fromkeys(unit, worker)
-                worker.emit("warm", unit)
-            worker, answer = self._receive(
-                lambda: progress(
-                    f"compiling in parallel, {count - len(waiting) - len(busy)} of {count} done", 0
-                )
-            )
-            unit = busy.pop(worker, [])
-            if answer is None:
-                idle = [one for one in idle if one is not worker]
-                self.failed |= dict.fromkeys(
-                    unit, f"worker process ended during compilation ({worker.end()})"
-                )
-                continue
-            idle.append(worker)
-            # Out of memory is not final: many processes hold memory now; later each slice has the device alone.
-            errors = zip(unit, answer["errors"], strict=True)
-            self.failed |= {one: error for one, error in errors if error and error != _MEMORY}
-        self.failed |= dict.fromkeys((one for unit in waiting for one in unit), "no worker process was left")
+    def map(
+        self, function: Callable[..., Row], orders: Sequence[Row], progress: Progress = silent
+    ) -> list[tuple[int, Row]]:
+        """Return for each order of `function(**order)` the index of the process that was free for it, and the answer."""
+        waiting, found = deque(enumerate(orders)), dict[int, tuple[int, Row]]()
 
-    def measure(self, one: Slice) -> dict[str, Any]:
-        """Return the measurements of a slice by the process that compiled it, or an error."""
-        if one in self.failed:
-            return {"error": self.failed[one]}
-        owner = self.owners[one]
-        if owner.ended:
-            return {"error": f"worker process ended earlier ({owner.end()})"}
-        owner.emit("measure", [one])
-        while True:
-            worker, answer = self._receive(lambda: None)
-            if worker is owner:
-                break
-        return {"error": f"worker process ended ({owner.end()})"} if answer is None else answer
+        def serve(index: int) -> None:
+            worker = self.workers[index]
+            with suppress(IndexError):  # no order is left
+                while not worker.ended:
+                    number, order = waiting.popleft()
+                    found[number] = index, worker.call(function, order)
+
+        def show() -> None:
+            progress(f"compiling in parallel, {len(found)} of {len(orders)} done", 0.0)
+
+        self._wait([self.threads.submit(serve, index) for index in range(len(self.workers))], show)
+        left = (0, {"error": "no worker process was left"})
+        return [found.get(number, left) for number in range(len(orders))]
+
+    def ask(self, function: Callable[..., Row], orders: dict[int, Row]) -> list[Row]:
+        """Return the answers of the processes with these indices, called at the same time."""
+        calls = [
+            self.threads.submit(self.workers[index].call, function, order) for index, order in orders.items()
+        ]
+        self._wait(calls, lambda: None)
+        return [call.result() for call in calls]
 
     def close(self) -> None:
         """Kill all worker processes."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.wait()
+        self.threads.shutdown()
 
-    def _receive(self, meanwhile: Callable[[], None]) -> tuple[_Worker, dict[str, Any] | None]:
-        """Return the next answer; None means the process ended."""
-        while True:
-            meanwhile()
+    def _wait(self, calls: Sequence[Future[Any]], show: Callable[[], None]) -> None:
+        waiting = set(calls)
+        while waiting:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise TimeLimitReached
-            with suppress(queue.Empty):
-                worker, answer = self.answers.get(timeout=min(left, 1.0))
-                worker.ended = worker.ended or answer is None
-                return worker, answer
+            waiting = wait(waiting, timeout=min(left, 1.0)).not_done
+            show()
 
 
 class _Worker:
-    """A worker process and the thread that reads its output."""
+    """A worker process; `ended` once it did not answer."""
 
-    def __init__(
-        self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]], environment: dict[str, str]
-    ) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headtohead.bench.worker_pool"],
@@ -129,42 +91,40 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | environment,
+            process_group=0,  # Ctrl-C reaches only this process, which then kills them
         )
-        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
 
-    def emit(self, what: str, slices: Sequence[Slice]) -> None:
-        """Send an order to the process."""
+    def call(self, function: Callable[..., Row], order: Row) -> Row:
+        """Return the answer of a function of a module, or how the process ended."""
         assert self.process.stdin is not None
-        with suppress(OSError):  # the process ended; the listener reports it
-            self.process.stdin.write(
-                json.dumps({"do": what, "slices": [asdict(one) for one in slices]}) + "\n"
-            )
-            self.process.stdin.flush()
-
-    def end(self) -> str:
-        """Return the signal or exit code as text."""
-        code = self.process.wait()
-        return f"signal {-code}" if code < 0 else f"code {code}"
-
-    def _listen(self, answers: queue.Queue[tuple[_Worker, dict[str, Any] | None]]) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            answers.put((self, json.loads(line)))
-        answers.put((self, None))
+        line = ""
+        with suppress(OSError):  # the process ended
+            call = {"module": function.__module__, "name": function.__name__, "order": order}
+            self.process.stdin.write(json.dumps(call) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        if line:
+            answer: Row = json.loads(line)
+            return answer
+        self.ended, code = True, self.process.wait()
+        return {"error": f"worker process ended ({f'signal {-code}' if code < 0 else f'code {code}'})"}
+
+
+def compile_threads(processes: int) -> dict[str, str]:
+    """Return the environment that divides the cores among compiling processes; by default each uses all cores."""
+    return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, processes)))}
 
 
 def main() -> None:
-    """Run a worker process: answer every line of standard input with one line on standard output."""
+    """Run a worker process: answer every call with the function's result, or with its error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # other prints go to stderr, not to the answers
         for line in sys.stdin:
-            order = json.loads(line)
-            slices = [Slice(**facts) for facts in order["slices"]]
-            if order["do"] == "warm":
-                found: dict[str, Any] = {"errors": [one.warm() for one in slices]}
-            else:
-                found = slices[0].measure()
-            print(json.dumps(found), file=answers, flush=True)
+            call: dict[str, Any] = json.loads(line)
+            function = getattr(importlib.import_module(call["module"]), call["name"])
+            answer = attempt(lambda: function(**call["order"]), name="error")  # noqa: B023  called at once
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from headtohead.bench.growth import axis_rows, on_axis
+from headtohead.bench.growth import axis_rows
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_output
 from headtohead.report.charts import BASELINE, PALETTE
@@ -95,49 +95,41 @@ def growth_chart(rows: Sequence[Row]) -> Row:
             x=alt.X("beside:Q"), y=alt.Y("place:Q"), text="label:N", color=color
         ),
     ]
-    first = _setting(rows)
-    middle = first["base"]
-    subtitle = (
-        f"Forward and backward of {first['size']} reduced to {middle['layers']} layers, "
-        f"{middle['context'] * middle['batch']:,} tokens per step at every context, {first['precision']}, {first['device']}"
-    )
+    setting = rows[-1]
+    middle = setting["base"]
     title = alt.TitleParams(
         "Training time per token against context",
-        subtitle=subtitle,
+        subtitle=(
+            f"Forward and backward of {setting['size']} reduced to {middle['layers']} layers, "
+            f"{middle['context'] * middle['batch']:,} tokens per step at every context, "
+            f"{setting['precision']}, {setting['device']}"
+        ),
         anchor="start",
         fontSize=16,
         subtitleFontSize=11,
         subtitleColor=BASELINE,
     )
-    chart = alt.layer(*layers).properties(height=_HEIGHT, title=title)
-    definition: Row = chart.to_dict()
+    definition: Row = alt.layer(*layers).properties(height=_HEIGHT, title=title).to_dict()
     return definition
-
-
-def _setting(rows: Sequence[Row]) -> Row:
-    if not rows:
-        raise UserError("no rows to draw")
-    return rows[-1]
 
 
 def _points(rows: Sequence[Row]) -> list[Row]:
     """Return a point for each measured row on the context axis."""
-    last = _setting(rows)
+    if not rows:
+        raise UserError("no rows to draw")
     same = ("size", "device", "precision", "compiled", "base")
-    own = [row for row in rows if all(row[key] == last[key] for key in same) and on_axis(row, "context")]
+    own = [row for row in rows if all(row[key] == rows[-1][key] for key in same)]
     points = []
     for arm in dict.fromkeys(row["arm"] for row in own):
-        line = [row for row in axis_rows(own, "context", arm) if "seconds" in row]
-        kind = STANDARD if arm == STANDARD else GROWS if _grows(axis_rows(own, "context", arm)) else STAYS
+        if not (line := axis_rows(own, "context", arm)):
+            continue
+        grows = line[-1]["flops"] > _MORE * line[0]["flops"]
+        kind = STANDARD if arm == STANDARD else GROWS if grows else STAYS
         for row in line:
-            time = 1e6 * row["seconds"] / (row["context"] * row["batch"])
-            points.append({"arm": arm, "kind": kind, "context": row["context"], "time": time})
+            if "seconds" in row:
+                time = 1e6 * row["seconds"] / (row["context"] * row["batch"])
+                points.append({"arm": arm, "kind": kind, "context": row["context"], "time": time})
     return points
-
-
-def _grows(line: Sequence[Row]) -> bool:
-    """Return whether an arm's declared FLOPs grow from the shortest to the longest context."""
-    return bool(line[-1]["flops"] > _MORE * line[0]["flops"])
 
 
 def _labels(points: Sequence[Row], contexts: Sequence[int]) -> list[Row]:

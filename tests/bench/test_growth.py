@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,8 @@ import pytest
 
 import headtohead
 from headtohead.bench import growth
-from headtohead.bench.slice import Slice
-from headtohead.bench.worker_pool import TimeLimitReached, WorkerPool
+from headtohead.bench.slice import Slice, measure_slice
+from headtohead.bench.worker_pool import WorkerPool
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
@@ -22,7 +24,7 @@ BASE = Slice("standard", "60m", 512, 64, 2, 512, "bf16", "cpu", True, 3)
 def row(arm: str, context: int, seconds: float) -> dict[str, Any]:
     """Return a measured row on the context axis."""
     one = Slice(arm, "60m", context, 32_768 // context, 2, 512, "bf16", "cpu", True, 3)
-    facts = growth.facts_of(one, BASE) | growth.declared(one)
+    facts = growth.facts_of(one, BASE) | one.declared
     return facts | {"seconds": seconds, "peak_bytes": 10**9}
 
 
@@ -173,22 +175,21 @@ def test_one_compiled_block_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -
     assert len(graphs) == 2
 
 
-def test_a_worker_pool_survives_the_end_of_a_process() -> None:
-    pool = WorkerPool(1, deadline=math.inf)
+def test_a_slice_is_measured_by_the_process_that_compiled_it() -> None:
     one, other = (
         Slice(arm, "nano", 16, 2, 2, 64, "float32", "cpu", False, 1) for arm in ("standard", "no_attention")
     )
-    try:
-        pool.warm([one, other], lambda message, share: None)
-        assert pool.measure(one)["seconds"] > 0
+    with closing(WorkerPool(1)) as pool:
+        owners = growth.compile_slices(pool, [one, other], lambda message, share: None)
+        assert owners == {one: 0, other: 0}
+        (found,) = pool.ask(measure_slice, {0: {"facts": asdict(one)}})
+        assert found["seconds"] > 0
         pool.workers[0].process.kill()
-        assert pool.measure(other) == {"error": "worker process ended (signal 9)"}
-        assert pool.measure(one) == {"error": "worker process ended earlier (signal 9)"}
-        pool.deadline = 0.0
-        with pytest.raises(TimeLimitReached):
-            pool._receive(lambda: None)
-    finally:
-        pool.close()
+        failed = growth.compile_slices(pool, [one, other], lambda message, share: None)
+        assert set(failed.values()) <= {
+            "worker process ended (signal 9) during compilation",
+            "no worker process was left during compilation",
+        }
 
 
 def test_the_last_line_is_one_document_and_the_picture_is_drawn(

@@ -37,13 +37,17 @@ def test_a_benchmark_is_a_document_with_provenance(name: str) -> None:
 def test_the_floor_counts_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (speed, decoding):
         monkeypatch.setattr(module, "copy_bandwidth", lambda device: 1e6)
-    rows = {row["case"]: row for row in speed.measure_kernels(CPU)["rows"] if row["kind"] == "training"}
+    rows = {
+        row["case"]: row
+        for row in speed.bench_kernels(device="cpu", quiet=True)["rows"]
+        if row["kind"] == "training"
+    }
     state = 2 * 2 * 16 * 16 * 4
     assert rows["coupled euler"]["floor_seconds"] == pytest.approx(10 * state / 1e6)
     assert rows["rotation"]["floor_seconds"] == pytest.approx(4 * state / 1e6)
     assert rows["gate"]["floor_seconds"] == pytest.approx(8 * 64 * 48 * 4 / 1e6)
     assert rows["loss rows"]["floor_seconds"] == pytest.approx(2 * 16 * 128 * 4 / 1e6)
-    row = decoding.measure_decode(CPU)["rows"][0]
+    row = decoding.bench_decode(device="cpu", quiet=True)["rows"][0]
     assert row["floor_seconds"] == pytest.approx(2 * 2 * 64 * 16 * 4 / 1e6)
 
 
@@ -110,11 +114,13 @@ def test_a_failed_kernel_is_a_row_and_the_rest_continues(
     monkeypatch.setattr(speed, "training_cases", lambda gpu: [bad, good])
     monkeypatch.setattr(speed, "odd_cases", lambda gpu: [])
     file = tmp_path / "kernels.json"
-    rows = speed.measure_kernels(CPU, file)["rows"]
+    rows = speed.bench_kernels(device="cpu", out=file, quiet=True)["rows"]
     assert [row.get("failed") for row in rows] == ["RuntimeError: no such layout", None]
     assert json.loads(file.read_text())["rows"] == rows
     monkeypatch.setattr(speed, "_row", broken)
-    assert speed.measure_kernels(CPU, file)["rows"] == rows, "stored rows are not measured again"
+    assert speed.bench_kernels(device="cpu", out=file, quiet=True)["rows"] == rows, (
+        "stored rows are not measured again"
+    )
 
 
 def test_another_call_continues_after_a_lost_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,8 +132,11 @@ def test_another_call_continues_after_a_lost_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(speed, "training_cases", lambda gpu: [bad, good])
     monkeypatch.setattr(speed, "odd_cases", lambda gpu: [])
     file = tmp_path / "kernels.json"
-    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad"]
-    assert [row["case"] for row in speed.measure_kernels(CPU, file)["rows"]] == ["bad", "gate"]
+    assert [row["case"] for row in speed.bench_kernels(device="cpu", out=file, quiet=True)["rows"]] == ["bad"]
+    assert [row["case"] for row in speed.bench_kernels(device="cpu", out=file, quiet=True)["rows"]] == [
+        "bad",
+        "gate",
+    ]
 
 
 def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,7 +148,7 @@ def test_decoding_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return real(q, kv, table, turn)
 
     monkeypatch.setattr(decoding, "decode", broken)
-    rows = decoding.measure_decode(CPU, file)["rows"]
+    rows = decoding.bench_decode(device="cpu", out=file, quiet=True)["rows"]
     assert {row["turned"] for row in rows if "failed" in row} == {"score"}
     assert all("share_of_copy" in row for row in rows if row["turned"] != "score")
     assert json.loads(file.read_text())["rows"] == rows

@@ -41,7 +41,7 @@ def test_rows_in_a_file_are_not_measured_again(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_wrong_population_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = stack.Case("nano", "standard", 256, "float32", "cpu")
+    case = stack.Setup("nano", "standard", 256, "float32", "cpu")
     assert stack.disagreement(case) < 1e-3
     usual = stack.PopulationTrainer._clip
     monkeypatch.setattr(
@@ -51,7 +51,7 @@ def test_a_wrong_population_step_is_detected(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_nan_raises_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = stack.Case("nano", "standard", 256, "float32", "cpu")
+    case = stack.Setup("nano", "standard", 256, "float32", "cpu")
     monkeypatch.setattr(
         stack.PopulationTrainer, "_clip", lambda self, grads: grads[0].new_full((3,), float("nan"))
     )
@@ -67,11 +67,11 @@ def test_separate_processes_are_compiled_if_a_single_run_is_faster_compiled(
     monkeypatch.setattr(
         stack, "separate_rate", lambda case, count, duration, compile: requested.append(compile) or 1.0
     )
-    contest = stack._Contest(stack.Case("nano", "standard", 256, "float32", "cpu"), 2, [False, True], 1)
+    setup = stack.Setup("nano", "standard", 256, "float32", "cpu")
     rates = {"single, compiled": 1e6 + faster, "single, as it stands": 1e6 + (not faster)}
     stacked = {f"stacked, {form}": {"error": "none"} for form in ("compiled", "as it stands")}
-    contest.results = {name: {"tokens_per_second": rate} for name, rate in rates.items()} | stacked
-    found = contest._facts(True, lambda message, share: None)
+    results = {name: {"tokens_per_second": rate} for name, rate in rates.items()} | stacked
+    found = stack.compare_kinds(setup, 2, results, 1, lambda message, share: None)
     assert requested == [faster]
     assert (found["single_tokens_per_second"], found["over_separate"]) == (1e6 + 1, None)
 
@@ -83,10 +83,10 @@ def test_a_failed_contender_records_its_error_and_the_others_continue(
         raise RuntimeError("no such graph\nmore")
 
     monkeypatch.setattr(stack, "BURST", 1)
-    monkeypatch.setattr(stack.Case, "stack", broken)
+    monkeypatch.setattr(stack.Setup, "stack", broken)
     (row,) = headtohead.bench_population((2,), processes=False, profile=True, **QUICK)["rows"]
-    assert row["results"]["stacked, as it stands"] == {"error": "no such graph"}
-    assert row["disagreement"] == {"as it stands": "no such graph"}
+    assert row["results"]["stacked, as it stands"] == {"error": "RuntimeError: no such graph"}
+    assert row["disagreement"] == {"as it stands": "RuntimeError: no such graph"}
     assert row["over_single"] is None
     assert row["single_tokens_per_second"] > 0
 
@@ -109,7 +109,7 @@ def test_the_last_line_is_one_document(capsys: pytest.CaptureFixture[str]) -> No
     assert end.value.code == 0
     rows = json.loads(out.splitlines()[-1])["rows"]
     assert [row["arm"] for row in rows] == ["standard", "coupled"]
-    assert "stacked tokens/s" in out
+    assert "population tokens/s" in out
 
 
 @pytest.mark.parametrize(

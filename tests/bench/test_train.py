@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 import headtohead
 from headtohead.bench import train as bench_train
+from headtohead.bench.harness import Row
 from headtohead.bench.peers import missing
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
@@ -132,10 +132,8 @@ def test_a_failed_arm_is_recorded_and_the_others_continue(
 
 
 def test_contenders_are_compiled_in_parallel_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(
-        bench_train, "warm_up", lambda module, orders, progress: calls.append((module, orders))
-    )
+    orders: list[Row] = []
+    monkeypatch.setattr(bench_train, "compile_in_parallel", lambda found, progress: orders.extend(found))
     monkeypatch.setattr(headtohead.model.decoder.Decoder, "compile_hidden", lambda self: None)
     headtohead.bench_train(
         ("nano",),
@@ -145,11 +143,8 @@ def test_contenders_are_compiled_in_parallel_first(monkeypatch: pytest.MonkeyPat
         warm=True,
         **QUICK,  # type: ignore[arg-type]
     )
-    ((module, orders),) = calls  # type: ignore[misc]
-    assert module == "headtohead.bench.train"
-    assert [order["name"] for order in orders] == ["standard", "coupled"]  # type: ignore[has-type]
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(orders[1])))  # type: ignore[has-type]
-    bench_train.main()
+    assert [order["name"] for order in orders] == ["standard", "coupled"]
+    assert bench_train.first_step(**json.loads(json.dumps(orders[1]))) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from headtohead import api
-from headtohead.cli.bench.output import milliseconds, show, whole
-from headtohead.cli.shared.options import (
-    flag,
-)
-from headtohead.cli.shared.tables import number
+from headtohead.cli.bench.output import KernelOptions, cell, end, milliseconds, show, where, whole
 
 
-def command(
-    *,
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    out: Annotated[str | None, flag("FILE")] = None,
-) -> int:
-    """Measure decoding from a K=V cache next to SDPA with separate keys and values.
-
-    Args:
-        device: where to run; sizes are small on CPU
-        out: file that keeps every row; rows found there are not measured again (default: none)
-    """
-    document = api.bench_decode(device=device, out=out)
+def command(given: KernelOptions) -> int:
+    """Measure decoding from a K=V cache next to SDPA with separate keys and values."""
+    document = api.bench_decode(device=given.device, out=given.out, quiet=given.quiet)
     known = whole(document, "case", "turned")
-    rows = [
-        (
-            "{batch} x ({heads}, {kv_heads}) x {keys} x {dim}".format(**row["case"]),
-            row["turned"],
-            milliseconds(row.get("peer_seconds")),
-            milliseconds(row.get("peer_same_tensor_seconds")),
-            milliseconds(row["seconds"]) if "seconds" in row else row.get("failed", "–"),
-            number(row.get("faster"), ".2f"),
-            number(row.get("share_of_copy"), ".0%"),
-            number(row.get("error"), ".1e"),
-        )
-        for row in known
-    ]
     peer = next((row["peer"] for row in known if "peer" in row), "the library's, K and V")
-    columns = (
-        *("batch x heads x cached tokens x dim", "turned", f"{peer}, ms"),
-        *("same tensor twice, ms", "ours, ms", "faster, x", "of copy bandwidth", "error"),
-    )
-    return show(document, columns, rows, right=columns[1:])
+    columns = {
+        "batch x heads x cached tokens x dim": cell(
+            "case", "{0[batch]} x ({0[heads]}, {0[kv_heads]}) x {0[keys]} x {0[dim]}".format
+        ),
+        "turned": cell("turned"),
+        f"{peer}, ms": milliseconds("peer_seconds"),
+        "same tensor twice, ms": milliseconds("peer_same_tensor_seconds"),
+        "ours, ms": lambda row: row.get("failed") or milliseconds("seconds")(row),
+        "faster, x": cell("faster", ".2f"),
+        "of copy bandwidth": cell("share_of_copy", ".0%"),
+        "error": cell("error", ".1e"),
+    }
+    show(where(document), columns, known)
+    return end(document)

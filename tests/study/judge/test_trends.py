@@ -279,10 +279,10 @@ def test_contexts_are_contests_of_equal_tokens_per_step(story: Path) -> None:
     alone = plan_study(Study(**values, context=64, batch=256, seeds=1).spec)
     assert (
         [run.id for run in one.compared()]
-        == [run.id for run in alone.runs]
+        == [run.id for run in alone.compared()]
         == [run.id for run in plan.compared()[:2]]
     )
-    assert one.compared()[0].contest.context == ""
+    assert one.entries[0].contest.context == ""
     with pytest.raises(UserError, match="not a multiple of the context 96"):
         Study(**values, context=[64, 96], batch=256)
     with pytest.raises(UserError, match="each above 0"):
