@@ -13,7 +13,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
 from headtohead.papers.faster_qk.measure import EDGES
-from headtohead.papers.faster_qk.theory.reduced import Reduced
+from headtohead.papers.faster_qk.theory import Reduced
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.report.charts import PALETTE, Row

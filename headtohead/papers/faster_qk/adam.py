@@ -38,7 +38,7 @@ def step_sizes(first: int, rates: Tensor, ratios: Tensor) -> tuple[Tensor, Tenso
 
 
 def adam_step(
-    form: str, state: State, known: Tensor, ask: Tensor, target: int, sizes: Tensor, root: Tensor
+    form: str, state: State, target: int, known: Tensor, ask: Tensor, sizes: Tensor, root: Tensor
 ) -> Tensor:
     """Do one step of every run in place; return each run's mean loss before it.
 

@@ -18,9 +18,8 @@ from headtohead.common.stop import Stop
 from headtohead.papers.faster_qk.findings import Finding, factor_findings, reduced_findings, run_findings
 from headtohead.papers.faster_qk.processes import distribute, train_in_processes
 from headtohead.papers.faster_qk.runs import LOSSES, SEEDS, ToyRun, choose_runs
-from headtohead.papers.faster_qk.theory.factored import examine_factorised
-from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
-from headtohead.papers.faster_qk.theory.reduced import RATIOS, Point, Reduced
+from headtohead.papers.faster_qk.theory import LOSSES as REDUCED_LOSSES
+from headtohead.papers.faster_qk.theory import RATIOS, Point, Reduced, examine_factorised
 from headtohead.papers.faster_qk.train import ToyResult, train
 
 
@@ -182,24 +181,19 @@ def _theory(
 ) -> tuple[list[Point], dict[float, list[Point]], list[Finding]]:
     """Return the solutions and paths of the reduced equations, and the findings of the theory."""
     model = Reduced()
-    solved = [model.solve(r, loss) for r in RATIOS for loss in REDUCED_LOSSES]
     integrated: list[Point] = []
     runge_kutta: list[Point] = []
     paths: dict[float, list[Point]] = {}
     worst = 0.0
     down = [loss for loss in REDUCED_LOSSES if loss >= stepped]
     for index, r in enumerate(RATIOS):
-        points, paths[r] = model.integrate(r)
-        integrated += [
-            Point(r, loss, p.alpha, p.mu_qk, p.mu_ov, p.tau) for loss, p in zip(REDUCED_LOSSES, points)
-        ]
-        worst = max([worst, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
         progress("toy: the reduced equations", index / len(RATIOS))
+        points, paths[r] = model.integrate(r)
+        integrated += points
         found, distance = model.runge_kutta(r, down)
         runge_kutta += found
-        worst = max(worst, distance)
-    taus = {(point.r, point.loss): point.tau for point in integrated}
-    solved = [Point(p.r, p.loss, p.alpha, p.mu_qk, p.mu_ov, taus.get((p.r, p.loss))) for p in solved]
+        worst = max([worst, distance, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
+    solved = [replace(model.solve(point.r, point.loss), tau=point.tau) for point in integrated]
     findings = reduced_findings(solved, integrated, runge_kutta, worst, paths)
     return solved, paths, findings + factor_findings(examine_factorised())
 

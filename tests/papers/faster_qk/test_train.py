@@ -55,7 +55,7 @@ def test_a_step_follows_the_gradient_of_the_formula(form: str) -> None:
     ask = torch.nn.functional.one_hot(classes, 4).double()[None]
     pull = ask.transpose(1, 2) * (ratio * RATE / 16 / math.sqrt(50))
     known = count_tokens(tokens).double().log()[None]
-    error = sgd_step(form, state, known, ask, pull, source.target, RATE)
+    error = sgd_step(form, state, source.target, RATE, known, ask, pull)
     here = -(error[:, :, 1:5] * ask).sum(2).log1p().mean()
     assert torch.allclose(here, expected, rtol=1e-12)
     moved = {
@@ -94,7 +94,7 @@ def test_adam_steps_equal_those_of_torch_on_the_formula(form: str) -> None:
         optimizer.step()
         ask = torch.nn.functional.one_hot(classes, 4).double()[None]
         known = count_tokens(tokens).double().log()[None]
-        (here,) = adam_step(form, state, known, ask, source.target, size, root)
+        (here,) = adam_step(form, state, source.target, known, ask, size, root)
         assert torch.allclose(here, expected, rtol=1e-10)
     for key, value in held({name: value.detach() for name, value in weights.items()}).items():
         assert torch.allclose(state[key], value, rtol=1e-8, atol=1e-12), key
@@ -106,7 +106,7 @@ def test_under_adam_the_loss_of_a_model_certain_of_a_wrong_label_is_finite() -> 
     state |= moments(state)
     ask = torch.nn.functional.one_hot(torch.tensor([[0, 3]]), 4).float()
     sizes, roots = step_sizes(0, torch.tensor([1e-3]), torch.ones(1, 1))
-    loss = adam_step("CACO", state, torch.zeros(1, 2, 50), ask, 1, sizes[0].float(), roots[0].float())
+    loss = adam_step("CACO", state, 1, torch.zeros(1, 2, 50), ask, sizes[0].float(), roots[0].float())
     assert torch.allclose(loss, torch.tensor([200.0]))
 
 
@@ -163,7 +163,7 @@ def test_a_ramp_rises_at_every_step() -> None:
     batch = Batch([run], torch.device("cpu"))
     batch.step = 250
     batch._fill()
-    rate = batch.pull.sum(2).max(2).values[0, 0] * math.sqrt(50) * 32
+    rate = batch.inputs["pull"].sum(2).max(2).values[0, 0] * math.sqrt(50) * 32
     assert math.isclose(float(rate), RATE * 20.5, rel_tol=1e-5)
 
 
