@@ -19,9 +19,8 @@ _QK = ("q", "k", "qk")
 
 def moments(state: State) -> State:
     """Return both moments of every parameter at step 0 (zeros)."""
-    return {
-        f"{name} {moment}": torch.zeros_like(state[name]) for name in state for moment in ("mean", "square")
-    }
+    names = [f"{name} {moment}" for name in state for moment in ("mean", "square")]
+    return {name: torch.zeros_like(state[name.partition(" ")[0]]) for name in names}
 
 
 def step_sizes(first: int, rates: Tensor, ratios: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,9 +29,7 @@ def step_sizes(first: int, rates: Tensor, ratios: Tensor) -> tuple[Tensor, Tenso
     Step sizes of OV and QK (window, 2, runs, 1, 1) from rates (runs) and ratios (window, runs), including the first
     moment's correction; and the root of the second moment's correction (window, 1).
     """
-    number = torch.arange(first + 1, first + 1 + len(ratios), device=rates.device, dtype=torch.float64)[
-        :, None
-    ]
+    number = torch.arange(first, first + len(ratios), device=rates.device, dtype=torch.float64)[:, None] + 1
     size = rates / (1 - BETAS[0] ** number)
     return torch.stack((size, size * ratios), 1)[..., None, None], (1 - BETAS[1] ** number).sqrt()
 
@@ -63,10 +60,8 @@ def _gradients(form: str, state: State, mass: Tensor, error: Tensor, ask: Tensor
     """Return the gradient of the mean loss with respect to every parameter; `error` is divided by the batch size."""
     if form.endswith("FO"):
         back = torch.bmm(error, state["o"].transpose(1, 2))
-        found = {
-            "o": torch.bmm(state.pop("carried").transpose(1, 2), error),
-            "v": torch.bmm(mass.transpose(1, 2), back),
-        }
+        found = {"o": torch.bmm(state.pop("carried").transpose(1, 2), error)}
+        found["v"] = torch.bmm(mass.transpose(1, 2), back)
         slope = torch.bmm(back, state["v"].transpose(1, 2))
     else:
         found = {"ov": torch.bmm(mass.transpose(1, 2), error)}
