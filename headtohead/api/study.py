@@ -52,7 +52,7 @@ from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
 from headtohead.study.store.frozen import frozen_population, frozen_seconds
-from headtohead.study.store.history import History, study_marks
+from headtohead.study.store.history import Comparison, History, study_marks
 from headtohead.study.store.manifest import Manifest, read_manifest
 from headtohead.study.store.run_store import Store
 
@@ -244,7 +244,7 @@ class StudyResult:
         with History.changing(self.path) as history:
             history.report(
                 [
-                    {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                    Comparison(contest.title, row.label, row.baseline_label, row.p)
                     for row in self.verdicts
                     for contest in contests
                     if row.of(contest) and row.p is not None

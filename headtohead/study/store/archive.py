@@ -20,7 +20,7 @@ from headtohead.common.files import open_output, open_regular, sync_directory, w
 from headtohead.common.schema import read_document
 from headtohead.study.probes import PROBES as KINDS
 from headtohead.study.probes import is_valid
-from headtohead.study.store.history import MAX_BYTES, History, parse_rows
+from headtohead.study.store.history import MAX_BYTES, History, Row, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store
 from headtohead.study.store.tar_stream import DAMAGE, TarStream
@@ -57,7 +57,7 @@ def export_runs(store: Store, target: Path) -> int:
                     if _exportable(run, name):
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
-                _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
+                _add(archive, HISTORY, "".join(json.dumps(row.content) + "\n" for row in rows).encode())
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     return len(finished)
@@ -151,9 +151,9 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     return len(runs) - known, known
 
 
-def _unpack(source: Path, staging: Path) -> list[dict[str, Any]]:
+def _unpack(source: Path, staging: Path) -> list[Row]:
     """Write the runs of an archive to `staging` and return the rows of its history; the content is not checked yet."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with open_regular(source, links=True) as file:
         stream = TarStream(file)
         try:
