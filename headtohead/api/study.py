@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from headtohead.common.deprecation import old_names
@@ -51,7 +52,7 @@ from headtohead.study.run.executor import Summary, execute
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
 from headtohead.study.store import doctor
 from headtohead.study.store.doctor import Finding
-from headtohead.study.store.frozen import frozen_population, frozen_seconds
+from headtohead.study.store.frozen import frozen_population, read_lock
 from headtohead.study.store.history import Comparison, History, study_marks
 from headtohead.study.store.manifest import Manifest, read_manifest
 from headtohead.study.store.run_store import Store
@@ -212,7 +213,7 @@ class Study:
                 "outline": manifest.as_dict(),
                 "added_seeds": sorted(added),
                 "settings": settings,
-                "seconds": frozen_seconds(store.path),
+                "seconds": msgspec.to_builtins(read_lock(store.path).seconds),
             }
             write_document(store.path / "study.json", record)
         return added

@@ -1,7 +1,7 @@
 """A window of steps of the collapsed form, CACO, in one kernel: each run is one program that keeps its two matrices.
 
 The long toy runs are millions of steps of nine dependent kernels; here a step waits only for memory. The plain reference
-is `train.sgd_step`; the first window on a device is computed by both and compared.
+is `forms.sgd_step`; the first window on a device is computed by both and compared.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest
 from headtohead.data.tasks.toy import Source
-from headtohead.papers.faster_qk.adam import FORMS as ADAM_FORMS
-from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT
+from headtohead.papers.faster_qk.forms import ADAM_FORMS, ATTENTION, OUTPUT
 
 RATE = 0.01
 ADAM_RATE = 1e-3

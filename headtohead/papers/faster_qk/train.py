@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from headtohead.data.tasks.toy import CLASSES, VOCABULARY
-from headtohead.papers.faster_qk import fused
-from headtohead.papers.faster_qk.adam import adam_step, moments, step_sizes
-from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT, State, default, tiny
+from headtohead.papers.faster_qk import forms, fused
+from headtohead.papers.faster_qk.forms import State
 from headtohead.papers.faster_qk.measure import Mark, imposed_mass, measure_gain, measure_mark
 from headtohead.papers.faster_qk.runs import LOSSES, RATE, ToyRun
 from headtohead.papers.faster_qk.task import CHUNK, draw_chunk
@@ -62,27 +61,10 @@ class ToyResult:
 def start_state(run: ToyRun) -> State:
     """Return a run's parameters at step 0 in float64; they depend only on its seed and initialization."""
     generator = torch.Generator().manual_seed(run.seed)
-    draws = {"tiny": tiny, "default": partial(default, generator)}
-    qk = ATTENTION[run.form[:2]].start(draws[run.qk_start])
-    state = qk | OUTPUT[run.form[2:]].start(draws[run.ov_start])
-    return state if run.adam is None else state | moments(state)
-
-
-def sgd_step(
-    form: str, state: State, target: int, rate: float, known: Tensor, ask: Tensor, pull: Tensor
-) -> Tensor:
-    """Do one step of every run in place; return the error of the logits (runs, batch, vocabulary) before it.
-
-    `known` has log counts, or imposed masses (runs, batch, vocabulary), and is overwritten; `ask` has the one-hot
-    classes (runs, batch, 4); `pull` is `ask` transposed, times lr_QK / (batch sqrt(50)).
-    """
-    attention, output = ATTENTION[form[:2]], OUTPUT[form[2:]]
-    mass = attention.attend(state, known, ask)
-    error = output.logits(state, mass).softmax(2)
-    error.narrow(2, target, CLASSES).sub_(ask)
-    slope = output.learn(state, mass, error, rate / error.shape[1])
-    attention.learn(state, mass, slope, pull)
-    return error
+    draws: dict[str, forms.Start] = {"tiny": forms.tiny, "default": partial(forms.default, generator)}
+    qk = forms.ATTENTION[run.form[:2]].start(draws[run.qk_start])
+    state = qk | forms.OUTPUT[run.form[2:]].start(draws[run.ov_start])
+    return state if run.adam is None else state | forms.moments(state)
 
 
 @dataclass
@@ -116,11 +98,6 @@ class Batch:
     def runs(self) -> list[ToyRun]:
         """The unfinished runs."""
         return [one.result.run for one in self.active if not one.over]
-
-    @property
-    def share(self) -> float:
-        """The approximate progress of its slowest run."""
-        return self.step / self.expected
 
     def _take(self, states: list[State]) -> None:
         """Stack the states of the unfinished runs."""
@@ -166,7 +143,7 @@ class Batch:
         ratio = self.ratio + self.rise * steps[:, None]
         filled = {"known": known, "ask": ask}
         if self.rates is not None:
-            sizes, roots = step_sizes(self.step, self.rates, ratio)
+            sizes, roots = forms.step_sizes(self.step, self.rates, ratio)
             filled |= {"sizes": sizes.float(), "roots": roots.float()}
         else:
             rate = ratio * (RATE / known.shape[2] / math.sqrt(VOCABULARY))
@@ -181,9 +158,9 @@ class Batch:
         """Do a window of steps; return each run's mean loss."""
         steps = zip(*(value.unbind() for value in self.inputs.values()))
         if self.adam:
-            losses = [adam_step(self.form, self.state, self.target, *step) for step in steps]
+            losses = [forms.adam_step(self.form, self.state, self.target, *step) for step in steps]
             return torch.stack(losses).mean(0)
-        errors = [sgd_step(self.form, self.state, self.target, RATE, *step) for step in steps]
+        errors = [forms.sgd_step(self.form, self.state, self.target, RATE, *step) for step in steps]
         right = torch.stack([error.narrow(2, self.target, CLASSES) for error in errors])
         # error at the target is p_y - 1
         return -(right * self.inputs["ask"]).sum(3).log1p().mean((0, 2))
@@ -236,10 +213,6 @@ class Batch:
         if not agree:
             warnings.warn(f"{_SLOWER}: its results differ from those of plain steps", stacklevel=2)
         return agree
-
-    def ready(self) -> bool:
-        """Return whether the current window is done."""
-        return self.stream is None or self.stream.query()
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         """Capture a window as a CUDA graph."""
@@ -336,7 +309,7 @@ def train(
         batch.launch()
     while batches and not stop():
         # The next window of a form does not wait for other forms.
-        for batch in [batch for batch in batches if batch.ready()]:
+        for batch in [one for one in batches if one.stream is None or one.stream.query()]:
             batch.collect()
             for result in batch.done:
                 ended[result.run] = result
@@ -345,7 +318,7 @@ def train(
             if not batch.runs:
                 batches.remove(batch)
                 continue
-            share = min(1.0, min(other.share for other in batches))
+            share = min(1.0, *(other.step / other.expected for other in batches))
             progress(f"toy: {len(ended)} of {len(runs)} runs", share)
             batch.launch()
     return [ended[run] for run in runs if run in ended]

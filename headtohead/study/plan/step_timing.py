@@ -26,7 +26,7 @@ from headtohead.study.environment import device_name
 from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
 from headtohead.study.plan.run_spec import Run, StepTime
-from headtohead.study.store.frozen import NAME, changing_lock, frozen_seconds
+from headtohead.study.store.frozen import NAME, FrozenSeconds, changing_lock, read_lock
 from headtohead.study.store.lease import LeaseManager
 from headtohead.training.acceleration import compiles
 from headtohead.training.trainer import Trainer
@@ -54,15 +54,15 @@ class FrozenStepTimes:
     def __call__(self, runs: list[Run], dataset: Dataset, path: str) -> list[StepTime]:
         """Return the step time of each run. Measurements are written to the lock before they are used."""
         keys = [_key(run, path) for run in runs]
-        if any(key not in frozen_seconds(self.folder) for key in keys):
+        if any(key not in read_lock(self.folder).seconds for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
             leases = LeaseManager()
             # Two executors timing at once would slow each other down and plan different runs.
             while not self._measured_alone(leases, keys, runs, dataset, path):
                 self.progress("waiting for another process that is timing the arms", 0.0)
                 time.sleep(_POLL_SECONDS)
-        known = frozen_seconds(self.folder)
-        return [StepTime(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
+        known = read_lock(self.folder).seconds
+        return [StepTime(row.seconds, row.spread, row.where) for row in (known[key] for key in keys)]
 
     def _measured_alone(
         self, leases: LeaseManager, keys: list[str], runs: list[Run], dataset: Dataset, path: str
@@ -70,7 +70,7 @@ class FrozenStepTimes:
         with leases.acquire(self.folder) as lease:
             if lease is None:
                 return False
-            known = frozen_seconds(self.folder)
+            known = read_lock(self.folder).seconds
             by_key = dict(zip(keys, runs, strict=True))
             missing = [key for key in by_key if key not in known]
             if missing:
@@ -79,7 +79,7 @@ class FrozenStepTimes:
 
     def _freeze(
         self,
-        known: dict[str, dict[str, Any]],
+        known: dict[str, FrozenSeconds],
         runs: dict[str, Run],
         missing: list[str],
         dataset: Dataset,
@@ -88,31 +88,25 @@ class FrozenStepTimes:
         where = self._where(path, next(iter(runs.values())).size)
         anchor = [key for key in runs if key in known][:1]
         for key in anchor:
-            if known[key]["where"] != where:
+            if known[key].where != where:
                 raise UserError(
-                    f"the seconds per step of this study were measured on {known[key]['where']}; {where} is not comparable: "
+                    f"the seconds per step of this study were measured on {known[key].where}; {where} is not comparable: "
                     f"continue there, or remove {self.folder / NAME} to measure and plan again"
                 )
         names = [*anchor, *missing]
         samples = self._measure([runs[key] for key in names], dataset, path)
         # The known arm keeps its value; the others are scaled by it.
-        whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
+        whole = known[anchor[0]].seconds if anchor else float(np.median(samples[0]))
         measured = {}
         for index, key in enumerate(names):
             if key not in missing:
                 continue
             first = samples[0] if index else np.median(samples[0])
             low, ratio, high = (float(share) for share in np.percentile(samples[index] / first, (25, 50, 75)))
-            measured[key] = {
-                "arm": runs[key].arm.text,
-                "size": runs[key].size.dims,
-                "seconds": whole * ratio,
-                "spread": (high - low) / 2 / ratio,
-                "steps": samples.shape[1],
-                "where": where,
-            }
+            arm, size, spread = runs[key].arm.text, runs[key].size.dims, (high - low) / 2 / ratio
+            measured[key] = FrozenSeconds(whole * ratio, spread, where, arm, size, samples.shape[1])
         with changing_lock(self.folder) as lock:
-            lock.setdefault("seconds", {}).update(measured)
+            lock.seconds.update(measured)
 
     def _where(self, path: str, size: Size) -> str:
         device = torch.device(self.execution.device)

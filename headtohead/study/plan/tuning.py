@@ -62,8 +62,7 @@ def tune_study(
         )
     )[:16]
     path = store.path / NAME
-    lock = read_lock(path)
-    if known := lock.get("tuning", {}).get(key):
+    if known := read_lock(store.path).tuning.get(key):
         return Tuning(tuple(_row(row, path) for row in known))
     grid, extensions = list(spec.tune.lr), 0
     while True:
@@ -84,7 +83,7 @@ def tune_study(
         )
     with changing_lock(store.path) as lock:
         # Another process may have finished the tuning first; all processes use the same rates.
-        chosen = lock.setdefault("tuning", {}).setdefault(key, [dataclasses.asdict(row) for row in rows])
+        chosen = lock.tuning.setdefault(key, [dataclasses.asdict(row) for row in rows])
     return Tuning(tuple(_row(row, path) for row in chosen))
 
 

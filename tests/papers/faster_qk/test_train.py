@@ -11,12 +11,11 @@ from torch import Tensor
 
 from headtohead import UserError
 from headtohead.data.tasks.toy import Source, draw_tokens
-from headtohead.papers.faster_qk.adam import FORMS, adam_step, moments, step_sizes
-from headtohead.papers.faster_qk.forms import ATTENTION
+from headtohead.papers.faster_qk.forms import ADAM_FORMS, ATTENTION, adam_step, moments, sgd_step, step_sizes
 from headtohead.papers.faster_qk.measure import balance, imposed_mass
 from headtohead.papers.faster_qk.runs import RATE, RUNS, SEEDS, ToyRun, choose_runs
 from headtohead.papers.faster_qk.task import count_tokens
-from headtohead.papers.faster_qk.train import Batch, ToyResult, sgd_step, start_state, train
+from headtohead.papers.faster_qk.train import Batch, ToyResult, start_state, train
 from tests.references import toy as reference
 
 QUERIES = slice(5, 9)
@@ -68,7 +67,7 @@ def test_a_step_follows_the_gradient_of_the_formula(form: str) -> None:
         assert torch.allclose(state[key], value, rtol=1e-10, atol=1e-14), key
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ADAM_FORMS)
 def test_adam_steps_equal_those_of_torch_on_the_formula(form: str) -> None:
     source, ratio, rate, steps = Source(1, length=20), 3.0, 0.01, 4
     draw = torch.Generator().manual_seed(5)
@@ -136,7 +135,7 @@ def test_runs_without_adam_keep_their_keys() -> None:
 
 
 def test_adam_and_sgd_have_the_same_initialization() -> None:
-    for name in FORMS:
+    for name in ADAM_FORMS:
         ours, theirs = start_state(RUNS[f"Adam {name}"]), start_state(RUNS[name])
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         assert all(not ours[key].any() for key in ours.keys() - theirs.keys())
