@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -248,8 +249,9 @@ def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
 
 def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
-    if finished is not None and _unchanged(path, run.costs().get("metrics_sha256")):
-        return  # complete lines when the run ended, and the same bytes now
+    with suppress(OSError, UnreadableFile):
+        if finished is not None and run.costs().get("metrics_sha256") == digest_file(path):
+            return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
     rows = run.metrics(damage=damage)
     if damage and not rows:
@@ -263,13 +265,6 @@ def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Fin
     if damage and (finished is not None or run.owner() is None):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
-
-
-def _unchanged(path: Path, checksum: object) -> bool:
-    try:
-        return bool(checksum) and digest_file(path) == checksum
-    except (OSError, UnreadableFile):
-        return False
 
 
 def _lock(lock: Path) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -87,6 +87,7 @@ class ImportEvent(Struct, frozen=True, tag_field="event", tag="import"):
 
 
 Event = PlanEvent | ReportEvent | ImportEvent
+Kind = TypeVar("Kind", PlanEvent, ReportEvent, ImportEvent)
 
 
 @dataclass(frozen=True)
@@ -139,26 +140,22 @@ class History:
         with exclusive(folder):
             yield cls.read(folder)
 
-    @property
-    def _plans(self) -> list[PlanEvent]:
-        return [row.event for row in self.rows if isinstance(row.event, PlanEvent)]
-
-    @property
-    def _reports(self) -> list[ReportEvent]:
-        return [row.event for row in self.rows if isinstance(row.event, ReportEvent)]
+    def _events(self, kind: type[Kind]) -> list[Kind]:
+        return [row.event for row in self.rows if isinstance(row.event, kind)]
 
     def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
         """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
         before = self._recovered()
         contests = {entry.contest for entry in (*before, *manifest.entries) if done(entry.run)}
         plan = PlanEvent.of(manifest, settings)
-        if not self._plans or _change(self._plans[-1], finished=[], recovered=UNSET) != plan:
+        plans = self._events(PlanEvent)
+        if not plans or _change(plans[-1], finished=[], recovered=UNSET) != plan:
             self._append(_change(plan, finished=sorted({contest.title for contest in contests})))
 
     def report(self, comparisons: list[Comparison]) -> None:
         """Append the comparisons of a report if they differ from those of the last report."""
         report = ReportEvent(comparisons)
-        if comparisons and self._reports[-1:] != [report]:
+        if comparisons and self._events(ReportEvent)[-1:] != [report]:
             self._append(report)
 
     def imported(self, file: str, runs: int, rows: list[Row]) -> None:
@@ -171,9 +168,9 @@ class History:
 
     def marks(self, manifest: Manifest) -> Marks:
         """Return the qualifications of the verdicts under the current plan."""
-        plans = self._plans
+        plans = self._events(PlanEvent)
         notes = []
-        if any(isinstance(row.event, ImportEvent) and not row.event.history for row in self.rows):
+        if not all(event.history for event in self._events(ImportEvent)):
             notes.append("plan unknown: runs were imported without the history of their study")
         if self.damaged:
             notes.append(f"the study's history is damaged: {self.damaged} rows are unreadable")
@@ -206,7 +203,7 @@ class History:
 
     def _dropped(self, manifest: Manifest) -> dict[str, tuple[float, ...]]:
         latest: dict[str, dict[frozenset[str], float]] = {}
-        for report in self._reports:
+        for report in self._events(ReportEvent):
             for found in report.comparisons:
                 latest.setdefault(found.contest, {})[frozenset((found.arm, found.baseline))] = found.p
         current = {frozenset((label, manifest.baseline)) for _, label in manifest.arms}
@@ -223,7 +220,7 @@ class History:
             settings = read_document(study).get("settings", {})
         except UnreadableFile:  # none yet, or damaged: it is written again
             return ()
-        if not self._plans:
+        if not self._events(PlanEvent):
             plan = _change(PlanEvent.of(manifest, settings), recovered=True)
             self._append(_change(plan, seeds=[seed for seed in manifest.seeds if seed not in added]))
             if added:
