@@ -97,13 +97,13 @@ class Toy:
             if result.run.share is None
             for event, mark in result.marks.items()
         ]
-        of = [({"name": result.run.name, "seed": result.run.seed}, result) for result in self.results]
+        named = [({"name": result.run.name, "seed": result.run.seed}, result) for result in self.results]
         return {
             "ode": [asdict(point) for point in self.solved],
             "runs": runs,
-            "fixed": [row | {"alpha": one.run.share, **one.gain} for row, one in of if one.gain],
+            "fixed": [row | {"alpha": one.run.share, **one.gain} for row, one in named if one.gain],
             "findings": [finding.as_dict() for finding in self.findings],
-            "diverged": [row | {"step": one.diverged} for row, one in of if one.diverged is not None],
+            "diverged": [row | {"step": one.diverged} for row, one in named if one.diverged is not None],
             "left": self.left,
         }
 

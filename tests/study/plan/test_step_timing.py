@@ -187,5 +187,5 @@ def test_a_timed_step_is_a_step(story: Path, tmp_path: Path) -> None:
         for row in rows.values()
         if row.arm == run.arm.text
     }
-    whole_step = 256 * max(row["seconds"] for row in rows.values())
+    whole_step = 256 * max(row.seconds for row in rows.values())
     assert spent["diagonal"] == pytest.approx(spent["standard"], abs=whole_step / 2 + 1e-9)
