@@ -153,7 +153,11 @@ def test_what_cannot_be_timed_is_rejected(
 def test_a_damaged_lock_is_repaired_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
     found = plan(story, tmp_path, clock)
     seconds = read_lock(tmp_path).seconds
-    study = {"outline": found.manifest().as_dict(), "added_seeds": [], "seconds": msgspec.to_builtins(seconds)}
+    study = {
+        "outline": found.manifest().as_dict(),
+        "added_seeds": [],
+        "seconds": msgspec.to_builtins(seconds),
+    }
     (tmp_path / "study.json").write_text(json.dumps(study))
     broken = {"plans": {}, "seconds": {key: row | {"seconds": 0} for key, row in study["seconds"].items()}}
     (tmp_path / NAME).write_text(json.dumps(broken))
