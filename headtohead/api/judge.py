@@ -17,7 +17,6 @@ from headtohead.api.study import Study, open_study, processes
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import write_json
 from headtohead.common.progress import progress_bar
-from headtohead.common.schema import write_document
 from headtohead.study.environment import choose_device
 from headtohead.study.judge.forecast import Forecast, forecast_plan, seen_spread
 from headtohead.study.judge.runs_csv import Columns, Judged, judge_table
@@ -26,8 +25,7 @@ from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.population import PopulationPolicy
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.plan.tuning import grid_spec
-from headtohead.study.store.frozen import NAME as LOCK
-from headtohead.study.store.frozen import frozen_population, read_lock
+from headtohead.study.store.frozen import frozen_population, read_lock, write_lock
 from headtohead.study.store.run_store import Store
 
 
@@ -131,7 +129,7 @@ def forecast(
         policy = PopulationPolicy(None, execution, started)
         # A forecast uses the study's frozen step times but does not store new ones.
         if folder is not None:
-            write_document(Path(scratch) / LOCK, read_lock(folder / LOCK))
+            write_lock(Path(scratch), read_lock(folder))
         step_times = FrozenStepTimes(Path(scratch), execution, progress=progress)
         plan = plan_study(
             study.spec, data_dir=data_dir, progress=progress, step_times=step_times, in_population=policy

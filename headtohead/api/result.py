@@ -19,7 +19,7 @@ from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_pro
 from headtohead.study.judge.trends import Trend, study_trends
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.study.run.execute import Summary
-from headtohead.study.store.history import History, study_marks
+from headtohead.study.store.history import Comparison, History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.run_store import Store
 
@@ -53,7 +53,7 @@ class StudyResult:
         with History.changing(self.path) as history:
             history.report(
                 [
-                    {"contest": contest.title, "arm": row.label, "baseline": row.baseline_label, "p": row.p}
+                    Comparison(contest.title, row.label, row.baseline_label, row.p)
                     for row in self.verdicts
                     for contest in contests
                     if row.of(contest) and row.p is not None

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import to_builtins
+
 from headtohead.api.result import StudyResult, judge_study
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.progress import choose_display, progress_bar
@@ -34,7 +36,7 @@ from headtohead.study.plan.tuning import (
 from headtohead.study.run.admission import check_lines, check_plan
 from headtohead.study.run.execute import Summary, execute
 from headtohead.study.run.resume import reset_failed, reuse_notes, unprobed_note, valid_results
-from headtohead.study.store.frozen import frozen_population, frozen_seconds
+from headtohead.study.store.frozen import frozen_population, read_lock
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest
 from headtohead.study.store.run_store import Store
@@ -169,7 +171,7 @@ class StudyRunner:
                 "outline": manifest.as_dict(),
                 "added_seeds": sorted(added),
                 "settings": self.settings,
-                "seconds": frozen_seconds(store.path),
+                "seconds": to_builtins(read_lock(store.path).seconds),
             }
             write_document(store.path / "study.json", record)
         return added

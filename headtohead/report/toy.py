@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.common.version import VERSION
 from headtohead.papers.faster_qk.measure import EDGES
-from headtohead.papers.faster_qk.theory.reduced import Reduced
+from headtohead.papers.faster_qk.theory import Point, Reduced
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.report.charts import PALETTE, Row
@@ -70,126 +70,105 @@ def write_toy(path: Path, toy: Toy, progress: Callable[[str, float], None]) -> P
         pictures.append((CAPTIONS[name], svg))
     template = templates().get_template("toy.html.jinja")
     failed = [finding for finding in toy.findings if not finding.holds]
-    page = template.render(
-        toy=toy, pictures=pictures, failed=failed, style=asset("page.css"), version=VERSION
-    )
+    shown = {"toy": toy, "pictures": pictures, "failed": failed}
     target = path / "toy.html"
-    write_atomic(target, page)
+    write_atomic(target, template.render(shown, style=asset("page.css"), version=VERSION))
     return target
 
 
-def _names(results: list[ToyResult]) -> list[str]:
+def _names(results: Iterable[ToyResult]) -> list[str]:
     return list(dict.fromkeys(result.run.name for result in results))
 
 
-def _scale(names: list[str]) -> alt.Scale:
-    return alt.Scale(domain=names, range=[PALETTE[index % len(PALETTE)] for index in range(len(names))])
+def _color(field: str, names: list[str], shades: Sequence[str] = PALETTE, **legend: Any) -> alt.Color:
+    """Return the color of each name; the shades repeat if there are more names."""
+    scale = alt.Scale(domain=names, range=[shades[index % len(shades)] for index in range(len(names))])
+    return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(**{"title": None, **legend}))
+
+
+def _bin(index: int) -> str:
+    return "–".join(f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[index : index + 2])
 
 
 def heat_maps(results: list[ToyResult]) -> Any:
     """Return a grid per run: mass on distinct tokens (x) and probability of the label (y)."""
-    rows: dict[tuple[str, int, int], list[float]] = {}
+    cells: dict[tuple[str, int, int], list[float]] = {}
     titles: dict[str, str] = {}
     for result in results:
         event, mark = list(result.marks.items())[-1]
-        name = result.run.name
-        titles.setdefault(name, f"{name}, {event}")
+        title = titles.setdefault(result.run.name, f"{result.run.name}, {event}")
         for across, column in enumerate(mark.heat):
             for up, value in enumerate(column):
-                rows.setdefault((titles[name], across, up), []).append(value)
+                cells.setdefault((title, across, up), []).append(value)
     values = [
         {"run": name, "mass": _bin(across), "label": _bin(up), "percent": sum(found) / len(found)}
-        for (name, across, up), found in rows.items()
+        for (name, across, up), found in cells.items()
     ]
     bins = [_bin(index) for index in range(len(EDGES) - 1)]
-    x = alt.X("mass:O", sort=bins, title="mass on distinct tokens", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("label:O", sort=bins[::-1], title="probability of the label")
-    base = alt.Chart().encode(x=x, y=y)
-    shade = alt.Color(
-        "percent:Q",
-        scale=alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb"),
-        legend=None,
+    base = alt.Chart().encode(
+        x=alt.X("mass:O", sort=bins, title="mass on distinct tokens", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("label:O", sort=bins[::-1], title="probability of the label"),
     )
+    blues = alt.Scale(range=["#ffffff", "#08519c"], domain=[0, 100], interpolate="rgb")
+    squares = base.mark_rect(stroke="#d7dae0").encode(color=alt.Color("percent:Q", scale=blues, legend=None))
     text = base.mark_text(fontSize=11).encode(
         text=alt.condition("datum.percent >= 0.05", alt.Text("percent:Q", format=".1f"), alt.value("")),
         color=alt.condition("datum.percent > 55", alt.value("white"), alt.value("#24292f")),
     )
-    layered = alt.layer(base.mark_rect(stroke="#d7dae0").encode(color=shade), text)
-    names = list(dict.fromkeys(titles.values()))
-    return layered.properties(width=200, height=160, data=alt.Data(values=values)).facet(
-        facet=alt.Facet("run:N", sort=names, title=None, header=alt.Header(labelFontSize=12)),
-        columns=3,
-    )
-
-
-def _bin(index: int) -> str:
-    ends = (f"{edge:g}".removeprefix("0") or "0" for edge in EDGES[index : index + 2])
-    return "–".join(ends)
+    header = alt.Header(labelFontSize=12)
+    facet = alt.Facet("run:N", sort=list(titles.values()), title=None, header=header)
+    grid = alt.layer(squares, text).properties(width=200, height=160, data=alt.Data(values=values))
+    return grid.facet(facet=facet, columns=3)
 
 
 def alpha_at_loss(results: list[ToyResult]) -> Any:
     """Return attention against loss, a line per run."""
     results = [result for result in results if "sweep" not in result.run.name]
-    rows, names = _paths(results), _names(results)
-    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.3, 1.0], nice=False))
-    color = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
+    names = _names(results)
     # Beyond the palette, runs are distinguished by dashes.
     dashes = [[1, 0] if index < len(PALETTE) else [4, 3] for index in range(len(names))]
     dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
-    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
-    return lines.encode(
-        x=_loss_axis(), y=y, color=color, strokeDash=dash, order="step:Q", detail="seed:N"
-    ).properties(height=320)
+    return _against_loss(results, names, dash, [0.3, 1.0])
 
 
 def adam_and_sgd(results: list[ToyResult]) -> Any:
     """Return attention against loss for the runs with Adam, and for the same runs with SGD."""
     names = [name.removeprefix(_ADAM) for name in _names(results) if name.startswith(_ADAM)]
     results = [result for result in results if result.run.name.removeprefix(_ADAM) in names]
-    rows = _paths(results)
-    for row in rows:
-        row["run"] = row["run"].removeprefix(_ADAM)
-    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=[0.0, 1.02], nice=False))
-    color = alt.Color("run:N", scale=_scale(names), legend=alt.Legend(title=None))
-    dash = alt.StrokeDash(
-        "optimiser:N",
-        scale=alt.Scale(domain=["sgd", "adam"], range=[[1, 0], [5, 3]]),
-        legend=alt.Legend(title=None, labelExpr="datum.label == 'sgd' ? 'SGD' : 'Adam'"),
-    )
-    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
-    return lines.encode(
-        x=_loss_axis(), y=y, color=color, strokeDash=dash, order="step:Q", detail="seed:N"
-    ).properties(height=320)
+    scale = alt.Scale(domain=["sgd", "adam"], range=[[1, 0], [5, 3]])
+    legend = alt.Legend(title=None, labelExpr="datum.label == 'sgd' ? 'SGD' : 'Adam'")
+    dash = alt.StrokeDash("optimiser:N", scale=scale, legend=legend)
+    return _against_loss(results, names, dash, [0.0, 1.02])
 
 
-def _paths(results: list[ToyResult]) -> list[dict[str, Any]]:
-    """Return one row per point of the runs' paths."""
-    return [
-        {"run": result.run.name, "optimiser": result.run.optimizer, "seed": result.run.seed, "step": index}
+def _against_loss(results: list[ToyResult], names: list[str], dash: Any, domain: list[float]) -> Any:
+    rows = [
+        {"run": run.name.removeprefix(_ADAM), "optimiser": run.optimizer, "seed": run.seed, "step": index}
         | {"loss": point["loss"], "alpha": point["alpha"]}
-        for result in results
-        for index, point in enumerate(result.path)
+        for run, path in ((result.run, result.path) for result in results)
+        for index, point in enumerate(path)
         if point["loss"] > 1e-4
     ]
-
-
-def _loss_axis() -> alt.X:
-    return alt.X(
+    x = alt.X(
         "loss:Q",
         scale=alt.Scale(type="log", reverse=True, nice=False),
         title="mean loss of the epoch (training proceeds to the right)",
         axis=alt.Axis(format="~g", values=[3, 1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001], grid=False),
     )
+    y = alt.Y("alpha:Q", title="mass on distinct tokens", scale=alt.Scale(domain=domain, nice=False))
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.8, clip=True)
+    lines = lines.encode(
+        x=x, y=y, color=_color("run", names), strokeDash=dash, order="step:Q", detail="seed:N"
+    )
+    return lines.properties(height=320)
 
 
-def _ratios(toy: Toy) -> tuple[list[str], alt.Scale]:
-    names = [f"r = {r:g}" for r in toy.paths]
-    return names, alt.Scale(domain=names, range=list(_SHADES[: len(names)]))
+def _ratio_color(toy: Toy) -> alt.Color:
+    return _color("ratio", [f"r = {r:g}" for r in toy.paths], _SHADES, title="lr_QK / lr_OV")
 
 
 def alpha_over_time(toy: Toy) -> Any:
     """Return attention over time in the reduced equations, a line per ratio."""
-    _, scale = _ratios(toy)
     rows = [
         {"ratio": f"r = {r:g}", "tau": point.tau, "alpha": point.alpha}
         for r, path in toy.paths.items()
@@ -199,43 +178,36 @@ def alpha_over_time(toy: Toy) -> Any:
     axis = alt.Axis(format="~s", grid=False, values=[10**power for power in range(2, 8)])
     x = alt.X("tau:Q", scale=alt.Scale(type="log", nice=False), axis=axis, title="time, t min(lr_OV, lr_QK)")
     y = alt.Y("alpha:Q", title="mass on informative tokens", scale=alt.Scale(domain=[0, 1]))
-    color = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=2.2)
-    return lines.encode(x=x, y=y, color=color, order="tau:Q").properties(height=300)
+    return lines.encode(x=x, y=y, color=_ratio_color(toy), order="tau:Q").properties(height=300)
 
 
 def phases(toy: Toy) -> Any:
     """Return the paths of both circuits in the reduced equations, and their states at equal losses."""
-    _, scale = _ratios(toy)
-    paths = [
-        {"ratio": f"r = {r:g}", "ov": point.mu_ov, "qk": point.mu_qk}
-        for r, path in toy.paths.items()
-        for point in path
+
+    def row(point: Point, **more: str) -> Row:
+        return {"ov": point.mu_ov, "qk": point.mu_qk} | more
+
+    def chart(rows: list[Row]) -> Any:
+        x = alt.X("ov:Q", title="mu_OV, progress of the output circuit", axis=alt.Axis(grid=False))
+        y = alt.Y("qk:Q", title="mu_QK, progress of attention", scale=alt.Scale(domain=[-0.4, 8]))
+        return alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
+
+    model, color = Reduced(), _ratio_color(toy)
+    paths = [row(point, ratio=f"r = {r:g}") for r, path in toy.paths.items() for point in path]
+    points = [row(point, ratio=f"r = {point.r:g}", loss=f"loss {point.loss:g}") for point in toy.solved]
+    equal = [
+        row(model.solve(10 ** (tenth / 10), loss), loss=f"{loss:g}")
+        for loss in dict.fromkeys(point.loss for point in toy.solved)
+        for tenth in range(-20, 21)
     ]
-    points = [
-        {"ratio": f"r = {point.r:g}", "ov": point.mu_ov, "qk": point.mu_qk, "loss": f"loss {point.loss:g}"}
-        for point in toy.solved
-    ]
-    model = Reduced()
-    losses = dict.fromkeys(point.loss for point in toy.solved)
-    between = [model.solve(10 ** (tenth / 10), loss) for loss in losses for tenth in range(-20, 21)]
-    equal = [{"ov": point.mu_ov, "qk": point.mu_qk, "loss": f"{point.loss:g}"} for point in between]
-    x = alt.X("ov:Q", title="mu_OV, progress of the output circuit", axis=alt.Axis(grid=False))
-    y = alt.Y("qk:Q", title="mu_QK, progress of attention", scale=alt.Scale(domain=[-0.4, 8]))
-    color = alt.Color("ratio:N", scale=scale, legend=alt.Legend(title="lr_QK / lr_OV"))
-    last = [row for row in points if row["ratio"] == "r = 0.01"]
-    names = alt.Chart(alt.Data(values=last)).mark_text(dy=14, fontSize=11, color="#57606a")
+    labeled = [point for point in points if point["ratio"] == "r = 0.01"]
+    contours = chart(equal).mark_line(strokeDash=[3, 3], strokeWidth=1, color="#8c959f")
     return alt.layer(
-        alt.Chart(alt.Data(values=equal))
-        .mark_line(strokeDash=[3, 3], strokeWidth=1, color="#8c959f")
-        .encode(x=x, y=y, detail="loss:N", order="qk:Q"),
-        alt.Chart(alt.Data(values=paths))
-        .mark_line(strokeWidth=2.2)
-        .encode(x=x, y=y, color=color, order="ov:Q"),
-        alt.Chart(alt.Data(values=points))
-        .mark_point(filled=True, size=42, opacity=1)
-        .encode(x=x, y=y, color=color),
-        names.encode(x=x, y=y, text="loss:N"),
+        contours.encode(detail="loss:N", order="qk:Q"),
+        chart(paths).mark_line(strokeWidth=2.2).encode(color=color, order="ov:Q"),
+        chart(points).mark_point(filled=True, size=42, opacity=1).encode(color=color),
+        chart(labeled).mark_text(dy=14, fontSize=11, color="#57606a").encode(text="loss:N"),
     ).properties(height=340)
 
 
@@ -253,12 +225,11 @@ def fixed(results: list[ToyResult]) -> Any:
         if sum(values) > 0
     ]
     names = list(dict.fromkeys(str(row["output"]) for row in rows))
-    x = alt.X("alpha:Q", title="fixed mass on distinct tokens", axis=alt.Axis(grid=False))
-    y = alt.Y("value:Q", scale=alt.Scale(type="log"), title=None, axis=alt.Axis(format="~g"))
-    color = alt.Color(
-        "output:N", scale=_scale(names), legend=alt.Legend(title=None, orient="bottom", columns=2)
+    lines = alt.Chart().mark_line(point=True, strokeWidth=2)
+    lines = lines.encode(
+        x=alt.X("alpha:Q", title="fixed mass on distinct tokens", axis=alt.Axis(grid=False)),
+        y=alt.Y("value:Q", scale=alt.Scale(type="log"), title=None, axis=alt.Axis(format="~g")),
+        color=_color("output", names, orient="bottom", columns=2),
     )
-    lines = alt.Chart().mark_line(point=True, strokeWidth=2).encode(x=x, y=y, color=color)
-    return lines.properties(width=260, height=240, data=alt.Data(values=rows)).facet(
-        column=alt.Column("what:N", title=None, sort=["loss", "gain"])
-    )
+    column = alt.Column("what:N", title=None, sort=["loss", "gain"])
+    return lines.properties(width=260, height=240, data=alt.Data(values=rows)).facet(column=column)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from headtohead.papers.faster_qk import published
+from headtohead.papers.faster_qk import published, theory
 from headtohead.papers.faster_qk.runs import LOSSES, SHARES
-from headtohead.papers.faster_qk.theory.factored import Factorised
-from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
-from headtohead.papers.faster_qk.theory.reduced import Point
+from headtohead.papers.faster_qk.theory import Factorised, Point
 from headtohead.papers.faster_qk.train import ToyResult
 
-COMPLETE = {
-    "ends": 22,
-    "losses": 36,
-    "curves": 33,
-    "fixed": 10,
-    "gain": 12,
-    "reduced": 29,
-    "solution": 15,
-    "factors": 4,
-    "emulated": 6,
-}
+COMPLETE = {"ends": 22, "losses": 36, "curves": 33, "fixed": 10, "gain": 12}
+COMPLETE |= {"reduced": 29, "solution": 15, "factors": 4, "emulated": 6}
 """The minimum number of findings of each complete check.
 
 ends, losses and curves are the tables of the runs, fixed and gain those of imposed attention, reduced and solution of the
@@ -70,19 +60,15 @@ def below(check: str, what: str, value: float, bound: float, seeds: int = 1) -> 
     return Finding(check, what, value, 0.0, bound, value < bound, seeds)
 
 
-def _by_name(results: Iterable[ToyResult]) -> dict[str, list[ToyResult]]:
-    found: dict[str, list[ToyResult]] = {}
-    for result in results:
-        found.setdefault(result.run.name, []).append(result)
-    return found
-
-
 def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
     """Return the findings of the runs under SGD: tables T1 to T4, and the parts of T6 that need training."""
-    named = _by_name(result for result in results if result.run.adam is None)
+    named: defaultdict[str, list[ToyResult]] = defaultdict(list)
+    for result in results:
+        if result.run.adam is None:
+            named[result.run.name].append(result)
     findings = []
     for (name, event), (alpha, tolerance) in published.ENDS.items():
-        marks = [result.marks[event] for result in named.get(name, []) if event in result.marks]
+        marks = [result.marks[event] for result in named[name] if event in result.marks]
         if marks:
             what = f"alpha of {name} at its {event}"
             findings.append(near("ends", what, [mark.alpha for mark in marks], alpha, tolerance))
@@ -91,62 +77,60 @@ def run_findings(results: Sequence[ToyResult]) -> list[Finding]:
             findings.append(below("ends", what, unsure, 1 - published.SURE + 1e-9, len(marks)))
     for name, (alphas, tolerance) in published.AT_LOSS.items():
         for bound, expected in zip(LOSSES, alphas, strict=True):
-            values = alphas_at(named.get(name, []), bound)
+            values = _alphas_at(named[name], bound)
             if expected is not None and values:
                 what = f"alpha of {name} at loss {bound:g}"
                 findings.append(near("losses", what, values, expected, tolerance))
     for name, (means, tolerance) in published.HUNDREDS.items():
         for index, expected in enumerate(means):
-            values = [
-                result.hundreds[index] for result in named.get(name, []) if index < len(result.hundreds)
-            ]
+            values = [result.hundreds[index] for result in named[name] if index < len(result.hundreds)]
             if values:
                 what = f"mean loss of {name}, epochs {100 * index + 1} to {100 * index + 100}"
                 findings.append(near("curves", what, values, expected, tolerance))
     findings += _fixed_findings(named)
     for name in ("FAFO", "FAFO r=20", "CAFO"):
-        for result in named.get(name, []):
-            last = list(result.marks.values())[-1]
-            if last.balance is not None:
-                what = f"||O'O - VV'|| of {name}, seed {result.run.seed}"
-                findings.append(below("factors", what, last.balance, published.BALANCE))
+        for result in named[name]:
+            for mark in list(result.marks.values())[-1:]:
+                if mark.balance is not None:
+                    what = f"||O'O - VV'|| of {name}, seed {result.run.seed}"
+                    findings.append(below("factors", what, mark.balance, published.BALANCE))
     return findings + _emulated_findings(named)
 
 
-def alphas_at(results: Iterable[ToyResult], bound: float) -> list[float]:
+def _alphas_at(results: Iterable[ToyResult], bound: float) -> list[float]:
     """Return alpha of the runs that reached a loss."""
     event = f"loss {bound:g}"
     return [result.marks[event].alpha for result in results if event in result.marks]
 
 
-def _fixed_findings(named: dict[str, list[ToyResult]]) -> list[Finding]:
-    findings, gains = [], {}
-    for check, table in (("fixed", published.FIXED_LOSS), ("gain", published.FIXED_GAIN)):
+def _fixed_findings(named: Mapping[str, list[ToyResult]]) -> list[Finding]:
+    findings = []
+    gains: dict[tuple[str, float], float] = {}
+    for check, key, table in (
+        ("fixed", "loss", published.FIXED_LOSS),
+        ("gain", "gain", published.FIXED_GAIN),
+    ):
         for name, (numbers, part) in table.items():
             for share, expected in zip(SHARES, numbers):
-                key = "loss" if check == "fixed" else "gain"
-                results = named.get(f"{name} alpha={share:g}", [])
-                values = [result.gain[key] for result in results if result.gain]
+                values = [result.gain[key] for result in named[f"{name} alpha={share:g}"] if result.gain]
                 if values:
                     what = f"{key} of {name} at alpha {share:g}"
                     findings.append(near(check, what, values, expected, part * expected))
-                    gains[key, name, share] = sum(values) / len(values)
+                    if key == "gain":
+                        gains[name, share] = findings[-1].value
     for share in SHARES[:-1]:
-        pair = [gains.get(("gain", f"fixed {kind}", share)) for kind in ("factorised", "collapsed")]
-        if pair[0] is not None and pair[1]:
+        factorised, collapsed = (gains.get((f"fixed {kind}", share)) for kind in ("factorised", "collapsed"))
+        if factorised is not None and collapsed:
             what = f"gain of a factorised over a collapsed output at alpha {share:g}"
-            findings.append(below("gain", what, pair[0] / pair[1], published.GAIN_RATIO))
+            findings.append(below("gain", what, factorised / collapsed, published.GAIN_RATIO))
     return findings
 
 
-def _emulated_findings(named: dict[str, list[ToyResult]]) -> list[Finding]:
+def _emulated_findings(named: Mapping[str, list[ToyResult]]) -> list[Finding]:
     findings = []
     for bound in LOSSES[1:]:
-        means = {}
-        for name in ("FACO emulated", "FACO", "CACO"):
-            values = alphas_at(named.get(name, []), bound)
-            if values:
-                means[name] = sum(values) / len(values)
+        found = {name: _alphas_at(named[name], bound) for name in ("FACO emulated", "FACO", "CACO")}
+        means = {name: sum(values) / len(values) for name, values in found.items() if values}
         if {"FACO emulated", "FACO"} <= means.keys():
             gap = abs(means["FACO emulated"] - means["FACO"])
             what = f"distance of the emulation from FACO at loss {bound:g}"
@@ -165,36 +149,31 @@ def reduced_findings(
     paths: dict[float, list[Point]],
 ) -> list[Finding]:
     """Return the findings of the reduced equations: table T5, and that the ratio changes the solution."""
+    exact = {(point.r, point.loss): point.alpha for point in solved}
     findings = []
-    exact = {(point.r, point.loss): point for point in solved}
     for r, alphas in published.REDUCED.items():
-        for loss, expected in zip(REDUCED_LOSSES, alphas, strict=True):
-            if (r, loss) in exact:
-                what = f"alpha of the closed form at r {r:g}, loss {loss:g}"
-                # the table has four digits
-                findings.append(near("reduced", what, [exact[r, loss].alpha], expected, 5.1e-5))
+        for loss, expected in zip(theory.LOSSES, alphas, strict=True):
+            what = f"alpha of the closed form at r {r:g}, loss {loss:g}"
+            # the table has four digits
+            findings.append(near("reduced", what, [exact[r, loss]], expected, 5.1e-5))
     for method, points in (("adaptive", integrated), ("Runge-Kutta", stepped)):
-        gaps = [abs(point.alpha - exact[point.r, point.loss].alpha) for point in points]
-        if gaps:
-            what = f"largest distance in alpha of the {method} path from the closed form"
-            findings.append(below("reduced", what, max(gaps), published.INTEGRATED))
-    findings.append(
-        below("reduced", "largest distance of the invariant from 1", invariant, published.INVARIANT)
-    )
-    falls = [
-        max(0.0, before.alpha - after.alpha) for path in paths.values() for before, after in pairwise(path)
-    ]
-    findings.append(below("reduced", "largest fall of alpha along a path", max(falls), 1e-9))
-    for loss in dict.fromkeys(point.loss for point in solved):
+        gap = max(abs(point.alpha - exact[point.r, point.loss]) for point in points)
+        what = f"largest distance in alpha of the {method} path from the closed form"
+        findings.append(below("reduced", what, gap, published.INTEGRATED))
+    what = "largest distance of the invariant from 1"
+    findings.append(below("reduced", what, invariant, published.INVARIANT))
+    fall = max(before.alpha - after.alpha for path in paths.values() for before, after in pairwise(path))
+    findings.append(below("reduced", "largest fall of alpha along a path", max(0.0, fall), 1e-9))
+    for loss in theory.LOSSES:
         row = sorted((point for point in solved if point.loss == loss), key=lambda point: point.r)
-        pairs = list(pairwise(row))
-        for what, steps in (
-            ("alpha", [after.alpha - before.alpha for before, after in pairs]),
-            ("mu_QK", [after.mu_qk - before.mu_qk for before, after in pairs]),
-            ("-mu_OV", [before.mu_ov - after.mu_ov for before, after in pairs]),
+        for name, values in (
+            ("alpha", [point.alpha for point in row]),
+            ("mu_QK", [point.mu_qk for point in row]),
+            ("-mu_OV", [-point.mu_ov for point in row]),
         ):
-            text = f"smallest rise of {what} from one ratio to the next at loss {loss:g}"
-            findings.append(Finding("solution", text, min(steps), 0.0, 0.0, min(steps) > 0))
+            rise = min(after - before for before, after in pairwise(values))
+            what = f"smallest rise of {name} from one ratio to the next at loss {loss:g}"
+            findings.append(Finding("solution", what, rise, 0.0, 0.0, rise > 0))
     return findings
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from headtohead.data.tasks.toy import COMMON
+from headtohead.data.tasks.toy import COMMON, Source
 from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT, SCALE, State
 from headtohead.papers.faster_qk.runs import ToyRun
-from headtohead.papers.faster_qk.task import TEST_SEED, draw_chunk
+from headtohead.papers.faster_qk.task import TEST_SEED, draw_chunk, held_out
 
 EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MORE = 0.005
@@ -44,25 +43,6 @@ class Mark:
         """Percent of test sequences by mass on distinct tokens."""
         return [sum(row) for row in self.heat]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Mark:
-        """Return the mark stored by `as_dict`."""
-        return cls(**values)
-
-
-def attention_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
-    """Return the mass by token (sequences, vocabulary) from s(q, l) for the four queries."""
-    return (scores[classes] * SCALE + counts.log()).softmax(-1)
-
-
-def relevant_mass(scores: Tensor, counts: Tensor, classes: Tensor) -> Tensor:
-    """Return each sequence's mass on distinct tokens."""
-    return attention_mass(scores, counts, classes)[:, COMMON:].sum(1)
-
 
 def balance(v: Tensor, o: Tensor) -> float:
     """Return the relative distance of O^T O and V V^T; v is (token, inner), o is (inner, logit)."""
@@ -71,12 +51,12 @@ def balance(v: Tensor, o: Tensor) -> float:
     return float((ours - theirs).norm()) / largest
 
 
-def measure_mark(run: ToyRun, state: State, counts: Tensor, classes: Tensor, epoch: int, loss: float) -> Mark:
-    """Return a run's mark from its parameters and the test sequences."""
-    attention, output = ATTENTION[run.form[:2]], OUTPUT[run.form[2:]]
-    scores, ov = attention.product(state), output.product(state)
+def measure_mark(run: ToyRun, state: State, epoch: int, loss: float) -> Mark:
+    """Return a run's mark from its parameters on the test sequences."""
+    scores, ov = ATTENTION[run.form[:2]].product(state), OUTPUT[run.form[2:]].product(state)
+    counts, classes = held_out(Source(0, run.length, label_in_input=run.label_in_input), ov.device)
     if run.share is None:
-        mass = attention_mass(scores, counts, classes)
+        mass = (scores[classes] * SCALE + counts.log()).softmax(-1)
     else:
         mass = imposed_mass(counts, run.share)
     logits = mass @ ov + state.get("bias", 0.0)

@@ -1,25 +1,35 @@
-"""Train toy runs on several cores: each process trains some of the forms."""
+"""Train toy runs on several cores: each process trains some of the forms, with one thread.
+
+The first line of a process's standard input lists its runs, in groups that are trained in one pass. It reports on
+standard output, and stops at the end of its input, whether the parent closed it or died.
+"""
 
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+import torch
 
 from headtohead.common.errors import UserError
+from headtohead.common.worker_protocol import emit, receive
 from headtohead.papers.faster_qk.runs import ToyRun
-from headtohead.papers.faster_qk.train import ToyResult, batched
+from headtohead.papers.faster_qk.train import ToyResult, batched, train
+
+Found = TypeVar("Found")
+Part = list[list[ToyRun]]
+"""The groups of runs of one process."""
 
 
-def distribute(runs: Sequence[ToyRun], workers: int) -> list[list[list[ToyRun]]]:
+def distribute(runs: Sequence[ToyRun], workers: int) -> list[Part]:
     """Return groups of runs for each process, with about equal expected time: longest groups first."""
     groups = sorted(batched(runs), key=_weight, reverse=True)
-    parts: list[list[list[ToyRun]]] = [[] for _ in range(min(workers, len(groups)))]
+    parts: list[Part] = [[] for _ in range(min(workers, len(groups)))]
     for group in groups:
         min(parts, key=lambda part: sum(map(_weight, part))).append(group)
     return parts
@@ -30,70 +40,75 @@ def _weight(group: Sequence[ToyRun]) -> int:
     return max(run.expected_steps for run in group) * (len(group) + 2)
 
 
-@contextmanager
-def train_in_processes(parts: Sequence[list[list[ToyRun]]]) -> Iterator[Callable[..., None]]:
-    """Train in separate processes; yield a callable that waits for the end.
+def train_in_processes(
+    parts: Sequence[Part],
+    progress: Callable[[str, float], None],
+    keep: Callable[[ToyResult], None],
+    stop: Callable[[], bool],
+    meanwhile: Callable[[], Found],
+) -> Found:
+    """Train in separate processes until all runs are done or `stop` returns true; `keep` is called with each result.
 
-    It takes (progress, keep, stop): `keep` is called with each result, `stop` returns whether to stop early.
+    `meanwhile` runs in this thread, `progress` and `keep` in others, one at a time; returns what `meanwhile` returns.
     """
-    events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    workers = [_start(part) for part in parts]
-    for index, worker in enumerate(workers):
-        assert worker.stdout is not None
-        threading.Thread(target=_read, args=(index, worker.stdout, events), daemon=True).start()
+    shares, kept = [0.0] * len(parts), 0
+    total = sum(len(group) for part in parts for group in part)
+    ended, one_at_a_time = threading.Event(), threading.Lock()
 
-    def wait(
-        progress: Callable[[str, float], None], keep: Callable[[ToyResult], None], stop: Callable[[], bool]
-    ) -> None:
-        shares, alive, done = [0.0] * len(parts), len(parts), 0
-        total = sum(len(group) for part in parts for group in part)
-        while alive:
-            if stop():
-                _close(workers)
-            try:
-                index, event = events.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if event is None:
-                alive -= 1
-                if workers[index].wait() != 0:
-                    raise UserError(f"a toy worker failed with exit code {workers[index].returncode}")
-            elif "result" in event:
-                keep(ToyResult.from_dict(event["result"]))
-                done += 1
-            else:
-                shares[index] = event["share"]
-                progress(f"toy: {done} of {total} runs", min(shares))
+    def supervise(index: int) -> None:
+        nonlocal kept
+        with _start(parts[index]) as worker:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                event = json.loads(line)
+                with one_at_a_time:
+                    if "result" in event:
+                        keep(ToyResult.from_dict(event["result"]))
+                        kept += 1
+                    else:
+                        shares[index] = event["share"]
+                        progress(f"toy: {kept} of {total} runs", min(shares))
+                if ended.is_set() or stop():
+                    worker.stdin.close()
+        if worker.returncode != 0:
+            raise UserError(f"a toy worker failed with exit code {worker.returncode}")
 
-    try:
-        yield wait
-    finally:
-        _close(workers)
-        for worker in workers:
-            worker.wait()
+    with ThreadPoolExecutor(len(parts)) as threads:
+        try:
+            supervised = [threads.submit(supervise, index) for index in range(len(parts))]
+            found = meanwhile()
+            for thread in as_completed(supervised):
+                thread.result()
+        finally:  # Ctrl-C too: the workers end after the current window
+            ended.set()
+    return found
 
 
-def _start(part: list[list[ToyRun]]) -> subprocess.Popen[str]:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "headtohead.papers.faster_qk.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,  # Ctrl-C reaches only the parent, which closes their input; workers print no traceback
-    )
+def _start(part: Part) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "headtohead.papers.faster_qk.processes"]
+    pipe = subprocess.PIPE
+    # A process group of their own: Ctrl-C reaches only the parent, and workers print no traceback.
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0)
     assert worker.stdin is not None
     worker.stdin.write(json.dumps([[run.as_dict() for run in group] for group in part]) + "\n")
     worker.stdin.flush()
     return worker
 
 
-def _close(workers: Sequence[subprocess.Popen[str]]) -> None:
-    for worker in workers:
-        if worker.stdin is not None and not worker.stdin.closed:
-            worker.stdin.close()
+def main() -> None:
+    """Train the runs given on standard input."""
+    torch.set_num_threads(1)
+    order, stop = receive()
+    groups = [[ToyRun(**run) for run in group] for group in order]
+    weights = [max(run.expected_steps for run in group) for group in groups]
+    for index, group in enumerate(groups):
+
+        def show(message: str, share: float, index: int = index) -> None:
+            emit({"share": (sum(weights[:index]) + share * weights[index]) / sum(weights)})
+
+        train(group, "cpu", show, lambda result: emit({"result": result.as_dict()}), stop)
 
 
-def _read(index: int, stream: IO[str], events: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
-    for line in stream:
-        events.put((index, json.loads(line)))
-    events.put((index, None))
+if __name__ == "__main__":
+    main()

@@ -22,14 +22,6 @@ ENDS: dict[tuple[str, str], tuple[float, float]] = {
 SURE = 0.99
 """Minimum share of test sequences whose label has a probability above .8 at the end."""
 
-# Percent of test sequences by mass on distinct tokens in five equal bins, where published.
-HISTOGRAMS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("FAFO default", "stop"): (0.1, 64.1, 35.7, 0.0, 0.0),
-    ("FACO", "end"): (0.0, 0.0, 0.0, 5.4, 94.6),
-    ("CACO r=5 L=128", "end"): (0.0, 0.0, 2.3, 76.8, 20.8),
-    ("CACO ramp 1->10 L=128", "end"): (0.0, 0.0, 2.6, 86.9, 10.5),
-}
-
 # Alpha at the first epoch whose mean loss is below 1, .1, .01, .001.
 AT_LOSS: dict[str, tuple[tuple[float | None, ...], float]] = {
     "FAFO": ((0.350, 0.349, 0.350, 0.350), 0.01),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.files import canonical_json, digest
 from headtohead.data.tasks.toy import Source
-from headtohead.papers.faster_qk.adam import FORMS as ADAM_FORMS
-from headtohead.papers.faster_qk.forms import ATTENTION, OUTPUT
+from headtohead.papers.faster_qk.forms import ADAM_FORMS, ATTENTION, OUTPUT
 
 RATE = 0.01
 ADAM_RATE = 1e-3
@@ -68,16 +68,15 @@ class ToyRun:
 
     def __post_init__(self) -> None:
         if self.form[:2] not in ATTENTION or self.form[2:] not in OUTPUT:
-            forms = [a + o for a in ATTENTION for o in OUTPUT]
-            raise unknown("toy form", self.form, forms)
+            raise unknown("toy form", self.form, [a + o for a in ATTENTION for o in OUTPUT])
         for start in (self.qk_start, self.ov_start):
             if start not in STARTS:
                 raise unknown("start", start, STARTS)
         if self.batches not in EPOCHS:
             raise UserError(f"batches takes {', '.join(map(str, EPOCHS))}, got {self.batches!r}")
-        ends = (self.ratio, self.ratio if self.ratio_end is None else self.ratio_end)
-        if not all(0 <= ratio < float("inf") for ratio in ends):
-            raise UserError(f"ratio takes numbers of at least 0, got {ends[0]!r} to {ends[1]!r}")
+        end = self.ratio if self.ratio_end is None else self.ratio_end
+        if not (0 <= self.ratio < math.inf and 0 <= end < math.inf):
+            raise UserError(f"ratio takes numbers of at least 0, got {self.ratio!r} to {end!r}")
         if self.length < 3 or self.epochs < 1 or self.batch < 1 or self.seed < 0:
             raise UserError(
                 "a toy run needs length >= 3, epochs >= 1, batch >= 1 and seed >= 0, got "
@@ -88,7 +87,7 @@ class ToyRun:
         if self.adam is not None:
             if self.form not in ADAM_FORMS:
                 raise UserError(f"Adam trains {', '.join(ADAM_FORMS)}, got form {self.form}")
-            if not 0 < self.adam < float("inf"):
+            if not 0 < self.adam < math.inf:
                 raise UserError(f"adam takes a rate above 0, got {self.adam!r}")
 
     @property
@@ -99,8 +98,7 @@ class ToyRun:
     @property
     def source(self) -> Source:
         """The source of its sequences."""
-        fixed = self.share is not None
-        return Source(self.seed, self.length, self.batch, fixed, self.label_in_input)
+        return Source(self.seed, self.length, self.batch, self.share is not None, self.label_in_input)
 
     @property
     def ramp(self) -> tuple[float, float]:
@@ -111,17 +109,14 @@ class ToyRun:
     @property
     def expected_steps(self) -> int:
         """The approximate number of steps."""
-        usual = (_USUAL if self.adam is None else _USUAL_ADAM).get(self.form, (0, 0))
+        to_01, to_001 = (_USUAL if self.adam is None else _USUAL_ADAM).get(self.form, (0, 0))
         reach = 0
         if self.until:
-            reach = usual[1] if self.until <= 1e-3 else usual[0] if self.until <= 0.01 else usual[0] // 2
+            reach = to_001 if self.until <= 1e-3 else to_01 if self.until <= 0.01 else to_01 // 2
         if self.brief:
-            epochs = reach or self.epochs
-        elif self.stops and usual[1]:
-            epochs = max(reach, min(self.epochs, usual[1]))
-        else:
-            epochs = max(reach, self.epochs)
-        return epochs * self.batches
+            return (reach or self.epochs) * self.batches
+        stop = min(self.epochs, to_001) if self.stops and to_001 else self.epochs
+        return max(reach, stop) * self.batches
 
     @property
     def key(self) -> str:
@@ -130,10 +125,7 @@ class ToyRun:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings, JSON-ready; without `adam` if None, so that existing keys do not change."""
-        settings = asdict(self)
-        if self.adam is None:
-            del settings["adam"]
-        return settings
+        return {key: value for key, value in asdict(self).items() if key != "adam" or value is not None}
 
 
 _CACO = ToyRun("CACO", "CACO", qk_start="default", ov_start="default", batches=200, until=1e-2, most=30000)
@@ -171,16 +163,11 @@ _RUNS = (
         for share in SHARES
     ),
     *(
-        replace(_ADAM, name=name, form=name[5:9], qk_start=start, ov_start=start, ratio=ratio)
-        for name, start, ratio in (
-            ("Adam FAFO", "tiny", 1.0),
-            ("Adam FACO", "tiny", 1.0),
-            ("Adam CAFO", "tiny", 1.0),
-            ("Adam CACO", "default", 1.0),
-            ("Adam FAFO r=10", "tiny", 10.0),
-            ("Adam CACO r=10", "default", 10.0),
-        )
+        replace(_ADAM, name=f"Adam {form}", form=form, qk_start=start, ov_start=start)
+        for form, start in (("FAFO", "tiny"), ("FACO", "tiny"), ("CAFO", "tiny"), ("CACO", "default"))
     ),
+    replace(_ADAM, name="Adam FAFO r=10", ratio=10.0),
+    replace(_ADAM, name="Adam CACO r=10", form="CACO", qk_start="default", ov_start="default", ratio=10.0),
 )
 RUNS = {run.name: run for run in _RUNS}
 """Every run of the published tables, the sweep of ratios, and the forms under Adam, by name."""
@@ -190,11 +177,11 @@ def choose_runs(names: Iterable[str], seeds: Sequence[int] = SEEDS, **changes: A
     """Return runs by name, once per seed; a trailing * matches a prefix."""
     chosen = []
     for name in names:
-        found = [known for known in RUNS if known.startswith(name[:-1])] if name.endswith("*") else [name]
-        for key in found:
-            if key not in RUNS:
-                raise unknown("toy run", name, RUNS)
-            chosen += [replace(RUNS[key], seed=seed, **changes) for seed in seeds]
+        prefix = name[:-1] if name.endswith("*") else None
+        found = [
+            run for key, run in RUNS.items() if key == name or (prefix is not None and key.startswith(prefix))
+        ]
         if not found:
             raise unknown("toy run", name, RUNS)
+        chosen += [replace(run, seed=seed, **changes) for run in found for seed in seeds]
     return chosen

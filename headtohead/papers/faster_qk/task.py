@@ -5,6 +5,8 @@ The sequences are those of the task `toy` (data/tasks/toy.py).
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -47,10 +49,9 @@ def draw_chunk(source: Source, number: int, device: torch.device, logarithm: boo
     return counts.view(CHUNK, source.batch, VOCABULARY), classes.view(CHUNK, source.batch)
 
 
-def held_out(
-    source: Source, count: int = TEST_SEQUENCES, device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Return counts (count, vocabulary) and classes (count,) of the test sequences; the same for every seed."""
+@cache
+def held_out(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return counts (sequences, vocabulary) and classes (sequences,) of the test sequences; the same for every seed."""
     generator = torch.Generator(device).manual_seed(TEST_SEED + source.length)
-    tokens, classes = draw_tokens(source, count, generator)
+    tokens, classes = draw_tokens(source, TEST_SEQUENCES, generator)
     return count_tokens(tokens), classes

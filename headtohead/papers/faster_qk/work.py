@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError, unknown
+from headtohead.common.errors import DamagedFile, MissingFile, NewerFile, UserError, unknown
 from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document, write_document
 from headtohead.common.stop import Stop
 from headtohead.papers.faster_qk.findings import Finding, factor_findings, reduced_findings, run_findings
 from headtohead.papers.faster_qk.processes import distribute, train_in_processes
 from headtohead.papers.faster_qk.runs import LOSSES, SEEDS, ToyRun, choose_runs
-from headtohead.papers.faster_qk.theory.factored import examine_factorised
-from headtohead.papers.faster_qk.theory.reduced import LOSSES as REDUCED_LOSSES
-from headtohead.papers.faster_qk.theory.reduced import RATIOS, Point, Reduced
+from headtohead.papers.faster_qk.theory import LOSSES as REDUCED_LOSSES
+from headtohead.papers.faster_qk.theory import RATIOS, Point, Reduced, examine_factorised
 from headtohead.papers.faster_qk.train import ToyResult, train
 
 
@@ -41,24 +40,22 @@ class ToyPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= len(SEEDS):
             raise UserError(f"the toy takes 1 to {len(SEEDS)} seeds, got {self.seeds}")
-        if self.until is not None and self.until not in LOSSES:
-            raise UserError(
-                f"until takes one of {', '.join(f'{bound:g}' for bound in LOSSES)}, got {self.until!r}"
-            )
-        if self.stepped not in REDUCED_LOSSES:
-            allowed = ", ".join(f"{bound:g}" for bound in REDUCED_LOSSES)
-            raise UserError(f"stepped takes one of {allowed}, got {self.stepped!r}")
+        for name, losses in (("until", (*LOSSES, None)), ("stepped", REDUCED_LOSSES)):
+            if (given := getattr(self, name)) not in losses:
+                allowed = ", ".join(f"{bound:g}" for bound in losses if bound)
+                raise UserError(f"{name} takes one of {allowed}, got {given!r}")
         self.chosen()
 
     def chosen(self) -> list[ToyRun]:
         """Return its runs."""
         changes = {} if self.until is None else {"until": self.until, "brief": True}
         runs = choose_runs(self.runs, SEEDS[: self.seeds], **changes)
+        names = {run.name for run in runs}
         for name in self.long:
-            if name not in {run.name for run in runs}:
-                raise unknown("toy run", name, {run.name for run in runs})
-        longer = {name: set(SEEDS[:count]) for name, count in self.long.items()}
-        return [replace(run, until=1e-3) if run.seed in longer.get(run.name, ()) else run for run in runs]
+            if name not in names:
+                raise unknown("toy run", name, names)
+        longer = {(name, seed) for name, count in self.long.items() for seed in SEEDS[:count]}
+        return [replace(run, until=1e-3) if (run.name, run.seed) in longer else run for run in runs]
 
 
 @dataclass
@@ -100,22 +97,13 @@ class Toy:
             if result.run.share is None
             for event, mark in result.marks.items()
         ]
-        fixed = [
-            {"name": result.run.name, "seed": result.run.seed, "alpha": result.run.share, **result.gain}
-            for result in self.results
-            if result.gain
-        ]
-        diverged = [
-            {"name": result.run.name, "seed": result.run.seed, "step": result.diverged}
-            for result in self.results
-            if result.diverged is not None
-        ]
+        named = [({"name": result.run.name, "seed": result.run.seed}, result) for result in self.results]
         return {
             "ode": [asdict(point) for point in self.solved],
             "runs": runs,
-            "fixed": fixed,
+            "fixed": [row | {"alpha": one.run.share, **one.gain} for row, one in named if one.gain],
             "findings": [finding.as_dict() for finding in self.findings],
-            "diverged": diverged,
+            "diverged": [row | {"step": one.diverged} for row, one in named if one.diverged is not None],
             "left": self.left,
         }
 
@@ -147,59 +135,50 @@ def work_toy(
 
         parts = distribute(missing, workers or os.cpu_count() or 1) if device.type == "cpu" else []
         if len(parts) > 1:
-            with train_in_processes(parts) as wait:
-                # The equations are solved while other processes train.
-                solved, paths, findings = _theory(plan.stepped, progress)
-                wait(progress, keep, stop)
+            found = train_in_processes(parts, progress, keep, stop, lambda: _theory(plan.stepped))
         else:
-            solved, paths, findings = _theory(plan.stepped, progress)
+            found = _theory(plan.stepped, progress)
             train(missing, device, progress, keep, stop)
     results = [result for result in known.values() if result is not None]
-    toy = Toy(results, len(runs) - len(results), solved, paths, findings + run_findings(results))
-    toy.path = out / "toy.json"
-    write_document(toy.path, toy.as_dict())
+    solved, paths, findings = found
+    path = out / "toy.json"
+    toy = Toy(results, len(runs) - len(results), solved, paths, findings + run_findings(results), path)
+    write_document(path, toy.as_dict())
     return toy
 
 
 def read_toy(plan: ToyPlan, out: Path) -> Toy | None:
     """Return the results of a finished or stopped toy in `out` without computing anything; None if there is none."""
+    path = out / "toy.json"
     try:
-        findings = [Finding(**row) for row in read_document(out / "toy.json")["findings"]]
+        findings = [Finding(**row) for row in read_document(path)["findings"]]
     except MissingFile:
         return None
     except (KeyError, TypeError) as error:
-        raise DamagedFile(
-            f"damaged file {out / 'toy.json'}: {error}; run the toy again to rewrite it"
-        ) from None
-    runs, store = plan.chosen(), out / "toy"
-    stored = [[_stored(store, run, torch.device(kind)) for run in runs] for kind in ("cuda", "cpu")]
-    found = max(([result for result in one if result is not None] for one in stored), key=len)
-    return Toy(found, len(runs) - len(found), [], {}, findings, out / "toy.json")
+        raise DamagedFile(f"damaged file {path}: {error}; run the toy again to rewrite it") from None
+    runs = plan.chosen()
+    by_device = ([_stored(out / "toy", run, torch.device(kind)) for run in runs] for kind in ("cuda", "cpu"))
+    found = max(([result for result in stored if result] for stored in by_device), key=len)
+    return Toy(found, len(runs) - len(found), [], {}, findings, path)
 
 
 def _theory(
-    stepped: float, progress: Callable[[str, float], None]
+    stepped: float, progress: Callable[[str, float], None] = lambda message, share: None
 ) -> tuple[list[Point], dict[float, list[Point]], list[Finding]]:
     """Return the solutions and paths of the reduced equations, and the findings of the theory."""
     model = Reduced()
-    solved = [model.solve(r, loss) for r in RATIOS for loss in REDUCED_LOSSES]
-    integrated: list[Point] = []
-    runge_kutta: list[Point] = []
+    integrated, runge_kutta = list[Point](), list[Point]()
     paths: dict[float, list[Point]] = {}
     worst = 0.0
     down = [loss for loss in REDUCED_LOSSES if loss >= stepped]
     for index, r in enumerate(RATIOS):
-        points, paths[r] = model.integrate(r)
-        integrated += [
-            Point(r, loss, p.alpha, p.mu_qk, p.mu_ov, p.tau) for loss, p in zip(REDUCED_LOSSES, points)
-        ]
-        worst = max([worst, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
         progress("toy: the reduced equations", index / len(RATIOS))
+        points, paths[r] = model.integrate(r)
+        integrated += points
         found, distance = model.runge_kutta(r, down)
         runge_kutta += found
-        worst = max(worst, distance)
-    taus = {(point.r, point.loss): point.tau for point in integrated}
-    solved = [Point(p.r, p.loss, p.alpha, p.mu_qk, p.mu_ov, taus.get((p.r, p.loss))) for p in solved]
+        worst = max([worst, distance, *(abs(model.invariant(r, p.mu_ov, p.mu_qk) - 1) for p in points)])
+    solved = [replace(model.solve(point.r, point.loss), tau=point.tau) for point in integrated]
     findings = reduced_findings(solved, integrated, runge_kutta, worst, paths)
     return solved, paths, findings + factor_findings(examine_factorised())
 
@@ -212,11 +191,9 @@ def _path(store: Path, run: ToyRun, device: torch.device) -> Path:
 def _stored(store: Path, run: ToyRun, device: torch.device) -> ToyResult | None:
     """Return a finished run's result; None if its file is missing or damaged."""
     try:
-        record = read_document(_path(store, run, device))
-    except UnreadableFile:
-        return None
-    try:
-        result = ToyResult.from_dict(record)
+        result = ToyResult.from_dict(read_document(_path(store, run, device)))
+    except NewerFile:  # intact: training again would overwrite it
+        raise
     except (KeyError, TypeError, AttributeError, UserError):
         return None
     return result if result.run == run else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from headtohead.common.files import canonical_json, digest
 from headtohead.study.plan.plan import Plan
-from headtohead.study.store.frozen import changing_lock
+from headtohead.study.store.frozen import PlannedSeeds, changing_lock
 
 
 def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
@@ -17,18 +17,18 @@ def planned_seeds(folder: Path, plan: Plan, started: bool) -> frozenset[int]:
     """
     key = digest(canonical_json(_comparison(plan)))[:16]
     with changing_lock(folder) as lock:
-        known = lock.get("recovered", plan.spec.seeds)
+        known = plan.spec.seeds if lock.recovered is None else lock.recovered
         planned = [seed for seed in plan.spec.seeds if seed in known]
-        entry = lock["plans"].setdefault(key, {"seeds": planned, "added": [], "solved": _solved(plan)})
-        new = [seed for seed in plan.spec.seeds if seed not in (*entry["seeds"], *entry["added"])]
+        entry = lock.plans.setdefault(key, PlannedSeeds(planned, [], _solved(plan)))
+        new = [seed for seed in plan.spec.seeds if seed not in (*entry.seeds, *entry.added)]
         if new and started:
-            entry["added"] += new
+            entry.added += new
         else:
-            entry["seeds"] += new
+            entry.seeds += new
         stacked = any(run.stacked for run in plan.runs.values())
-        if "stacked" in lock or stacked:
-            lock["stacked"] = stacked
-    return frozenset(entry["added"])
+        if lock.stacked is not None or stacked:
+            lock.stacked = stacked
+    return frozenset(entry.added)
 
 
 def _comparison(plan: Plan) -> list[Any]:

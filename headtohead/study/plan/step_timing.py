@@ -27,7 +27,7 @@ from headtohead.study.environment import device_name
 from headtohead.study.plan.dataset import Dataset
 from headtohead.study.plan.execution import ExecutionSettings, micro_batch
 from headtohead.study.plan.plan import LayerTable, StepTime
-from headtohead.study.store.frozen import NAME, changing_lock, frozen_seconds
+from headtohead.study.store.frozen import NAME, FrozenSeconds, changing_lock, read_lock
 from headtohead.study.store.lease import LeaseManager
 from headtohead.study.store.run_spec import RunSpec
 from headtohead.training.acceleration import compiles
@@ -58,15 +58,15 @@ class FrozenStepTimes:
     ) -> list[StepTime]:
         """Return the step time of each run. Measurements are written to the lock before they are used."""
         keys = [_key(run, path) for run in runs]
-        if any(key not in frozen_seconds(self.folder) for key in keys):
+        if any(key not in read_lock(self.folder).seconds for key in keys):
             self.folder.mkdir(parents=True, exist_ok=True)
             leases = LeaseManager()
             # Two executors timing at once would slow each other down and plan different runs.
             while not self._measured_alone(leases, keys, runs, layers, dataset, path):
                 self.progress("waiting for another process that is timing the arms", 0.0)
                 time.sleep(_POLL_SECONDS)
-        known = frozen_seconds(self.folder)
-        return [StepTime(row["seconds"], row["spread"], row["where"]) for row in (known[key] for key in keys)]
+        known = read_lock(self.folder).seconds
+        return [StepTime(row.seconds, row.spread, row.where) for row in (known[key] for key in keys)]
 
     def _measured_alone(
         self,
@@ -80,7 +80,7 @@ class FrozenStepTimes:
         with leases.acquire(self.folder) as lease:
             if lease is None:
                 return False
-            known = frozen_seconds(self.folder)
+            known = read_lock(self.folder).seconds
             by_key = dict(zip(keys, runs, strict=True))
             missing = [key for key in by_key if key not in known]
             if missing:
@@ -89,7 +89,7 @@ class FrozenStepTimes:
 
     def _freeze(
         self,
-        known: dict[str, dict[str, Any]],
+        known: dict[str, FrozenSeconds],
         runs: dict[str, RunSpec],
         missing: list[str],
         layers: LayerTable,
@@ -99,31 +99,28 @@ class FrozenStepTimes:
         where = self._where(path, next(iter(runs.values())).size)
         anchor = [key for key in runs if key in known][:1]
         for key in anchor:
-            if known[key]["where"] != where:
+            if known[key].where != where:
                 raise UserError(
-                    f"the seconds per step of this study were measured on {known[key]['where']}; {where} is not comparable: "
+                    f"the seconds per step of this study were measured on {known[key].where}; {where} is not comparable: "
                     f"continue there, or remove {self.folder / NAME} to measure and plan again"
                 )
         names = [*anchor, *missing]
         samples = self._measure([runs[key] for key in names], layers, dataset, path)
         # The known arm keeps its value; the others are scaled by it.
-        whole = known[anchor[0]]["seconds"] if anchor else float(np.median(samples[0]))
+        whole = known[anchor[0]].seconds if anchor else float(np.median(samples[0]))
         measured = {}
         for index, key in enumerate(names):
             if key not in missing:
                 continue
             first = samples[0] if index else np.median(samples[0])
             low, ratio, high = (float(share) for share in np.percentile(samples[index] / first, (25, 50, 75)))
-            measured[key] = {
-                "arm": runs[key].arm,
-                "size": runs[key].size.dims,
-                "seconds": whole * ratio,
-                "spread": (high - low) / 2 / ratio,
-                "steps": samples.shape[1],
-                "where": where,
-            }
+            spread = (high - low) / 2 / ratio
+            run = runs[key]
+            measured[key] = FrozenSeconds(
+                whole * ratio, spread, where, run.arm, run.size.dims, samples.shape[1]
+            )
         with changing_lock(self.folder) as lock:
-            lock.setdefault("seconds", {}).update(measured)
+            lock.seconds.update(measured)
 
     def _where(self, path: str, size: Size) -> str:
         device = torch.device(self.execution.device)

@@ -54,15 +54,14 @@ def tuning_key(spec: StudySpec, plan: Plan) -> str:
 
 def frozen_tuning(folder: Path, key: str) -> Tuning | None:
     """Return the rates chosen earlier, or None if the tuning is not finished."""
-    path = folder / NAME
-    known = read_lock(path).get("tuning", {}).get(key)
-    return Tuning(tuple(_row(row, path) for row in known)) if known else None
+    known = read_lock(folder).tuning.get(key)
+    return Tuning(tuple(_row(row, folder / NAME) for row in known)) if known else None
 
 
 def freeze_tuning(folder: Path, key: str, rows: list[Rate]) -> Tuning:
     """Write the chosen rates to study.lock.json and return them, or those of a process that was first."""
     with changing_lock(folder) as lock:
-        chosen = lock.setdefault("tuning", {}).setdefault(key, [dataclasses.asdict(row) for row in rows])
+        chosen = lock.tuning.setdefault(key, [dataclasses.asdict(row) for row in rows])
     return Tuning(tuple(_row(row, folder / NAME) for row in chosen))
 
 

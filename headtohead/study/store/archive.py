@@ -20,7 +20,7 @@ from headtohead.common.files import open_output, open_regular, sync_directory, w
 from headtohead.common.schema import read_document
 from headtohead.study.probes import PROBES as KINDS
 from headtohead.study.probes import is_valid
-from headtohead.study.store.history import MAX_BYTES, History, parse_rows
+from headtohead.study.store.history import MAX_BYTES, History, Row, parse_rows
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.run_store import PROBES, RUN_ID, RunDirectory, Store
 from headtohead.study.store.tar_stream import DAMAGE, TarStream
@@ -35,7 +35,6 @@ FILES = {
     "result.json": 16 * 2**20,
 }
 """The files of an exported run in the order in which they are added, and their size limits."""
-_DOCUMENTS = ("cost.json", "environment.json")
 _PROBE_FILE = re.compile(rf"{PROBES}/(?:{'|'.join(KINDS)})(?:-[0-9a-f]{{8}})?\.json")
 _MAX_PROBE_BYTES = 8 * 2**20
 
@@ -52,16 +51,13 @@ def export_runs(store: Store, target: Path) -> int:
     try:
         with open_output(target) as stream, tarfile.open(target.name, mode, fileobj=stream) as archive:
             for run in finished:
-                _add(
-                    archive,
-                    f"{run.id}/spec.json",
-                    with_checksum(_portable(run.document("spec.json"))).encode(),
-                )
-                for name in (*_probe_files(run), *list(FILES)[1:]):
-                    if _exportable(run, name):
+                spec = _portable(run.document("spec.json"))
+                _add(archive, f"{run.id}/spec.json", with_checksum(spec).encode())
+                for name in (*_probe_files(run), *FILES):
+                    if name != "spec.json" and _exportable(run, name):
                         archive.add(run.path / name, f"{run.id}/{name}", recursive=False)
             if rows := History.read(store.path).rows:
-                _add(archive, HISTORY, "".join(json.dumps(row) + "\n" for row in rows).encode())
+                _add(archive, HISTORY, "".join(json.dumps(row.content) + "\n" for row in rows).encode())
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror}") from None
     return len(finished)
@@ -79,6 +75,8 @@ def _exportable(run: RunDirectory, name: str) -> bool:
             return bool(run.costs(run.result()))
         elif name == "environment.json":
             run.document(name)
+        elif name not in FILES:
+            return bool(_PROBE_FILE.fullmatch(name)) and not validate_probe(run, name)
     except UnreadableFile:
         return False
     return True
@@ -100,9 +98,8 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _probe_files(run: RunDirectory) -> list[str]:
-    """Return the names of a run's undamaged probe files."""
-    names = [f"probes/{path.name}" for path in sorted((run.path / "probes").glob("*.json"))]
-    return [name for name in names if _PROBE_FILE.fullmatch(name) and not validate_probe(run, name)]
+    """Return the names of a run's probe files."""
+    return [f"{PROBES}/{path.name}" for path in sorted((run.path / PROBES).glob("*.json"))]
 
 
 def validate_probe(run: RunDirectory, name: str) -> str:
@@ -155,9 +152,9 @@ def import_runs(store: Store, source: Path) -> tuple[int, int]:
     return len(runs) - known, known
 
 
-def _unpack(source: Path, staging: Path) -> list[dict[str, Any]]:
+def _unpack(source: Path, staging: Path) -> list[Row]:
     """Write the runs of an archive to `staging` and return the rows of its history; the content is not checked yet."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with open_regular(source, links=True) as file:
         stream = TarStream(file)
         try:
@@ -209,17 +206,17 @@ def _check_run(run: RunDirectory) -> None:
         raise UserError(f"{run.path} is damaged or does not match its id: {problem}")
     assert result is not None
     try:
-        for name in _DOCUMENTS:
-            with suppress(MissingFile):
-                value = run.document(name)
-                if name == "cost.json" and (problem := validate_cost(value, result)):
-                    raise UserError(f"{run.path / name} is damaged: {problem}")
+        with suppress(MissingFile):
+            if problem := validate_cost(run.document("cost.json"), result):
+                raise UserError(f"{run.path / 'cost.json'} is damaged: {problem}")
+        with suppress(MissingFile):
+            run.document("environment.json")
         run.check_metrics_unchanged(result)
     except UnreadableFile as error:
         raise UserError(str(error)) from None
-    for path in sorted((run.path / PROBES).glob("*.json")):
-        if problem := validate_probe(run, f"{PROBES}/{path.name}"):
-            raise UserError(f"{path} is damaged: {problem}")
+    for name in _probe_files(run):
+        if problem := validate_probe(run, name):
+            raise UserError(f"{run.path / name} is damaged: {problem}")
 
 
 def _add_run(run: RunDirectory, staged: RunDirectory) -> bool:
@@ -228,8 +225,7 @@ def _add_run(run: RunDirectory, staged: RunDirectory) -> bool:
     A finished run receives its missing probes only; result.json is moved last.
     """
     known = run.finished()
-    probes = [f"{PROBES}/{path.name}" for path in sorted((staged.path / PROBES).glob("*.json"))]
-    probes = [name for name in probes if not (run.path / name).exists()]
+    probes = [name for name in _probe_files(staged) if not (run.path / name).exists()]
     for name in [*probes, *(() if known else FILES)]:
         if (staged.path / name).exists():
             target = run.path / name

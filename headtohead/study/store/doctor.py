@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,10 @@ from typing import Any
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import canonical_json, digest_file, write_atomic
 from headtohead.common.memory import gc_paused
-from headtohead.common.schema import read_document, write_document
+from headtohead.common.schema import read_document
 from headtohead.study.store.archive import validate_probe
 from headtohead.study.store.frozen import NAME as LOCK_NAME
-from headtohead.study.store.frozen import read_lock, valid_seconds
+from headtohead.study.store.frozen import Lock, read_lock, valid_seconds, write_lock
 from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.history import History
 from headtohead.study.store.lease import owner_of, released
@@ -40,9 +41,7 @@ _TAKEN_OVER = "h2h race takes it over after watching it for a minute"
 _ROOM_BYTES = 2**30
 _TEMPORARY = re.compile(r"\..+\.(\d+)(\.[0-9a-f]{8})?\.tmp")
 
-Step = Callable[[], str | None]
-"""A repair; if it turns out to be impossible, it returns what to do instead."""
-Progress = Callable[[str, float], None]
+_AGAIN = "the study's own command writes it again"
 
 
 @dataclass
@@ -54,8 +53,8 @@ class Finding:
     """What is wrong."""
     remedy: str
     """What the repair does, or what the user has to do."""
-    repair: Step | None = None
-    """Repairs it, if that is safe."""
+    repair: Callable[[], object] | None = None
+    """Repairs it, if that is safe; if it turns out to be impossible, returns as text what to do instead."""
     repaired: bool = False
 
     def __str__(self) -> str:
@@ -64,7 +63,9 @@ class Finding:
 
 
 @gc_paused()
-def examine(folder: Path, progress: Progress = lambda message, share: None) -> list[Finding]:
+def examine(
+    folder: Path, progress: Callable[[str, float], None] = lambda message, share: None
+) -> list[Finding]:
     """Return all problems in a study's directory without changing it."""
     if not folder.is_dir():
         raise UserError(f"no study in {folder}: no such directory")
@@ -100,7 +101,8 @@ def repair(findings: list[Finding]) -> None:
     """Repair every finding that is safe to repair."""
     for finding in findings:
         if finding.repair is not None:
-            if instead := finding.repair():
+            instead = finding.repair()
+            if isinstance(instead, str):
                 finding.remedy, finding.repair = instead, None
             else:
                 finding.repaired = True
@@ -108,16 +110,15 @@ def repair(findings: list[Finding]) -> None:
 
 def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
     study, lock = folder / "study.json", folder / LOCK_NAME
-    again = "the study's own command writes it again"
     try:
         read_manifest(study)
     except MissingFile:
         if has_runs:
-            yield Finding(study, "missing", again)
+            yield Finding(study, "missing", _AGAIN)
     except UnreadableFile as error:
-        yield _aside(study, error, again)
+        yield _aside(study, error, _AGAIN)
     try:
-        read_lock(lock)
+        read_lock(folder)
     except UnreadableFile as error:
         remedy = "restored from study.json; seeds not listed there count as added after results existed"
         yield Finding(lock, _cause(error), remedy, lambda: _renew_lock(lock, study))
@@ -129,9 +130,8 @@ def _study_files(folder: Path, has_runs: bool) -> Iterator[Finding]:
         yield _aside(folder / HISTORY, error, "renamed; what the study reported earlier is lost")
     free = shutil.disk_usage(folder).free
     if free < _ROOM_BYTES:
-        yield Finding(
-            folder, f"only {free / 2**20:,.0f} MiB of disk space left", "free some space before continuing"
-        )
+        problem = f"only {free / 2**20:,.0f} MiB of disk space left"
+        yield Finding(folder, problem, "free some space before continuing")
 
 
 def _entries(store: Store) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def _entries(store: Store) -> Iterator[Finding]:
             known = setups.setdefault((entry.contest, entry.label), setup)
             if identity["seed"] == entry.seed and known == setup:
                 continue
-        yield _aside(study, problem, "the study's own command writes it again")
+        yield _aside(study, problem, _AGAIN)
         return
 
 
@@ -168,34 +168,29 @@ def _renew_lock(lock: Path, study: Path) -> None:
         except UnreadableFile:
             planned, seconds = [], {}
         set_aside(lock)
-        write_document(lock, {"plans": {}, "recovered": planned} | ({"seconds": seconds} if seconds else {}))
+        write_lock(lock.parent, Lock({}, recovered=planned, seconds=seconds))
 
 
 def _strays(folder: Path) -> Iterator[Finding]:
-    for parent in (folder, folder / "runs"):
-        for path in sorted(parent.iterdir()) if parent.is_dir() else ():
-            yield from _temporary(path)
-            known = RUN_ID.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name)
-            if parent != folder and not known:
-                yield Finding(path, "not a run", "left unchanged; remove it if you do not need it")
+    yield from _temporaries(folder, folder / "runs")
+    for path in _entries_of(folder / "runs"):
+        if not RUN_ID.fullmatch(path.name) and not _TEMPORARY.fullmatch(path.name):
+            yield Finding(path, "not a run", "left unchanged; remove it if you do not need it")
 
 
 def _run(run: RunDirectory) -> Iterator[Finding]:
-    for path in sorted(run.path.iterdir()):
-        yield from _temporary(path)
-    for path in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
-        yield from _temporary(path)
-    yield from _probes(run)
+    yield from _temporaries(run.path, run.checkpoints, run.path / PROBES, run.branches)
+    for path in _entries_of(run.path / PROBES):
+        if path.suffix == ".json" and (problem := validate_probe(run, f"{PROBES}/{path.name}")):
+            yield _aside(path, problem, "renamed; the study's own command runs the probe again")
     yield from _lock(run.path / "lock")
-    again = "the study's own command writes it again"
-    spec = None
+    spec = finished = None
     try:
         spec = run.spec()
     except DamagedFile as error:
-        yield _aside(run.path / "spec.json", error, again)
+        yield _aside(run.path / "spec.json", error, _AGAIN)
     except UnreadableFile as error:
-        yield Finding(run.path / "spec.json", _cause(error), again)
-    finished = None
+        yield Finding(run.path / "spec.json", _cause(error), _AGAIN)
     try:
         finished = run.result()
         if spec is not None and finished is not None and (problem := validate_match(spec, finished)):
@@ -212,20 +207,24 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
             run.check_weights_unchanged()
         except DamagedFile as error:
             yield _aside(run.weights, error, "renamed; the result stays valid, the trained model is lost")
-    for path in checkpoint_paths(run.checkpoints):
-        if finished is not None:
+    if finished is None:
+        yield from _checkpoints(run.checkpoints, "renamed; the previous checkpoint is used")
+    else:
+        for path in checkpoint_paths(run.checkpoints):
             yield Finding(path, "the run is done", "removed", partial(shutil.rmtree, path))
-            continue
+
+
+def _checkpoints(folder: Path, remedy: str) -> Iterator[Finding]:
+    """Find damaged checkpoints."""
+    for path in checkpoint_paths(folder):
         try:
             read_checkpoint(path)
         except UnreadableFile as error:
-            yield _aside(path, error, "renamed; the previous checkpoint is used")
+            yield _aside(path, error, remedy)
 
 
 def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
     """Check the checkpoints that a trunk keeps until each of its branches has a result; `done`: steps of those that have."""
-    for path in sorted(trunk.branches.iterdir()):
-        yield from _temporary(path)
     try:
         steps = set(trunk.spec().branches)
     except UnreadableFile:
@@ -233,30 +232,16 @@ def _kept(trunk: RunDirectory, done: set[int]) -> Iterator[Finding]:
     if steps and steps <= done:
         remove = partial(shutil.rmtree, trunk.branches)
         yield Finding(trunk.branches, "the branches of this trunk are done", "removed", remove)
-        return
-    for path in checkpoint_paths(trunk.branches):
-        try:
-            read_checkpoint(path)
-        except UnreadableFile as error:
-            yield _aside(path, error, "renamed; its branch repeats the trunk's steps")
-
-
-def _probes(run: RunDirectory) -> Iterator[Finding]:
-    folder = run.path / PROBES
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        yield from _temporary(path)
-        if path.suffix == ".json" and (problem := validate_probe(run, f"{PROBES}/{path.name}")):
-            yield _aside(path, problem, "renamed; the study's own command runs the probe again")
+    else:
+        yield from _checkpoints(trunk.branches, "renamed; its branch repeats the trunk's steps")
 
 
 def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
     """Return what is wrong with cost.json or environment.json, or an empty string."""
     try:
         found = run.document(name)
-    except MissingFile:
-        return ""
     except UnreadableFile as error:
-        return _cause(error)
+        return "" if isinstance(error, MissingFile) else _cause(error)
     if name == "cost.json":
         return validate_cost(found, result)
     return "" if run.stretches() else "no environments"
@@ -264,8 +249,9 @@ def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
 
 def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
-    if finished is not None and _unchanged(path, run.costs().get("metrics_sha256")):
-        return  # complete lines when the run ended, and the same bytes now
+    with suppress(OSError, UnreadableFile):
+        if finished is not None and run.costs().get("metrics_sha256") == digest_file(path):
+            return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
     rows = run.metrics(damage=damage)
     if damage and not rows:
@@ -281,50 +267,40 @@ def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Fin
         yield Finding(path, _cause(damage[0]), "those rows are dropped", lambda: write_atomic(path, text))
 
 
-def _unchanged(path: Path, checksum: object) -> bool:
-    try:
-        return bool(checksum) and digest_file(path) == checksum
-    except (OSError, UnreadableFile):
-        return False
-
-
 def _lock(lock: Path) -> Iterator[Finding]:
-    if not lock.exists():
+    try:
+        idle = time.time() - lock.stat().st_mtime
+    except FileNotFoundError:
         return
     owner = owner_of(lock)
+
+    def release() -> str | None:
+        return None if released(lock) else _TAKEN_OVER
+
     if owner is not None and owner.dead:
-        yield Finding(lock, f"{owner} is dead", "removed", partial(_release, lock))
-    elif owner is not None and not owner.here:
-        idle = time.time() - lock.stat().st_mtime
-        if idle > _OLD_SECONDS:
-            problem = f"{owner} has not updated it for {idle / 3600:.0f} hours"
-            yield Finding(lock, problem, _TAKEN_OVER)
-    elif owner is None and time.time() - lock.stat().st_mtime > _OLD_SECONDS:
-        yield Finding(lock, "no owner", "removed", partial(_release, lock))
+        yield Finding(lock, f"{owner} is dead", "removed", release)
+    elif idle > _OLD_SECONDS and owner is None:
+        yield Finding(lock, "no owner", "removed", release)
+    elif idle > _OLD_SECONDS and owner is not None and not owner.here:
+        yield Finding(lock, f"{owner} has not updated it for {idle / 3600:.0f} hours", _TAKEN_OVER)
 
 
-def _release(lock: Path) -> str | None:
-    return None if released(lock) else _TAKEN_OVER
+def _entries_of(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _temporary(path: Path) -> Iterator[Finding]:
-    """Find a temporary file of a process that died during a write."""
-    if not _TEMPORARY.fullmatch(path.name) or time.time() - path.lstat().st_mtime < _OLD_SECONDS:
-        return
-
-    def remove() -> None:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-    yield Finding(path, "unfinished write", "removed", remove)
+def _temporaries(*folders: Path) -> Iterator[Finding]:
+    """Find temporary files of processes that died during a write."""
+    for path in (path for folder in folders for path in _entries_of(folder)):
+        if _TEMPORARY.fullmatch(path.name) and time.time() - path.lstat().st_mtime >= _OLD_SECONDS:
+            whole = path.is_dir() and not path.is_symlink()
+            remove = partial(shutil.rmtree, path) if whole else path.unlink
+            yield Finding(path, "unfinished write", "removed", remove)
 
 
 def _aside(path: Path, error: UserError | str, remedy: str) -> Finding:
     problem = error if isinstance(error, str) else _cause(error)
-    return Finding(path, problem, f"{remedy} (kept as {path.name}{DAMAGED})", lambda: _put_aside(path))
-
-
-def _put_aside(path: Path) -> None:
-    set_aside(path)
+    return Finding(path, problem, f"{remedy} (kept as {path.name}{DAMAGED})", partial(set_aside, path))
 
 
 def _cause(error: UserError | str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from headtohead.common.errors import DamagedFile, MissingFile
 from headtohead.common.schema import read_document, write_document
@@ -14,60 +17,83 @@ from headtohead.study.store.shared import exclusive
 NAME = "study.lock.json"
 
 
-def read_lock(path: Path) -> dict[str, Any]:
-    """Return the lock, without plans if there is none.
+class PlannedSeeds(Struct, omit_defaults=True):
+    """The seeds of one comparison, and those added after results existed."""
+
+    seeds: list[int]
+    added: list[int]
+    solved: list[dict[str, Any]] = []
+    """The numbers that the shape and length rules solved for each arm."""
+
+
+class FrozenSeconds(Struct, frozen=True, omit_defaults=True):
+    """The measured seconds per step of one arm."""
+
+    seconds: Annotated[float, Meta(gt=0)]
+    spread: Annotated[float, Meta(ge=0)]
+    where: str
+    arm: str = ""
+    size: str = ""
+    steps: int = 0
+
+
+class Lock(Struct, omit_defaults=True):
+    """What a study has frozen."""
+
+    plans: dict[str, PlannedSeeds]
+    """By digest of what is compared."""
+    recovered: list[int] | None = None
+    """Seeds that a repaired lock took from study.json; all others count as added."""
+    seconds: dict[str, FrozenSeconds] = {}
+    tuning: dict[str, list[dict[str, Any]]] = {}
+    """Rows of tuned rates, by digest of the trials."""
+    stacked: bool | None = None
+    """Whether the runs are rows of populations; None: planned before there were any."""
+
+
+def read_lock(folder: Path) -> Lock:
+    """Return the lock of a study, without plans if there is none.
 
     Raise DamagedFile if damaged, since it records which seeds were planned in advance.
     """
-    remedy = f"h2h doctor {path.parent} restores it from study.json"
+    path = folder / NAME
+    remedy = f"h2h doctor {folder} restores it from study.json"
     try:
-        lock = read_document(path)
+        return msgspec.convert(read_document(path), Lock)
     except MissingFile:
-        return {"plans": {}}
+        return Lock({})
     except DamagedFile as error:
         raise DamagedFile(f"{error}; {remedy}") from None
-    try:
-        good = all(
-            all(isinstance(seed, int) for seed in (*entry["seeds"], *entry["added"]))
-            for entry in lock["plans"].values()
-        ) and all(_measured(row) for row in lock.get("seconds", {}).values())
-    except (KeyError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise DamagedFile(f"damaged file {path}: no valid plans; {remedy}")
-    return dict(lock)
+    except msgspec.ValidationError as error:
+        raise DamagedFile(f"damaged file {path}: no valid plans ({error}); {remedy}") from None
+
+
+def write_lock(folder: Path, lock: Lock) -> None:
+    """Write the lock of a study."""
+    write_document(folder / NAME, msgspec.to_builtins(lock))
 
 
 @contextmanager
-def changing_lock(folder: Path) -> Iterator[dict[str, Any]]:
+def changing_lock(folder: Path) -> Iterator[Lock]:
     """Yield the lock of a study, empty if there is none, and write it back; no other process writes in between."""
-    path = folder / NAME
     with exclusive(folder):
-        lock = read_lock(path)
+        lock = read_lock(folder)
         yield lock
-        write_document(path, lock)
-
-
-def frozen_seconds(folder: Path) -> dict[str, Any]:
-    """Return the seconds per step in the lock of a study."""
-    return dict(read_lock(folder / NAME).get("seconds", {}))
+        write_lock(folder, lock)
 
 
 def frozen_population(folder: Path) -> bool | None:
     """Return whether the runs of a planned study are rows of populations, or None if there is no plan."""
-    lock = read_lock(folder / NAME)
-    return bool(lock.get("stacked", False)) if lock.get("plans") else None
+    lock = read_lock(folder)
+    return bool(lock.stacked) if lock.plans else None
 
 
-def valid_seconds(given: Any) -> dict[str, Any]:
+def valid_seconds(given: Any) -> dict[str, FrozenSeconds]:
     """Return the valid rows of the seconds per step."""
-    try:
-        return {key: row for key, row in given.items() if _measured(row)}
-    except (KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _measured(row: Any) -> bool:
-    """Return whether a row is a valid step-time measurement."""
-    numbers = all(isinstance(row[key], int | float) and row[key] >= 0 for key in ("seconds", "spread"))
-    return numbers and row["seconds"] > 0 and isinstance(row["where"], str)
+    found = {}
+    for key, row in given.items() if isinstance(given, Mapping) else ():
+        try:
+            found[key] = msgspec.convert(row, FrozenSeconds)
+        except msgspec.ValidationError:
+            continue
+    return found

@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile
 from headtohead.common.files import append, digest, read_file
@@ -24,12 +27,75 @@ from headtohead.study.store.shared import exclusive
 
 NAME = "history.jsonl"
 MAX_BYTES = 16 * 2**20
-_EVENTS = ("plan", "report", "import")
 _FREE = (
     *("name", "arms", "seeds", "baseline", "primary", "probes"),
     *("corpus", "tasks", "size", "shape", "length", "context", "branches"),
 )
-"""Settings that change no run, or that a plan row records separately as arms, seeds and contests."""
+"""Settings that change no run, or that a plan records separately as arms, seeds and contests."""
+
+
+class Comparison(Struct, frozen=True):
+    """A reported comparison of two arms in a contest, by their labels."""
+
+    contest: str
+    arm: str
+    baseline: str
+    p: Annotated[float, Meta(ge=0, le=1)]
+
+
+class PlanEvent(Struct, frozen=True, tag_field="event", tag="plan"):
+    """A plan that differs from the one before."""
+
+    arms: list[str]
+    baseline: str
+    seeds: list[int]
+    contests: list[str]
+    settings: dict[str, Any]
+    finished: list[str]
+    """The contests that had results by then."""
+    primary: str | None = None
+    recovered: bool | UnsetType = UNSET
+    """Taken from study.json, because the study is older than its history."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, settings: Mapping[str, Any]) -> PlanEvent:
+        """Return the plan of a study without results."""
+        return cls(
+            arms=[label for _, label in manifest.arms],
+            baseline=manifest.baseline,
+            seeds=list(manifest.seeds),
+            contests=[contest.title for contest in manifest.contests()],
+            settings=_portable({key: value for key, value in settings.items() if key not in _FREE}),
+            finished=[],
+            primary=manifest.primary,
+        )
+
+
+class ReportEvent(Struct, frozen=True, tag_field="event", tag="report"):
+    """The comparisons of a report."""
+
+    comparisons: list[Comparison]
+
+
+class ImportEvent(Struct, frozen=True, tag_field="event", tag="import"):
+    """An import of runs."""
+
+    file: str
+    runs: int = 0
+    history: bool = False
+    """Whether the imported file had a history."""
+
+
+Event = PlanEvent | ReportEvent | ImportEvent
+Kind = TypeVar("Kind", PlanEvent, ReportEvent, ImportEvent)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the history: its event, and all it contains, which exports keep unchanged."""
+
+    event: Event
+    content: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,7 +119,7 @@ NO_MARKS = Marks()
 class History:
     """The rows of one study's history."""
 
-    def __init__(self, path: Path, rows: list[dict[str, Any]], damaged: int = 0) -> None:
+    def __init__(self, path: Path, rows: list[Row], damaged: int = 0) -> None:
         self.path, self.rows, self.damaged = path, rows, damaged
 
     @classmethod
@@ -74,87 +140,77 @@ class History:
         with exclusive(folder):
             yield cls.read(folder)
 
+    def _events(self, kind: type[Kind]) -> list[Kind]:
+        return [row.event for row in self.rows if isinstance(row.event, kind)]
+
     def plan(self, manifest: Manifest, settings: Mapping[str, Any], done: Callable[[str], bool]) -> None:
         """Append a plan if it differs from the last one. `done` returns whether a run id has a result."""
         before = self._recovered()
-        finished = {
-            contest.title
-            for contest in {entry.contest for entry in (*before, *manifest.entries) if done(entry.run)}
-        }
-        row = _plan_row(manifest, settings)
-        plans = self._events("plan")
-        if not plans or {key: plans[-1].get(key) for key in row} != row:
-            self._append({"event": "plan", **row, "finished": sorted(finished)})
+        contests = {entry.contest for entry in (*before, *manifest.entries) if done(entry.run)}
+        plan = PlanEvent.of(manifest, settings)
+        plans = self._events(PlanEvent)
+        if not plans or _change(plans[-1], finished=[], recovered=UNSET) != plan:
+            self._append(_change(plan, finished=sorted({contest.title for contest in contests})))
 
-    def report(self, comparisons: list[dict[str, Any]]) -> None:
+    def report(self, comparisons: list[Comparison]) -> None:
         """Append the comparisons of a report if they differ from those of the last report."""
-        reports = self._events("report")
-        if comparisons and not (reports and reports[-1].get("comparisons") == comparisons):
-            self._append({"event": "report", "comparisons": comparisons})
+        report = ReportEvent(comparisons)
+        if comparisons and self._events(ReportEvent)[-1:] != [report]:
+            self._append(report)
 
-    def imported(self, file: str, runs: int, rows: list[dict[str, Any]]) -> None:
+    def imported(self, file: str, runs: int, rows: list[Row]) -> None:
         """Append an import and the history rows of the imported file."""
         for row in rows:
             if row not in self.rows:
-                self._append(row)
+                self._write(row.content)
         if runs:
-            self._append({"event": "import", "file": file, "runs": runs, "history": bool(rows)})
+            self._append(ImportEvent(file, runs, bool(rows)))
 
     def marks(self, manifest: Manifest) -> Marks:
         """Return the qualifications of the verdicts under the current plan."""
-        plans = self._events("plan")
+        plans = self._events(PlanEvent)
         notes = []
-        if any(not row.get("history") for row in self._events("import")):
+        if not all(event.history for event in self._events(ImportEvent)):
             notes.append("plan unknown: runs were imported without the history of their study")
         if self.damaged:
             notes.append(f"the study's history is damaged: {self.damaged} rows are unreadable")
         if not plans:
             return Marks(notes=tuple(notes))
-        contests = [contest.title for contest in manifest.contests()]
         added_seeds: set[int] = set()
         added_arms: set[tuple[str, str]] = set()
-        for contest in contests:
-            own = [row for row in plans if contest in row["contests"]]
-            for index, row in enumerate(own):
-                late = index > 0 and contest in row["finished"]
-                earlier = own[:index]
-                if late:
-                    added_seeds |= set(row["seeds"]) - {seed for other in earlier for seed in other["seeds"]}
-                    known = {label for other in earlier for label in other["arms"]}
-                    added_arms |= {(contest, label) for label in row["arms"] if label not in known}
-        planned = [row for row in plans if not row["finished"]] or plans[:1]
-        first, last = planned[-1], plans[-1]
-        changed = sorted(
-            key
-            for key in {*first["settings"], *last["settings"]}
-            if first["settings"].get(key) != last["settings"].get(key)
-        )
-        if changed:
+        for contest in {contest.title for contest in manifest.contests()}:
+            first, *later = [plan for plan in plans if contest in plan.contests] or plans[:1]
+            seeds, arms = set(first.seeds), set(first.arms)
+            for plan in later:
+                if contest in plan.finished:
+                    added_seeds |= set(plan.seeds) - seeds
+                    added_arms |= {(contest, label) for label in set(plan.arms) - arms}
+                seeds |= set(plan.seeds)
+                arms |= set(plan.arms)
+        planned = ([plan for plan in plans if not plan.finished] or plans[:1])[-1]
+        then, now = planned.settings, plans[-1].settings
+        if changed := sorted(key for key in {*then, *now} if then.get(key) != now.get(key)):
             notes.append(f"settings were changed after results existed: {', '.join(changed)}")
-        if first["baseline"] != manifest.baseline:
-            notes.append(f"the baseline was changed after results existed (it was {first['baseline']})")
+        if planned.baseline != manifest.baseline:
+            notes.append(f"the baseline was changed after results existed (it was {planned.baseline})")
         return Marks(
             frozenset(added_seeds & set(manifest.seeds)),
             frozenset(added_arms),
-            first["primary"],
+            planned.primary,
             self._dropped(manifest),
             tuple(notes),
         )
 
     def _dropped(self, manifest: Manifest) -> dict[str, tuple[float, ...]]:
         latest: dict[str, dict[frozenset[str], float]] = {}
-        for row in self._events("report"):
-            for found in row["comparisons"]:
-                pair = frozenset((found["arm"], found["baseline"]))
-                latest.setdefault(found["contest"], {})[pair] = float(found["p"])
+        for report in self._events(ReportEvent):
+            for found in report.comparisons:
+                latest.setdefault(found.contest, {})[frozenset((found.arm, found.baseline))] = found.p
         current = {frozenset((label, manifest.baseline)) for _, label in manifest.arms}
         return {
             contest: tuple(p for pair, p in pairs.items() if pair not in current)
             for contest, pairs in latest.items()
         }
-
-    def _events(self, event: str) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row["event"] == event]
 
     def _recovered(self) -> tuple[Entry, ...]:
         """Return the entries of the previous plan; if the study is older than its history, record that plan first."""
@@ -164,23 +220,25 @@ class History:
             settings = read_document(study).get("settings", {})
         except UnreadableFile:  # none yet, or damaged: it is written again
             return ()
-        if not self._events("plan"):
-            contests = sorted({contest.title for contest in manifest.contests()})
-            row = _plan_row(manifest, settings)
-            planned = [seed for seed in manifest.seeds if seed not in added]
-            self._append({"event": "plan", **row, "seeds": planned, "finished": [], "recovered": True})
+        if not self._events(PlanEvent):
+            plan = _change(PlanEvent.of(manifest, settings), recovered=True)
+            self._append(_change(plan, seeds=[seed for seed in manifest.seeds if seed not in added]))
             if added:
-                self._append({"event": "plan", **row, "finished": contests, "recovered": True})
+                self._append(_change(plan, finished=sorted(set(plan.contests))))
         return manifest.entries
 
-    def _append(self, row: dict[str, Any]) -> None:
-        """Append a row and sync it; a new row gets its date and its checksum."""
-        if "date" not in row:
-            row = row | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-            row["checksum"] = _checksum(row)
-        line = json.dumps(row, sort_keys=True).encode() + b"\n"
+    def _append(self, event: Event) -> None:
+        """Append an event with its date and its checksum."""
+        content = msgspec.to_builtins(event) | {"date": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._write(content | {"checksum": _checksum(content)})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        line = json.dumps(content, sort_keys=True).encode() + b"\n"
         append(self.path, line, sync=True)
-        self.rows.append(json.loads(line))
+        self.rows += parse_rows(line)[0]
+
+
+_change = msgspec.structs.replace
 
 
 def _checksum(row: Mapping[str, Any]) -> str:
@@ -194,31 +252,19 @@ def study_marks(folder: Path, manifest: Manifest, added_seeds: frozenset[int]) -
     return dataclasses.replace(marks, added_seeds=marks.added_seeds | added_seeds)
 
 
-def parse_rows(content: bytes) -> tuple[list[dict[str, Any]], int]:
+def parse_rows(content: bytes) -> tuple[list[Row], int]:
     """Return the rows of a history and the number of damaged lines; an unterminated last line is ignored."""
     lines = content.split(b"\n")[:-1]
-    rows: list[dict[str, Any]] = []
-    damaged = 0
+    rows = []
     for line in lines:
         try:
             row = json.loads(line)
-            if not _is_valid(row):
-                raise ValueError
-            rows.append(row)
-        except (ValueError, RecursionError):
-            damaged += 1
-    return rows, damaged
-
-
-def _plan_row(manifest: Manifest, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "arms": [label for _, label in manifest.arms],
-        "baseline": manifest.baseline,
-        "primary": manifest.primary,
-        "seeds": list(manifest.seeds),
-        "contests": [contest.title for contest in manifest.contests()],
-        "settings": _portable({key: value for key, value in settings.items() if key not in _FREE}),
-    }
+            event: Event = msgspec.convert(row, Event)
+        except (ValueError, RecursionError):  # msgspec's error is a ValueError
+            continue
+        if "checksum" not in row or row["checksum"] == _checksum(row):
+            rows.append(Row(event, row))
+    return rows, len(lines) - len(rows)
 
 
 def _portable(value: Any) -> Any:
@@ -230,34 +276,3 @@ def _portable(value: Any) -> Any:
     if isinstance(value, bool | int | float | None):
         return value
     return str(value).rpartition("/")[2]
-
-
-def _is_valid(row: Any) -> bool:
-    """Return whether a row has the fields of its event."""
-
-    def strings(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-    if not isinstance(row, dict) or row.get("event") not in _EVENTS:
-        return False
-    if "checksum" in row and row["checksum"] != _checksum(row):
-        return False
-    if row["event"] == "plan":
-        return (
-            all(strings(row.get(key)) for key in ("arms", "contests", "finished"))
-            and isinstance(row.get("baseline"), str)
-            and isinstance(row.get("primary"), str | None)
-            and isinstance(row.get("settings"), dict)
-            and isinstance(row.get("seeds"), list)
-            and all(isinstance(seed, int) for seed in row["seeds"])
-        )
-    if row["event"] == "report":
-        found = row.get("comparisons")
-        return isinstance(found, list) and all(
-            isinstance(item, dict)
-            and all(isinstance(item.get(key), str) for key in ("contest", "arm", "baseline"))
-            and isinstance(item.get("p"), float | int)
-            and 0 <= item["p"] <= 1
-            for item in found
-        )
-    return isinstance(row.get("file"), str)

@@ -28,17 +28,9 @@ _MAX_DICTIONARY = 128 * 2**20
 _PACKED_BYTES = 4096
 """Bytes decompressed at once: at most 30 MB unpacked."""
 
-DAMAGE = (
-    tarfile.TarError,
-    lzma.LZMAError,
-    zlib.error,
-    EOFError,
-    # tarfile raises these for malformed numbers, texts and chains of headers
-    ValueError,
-    OverflowError,
-    IndexError,
-    RecursionError,
-)
+# tarfile raises these for malformed numbers, texts and chains of headers.
+_MALFORMED = (ValueError, OverflowError, IndexError, RecursionError)
+DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, *_MALFORMED)
 """The errors of an archive that is damaged or exceeds a limit."""
 
 

@@ -27,7 +27,7 @@ def test_a_sequence_is_context_then_query() -> None:
 
 
 def test_uniform_attention_sees_the_share_of_distinct_tokens() -> None:
-    counts, _ = held_out(Source(0))
+    counts, _ = held_out(Source(0), CPU)
     assert counts.sum(1).unique().tolist() == [63]
     assert abs(float((counts[:, 10:].sum(1) / 63.0).mean()) - 0.349) < 0.003
 

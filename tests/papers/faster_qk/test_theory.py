@@ -10,8 +10,7 @@ import pytest
 from headtohead import UserError
 from headtohead.papers.faster_qk import published
 from headtohead.papers.faster_qk.findings import factor_findings
-from headtohead.papers.faster_qk.theory.factored import examine_factorised
-from headtohead.papers.faster_qk.theory.reduced import LOSSES, RATIOS, Reduced
+from headtohead.papers.faster_qk.theory import LOSSES, RATIOS, Reduced, examine_factorised
 
 # alpha (mu_QK, mu_OV) at losses 1 and 1e-4, and tau at 1e-4
 TABLE = {

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from headtohead import UserError
 from headtohead.data.tasks.toy import Source, draw_tokens
-from headtohead.papers.faster_qk.adam import FORMS, adam_step, moments, step_sizes
-from headtohead.papers.faster_qk.forms import ATTENTION
+from headtohead.papers.faster_qk.forms import ADAM_FORMS, ATTENTION, adam_step, moments, sgd_step, step_sizes
 from headtohead.papers.faster_qk.measure import balance, imposed_mass
 from headtohead.papers.faster_qk.runs import RATE, RUNS, SEEDS, ToyRun, choose_runs
 from headtohead.papers.faster_qk.task import count_tokens
-from headtohead.papers.faster_qk.train import Batch, ToyResult, sgd_step, start_state, train
+from headtohead.papers.faster_qk.train import Batch, ToyResult, start_state, train
 from tests.references import toy as reference
 
 QUERIES = slice(5, 9)
@@ -55,7 +54,7 @@ def test_a_step_follows_the_gradient_of_the_formula(form: str) -> None:
     ask = torch.nn.functional.one_hot(classes, 4).double()[None]
     pull = ask.transpose(1, 2) * (ratio * RATE / 16 / math.sqrt(50))
     known = count_tokens(tokens).double().log()[None]
-    error = sgd_step(form, state, known, ask, pull, source.target, RATE)
+    error = sgd_step(form, state, source.target, RATE, known, ask, pull)
     here = -(error[:, :, 1:5] * ask).sum(2).log1p().mean()
     assert torch.allclose(here, expected, rtol=1e-12)
     moved = {
@@ -68,7 +67,7 @@ def test_a_step_follows_the_gradient_of_the_formula(form: str) -> None:
         assert torch.allclose(state[key], value, rtol=1e-10, atol=1e-14), key
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ADAM_FORMS)
 def test_adam_steps_equal_those_of_torch_on_the_formula(form: str) -> None:
     source, ratio, rate, steps = Source(1, length=20), 3.0, 0.01, 4
     draw = torch.Generator().manual_seed(5)
@@ -94,7 +93,7 @@ def test_adam_steps_equal_those_of_torch_on_the_formula(form: str) -> None:
         optimizer.step()
         ask = torch.nn.functional.one_hot(classes, 4).double()[None]
         known = count_tokens(tokens).double().log()[None]
-        (here,) = adam_step(form, state, known, ask, source.target, size, root)
+        (here,) = adam_step(form, state, source.target, known, ask, size, root)
         assert torch.allclose(here, expected, rtol=1e-10)
     for key, value in held({name: value.detach() for name, value in weights.items()}).items():
         assert torch.allclose(state[key], value, rtol=1e-8, atol=1e-12), key
@@ -106,7 +105,7 @@ def test_under_adam_the_loss_of_a_model_certain_of_a_wrong_label_is_finite() -> 
     state |= moments(state)
     ask = torch.nn.functional.one_hot(torch.tensor([[0, 3]]), 4).float()
     sizes, roots = step_sizes(0, torch.tensor([1e-3]), torch.ones(1, 1))
-    loss = adam_step("CACO", state, torch.zeros(1, 2, 50), ask, 1, sizes[0].float(), roots[0].float())
+    loss = adam_step("CACO", state, 1, torch.zeros(1, 2, 50), ask, sizes[0].float(), roots[0].float())
     assert torch.allclose(loss, torch.tensor([200.0]))
 
 
@@ -136,7 +135,7 @@ def test_runs_without_adam_keep_their_keys() -> None:
 
 
 def test_adam_and_sgd_have_the_same_initialization() -> None:
-    for name in FORMS:
+    for name in ADAM_FORMS:
         ours, theirs = start_state(RUNS[f"Adam {name}"]), start_state(RUNS[name])
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
         assert all(not ours[key].any() for key in ours.keys() - theirs.keys())
@@ -163,7 +162,7 @@ def test_a_ramp_rises_at_every_step() -> None:
     batch = Batch([run], torch.device("cpu"))
     batch.step = 250
     batch._fill()
-    rate = batch.pull.sum(2).max(2).values[0, 0] * math.sqrt(50) * 32
+    rate = batch.inputs["pull"].sum(2).max(2).values[0, 0] * math.sqrt(50) * 32
     assert math.isclose(float(rate), RATE * 20.5, rel_tol=1e-5)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from headtohead.study.plan.plan import Plan
 from headtohead.study.plan.planner import plan_study
 from headtohead.study.plan.step_timing import FrozenStepTimes
 from headtohead.study.store.doctor import examine, repair
-from headtohead.study.store.frozen import NAME, frozen_seconds
+from headtohead.study.store.frozen import NAME, read_lock
 from headtohead.training.trainer import Trainer
 
 
@@ -122,7 +123,7 @@ def test_the_plain_path_is_timed_on_its_own(story: Path, tmp_path: Path, clock: 
     assert tokens(found)["time_plain sharing:tie=kv"] == 17_152  # 67 steps: nearest to 100 / 1.5
     assert clock.plain == {False, True}
     assert not is_plain()
-    assert {row["where"].split(", ")[-1] for row in frozen_seconds(tmp_path).values()} == {
+    assert {row.where.split(", ")[-1] for row in read_lock(tmp_path).seconds.values()} == {
         "fused path",
         "plain path",
     }
@@ -151,7 +152,7 @@ def test_what_cannot_be_timed_is_rejected(
 
 def test_a_damaged_lock_is_repaired_with_its_seconds(story: Path, tmp_path: Path, clock: Clock) -> None:
     found = plan(story, tmp_path, clock)
-    seconds = frozen_seconds(tmp_path)
+    seconds = msgspec.to_builtins(read_lock(tmp_path).seconds)
     study = {"outline": found.manifest.as_dict(), "added_seeds": [], "seconds": seconds}
     (tmp_path / "study.json").write_text(json.dumps(study))
     broken = {"plans": {}, "seconds": {key: row | {"seconds": 0} for key, row in seconds.items()}}
@@ -178,13 +179,13 @@ def test_a_timed_step_is_a_step(story: Path, tmp_path: Path) -> None:
         step_times=FrozenStepTimes(tmp_path, ExecutionSettings()),
     )
     assert torch.get_num_threads() == before
-    rows = frozen_seconds(tmp_path)
-    assert {row["arm"] for row in rows.values()} == {"standard", "diagonal"}
+    rows = read_lock(tmp_path).seconds
+    assert {row.arm for row in rows.values()} == {"standard", "diagonal"}
     spent = {
-        run.arm: run.training.tokens * row["seconds"]
+        run.arm: run.training.tokens * row.seconds
         for run in found.compared()
         for row in rows.values()
-        if row["arm"] == run.arm
+        if row.arm == run.arm
     }
-    whole_step = 256 * max(row["seconds"] for row in rows.values())
+    whole_step = 256 * max(row.seconds for row in rows.values())
     assert spent["diagonal"] == pytest.approx(spent["standard"], abs=whole_step / 2 + 1e-9)

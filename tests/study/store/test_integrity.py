@@ -15,7 +15,7 @@ from headtohead import Study, examine_study, open_study
 from headtohead.common.errors import DamagedFile, UserError
 from headtohead.report.gather import gather
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.frozen import frozen_seconds
+from headtohead.study.store.frozen import read_lock
 from headtohead.study.store.run_store import RunDirectory, Store
 from tests.study.store.test_archive import archive
 
@@ -206,7 +206,7 @@ def test_a_changed_value_is_damage_when_it_is_loaded(mine: Path, name: str, old:
     load: dict[str, Callable[[], object]] = {
         "spec.json": run.spec,
         "study.json": lambda: open_study(mine),
-        "study.lock.json": lambda: frozen_seconds(mine),
+        "study.lock.json": lambda: read_lock(mine),
     }
     with pytest.raises(DamagedFile, match=f"damaged file {path}: checksum mismatch"):
         load[name]()

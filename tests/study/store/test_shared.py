@@ -29,8 +29,8 @@ def test_two_processes_that_add_seeds_lose_none(tmp_path: Path) -> None:
     children = [processes.start(processes.plan_seeds, tmp_path, list(part)) for part in parts]
     (tmp_path / "go").touch()
     assert [processes.ended(child) for child in children] == [0, 0]
-    (entry,) = read_lock(tmp_path / NAME)["plans"].values()
-    assert (entry["seeds"], sorted(entry["added"])) == ([0], list(range(1, 31)))
+    (entry,) = read_lock(tmp_path).plans.values()
+    assert (entry.seeds, sorted(entry.added)) == ([0], list(range(1, 31)))
     assert not (tmp_path / shared.NAME).exists()
 
 
@@ -74,7 +74,7 @@ def test_every_write_of_a_shared_file_holds_the_lock(
 
 def test_a_change_that_fails_writes_nothing_and_releases_the_lock(tmp_path: Path) -> None:
     with pytest.raises(KeyError), changing_lock(tmp_path) as lock:
-        lock["plans"]["x"] = lock["missing"]
+        lock.plans["x"] = lock.plans["missing"]
     assert list(tmp_path.iterdir()) == []
 
 

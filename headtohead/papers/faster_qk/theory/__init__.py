@@ -1,1 +1,0 @@
-"""The exact theory of the toy model."""
