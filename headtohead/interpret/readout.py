@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.data.tasks.base import Example, Task
-from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.base import ForwardState, Frame
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 
@@ -177,7 +177,7 @@ def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tens
     if isinstance(model, Pointer):
         return model.ends(tokens, padding)[torch.arange(len(tokens), device=tokens.device), ends].softmax(-1)
     # On CPU, mixing one row instead of all halves the time of a one-layer model; on a GPU all rows are one fast kernel.
-    frame = Frame(narrow=not tokens.is_cuda)
+    frame = Frame(state=ForwardState(narrow=not tokens.is_cuda))
     if isinstance(model, Classifier):
         return _softmax(model.scores(tokens, places, padding, frame))
     return _softmax(model.logits(tokens, padding=padding, rows=places, frame=frame).squeeze(1))

@@ -359,7 +359,7 @@ class Sharing(Projected):
         if rope_mode != "nothing" and frame.rotary is not None:
             table = frame.rotary.slice(0, kv.shape[-2], kv)
             table = table[0] if table.ndim == 4 else table
-        return decode(q, kv, table, rope_mode, place=frame.place)
+        return decode(q, kv, table, rope_mode, place=frame.state.place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Append the new tokens to the cache; return all keys and values so far."""

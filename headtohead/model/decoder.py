@@ -20,6 +20,7 @@ from headtohead.mechanisms.contract.base import (
     Companion,
     CompanionSpec,
     Flops,
+    ForwardState,
     Frame,
     Mechanism,
     Mode,
@@ -60,31 +61,30 @@ class Block(nn.Module):
         self.mixes, self.feeds = mechanism.writes, True
         """Whether its two parts are active; a skip evaluation disables them."""
 
-    def forward(
-        self, x: Tensor, frame: Frame, cache: Cache | None = None, rows: Tensor | None = None
-    ) -> Tensor:
-        """Return the state (batch, time, width) after this block, or (batch, 1, width) at one row of each."""
-        return self.after(*self.enter(x), frame, cache, rows)
-
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state in this block's space, and the normalized state that is its mechanism's input."""
         if self.adapter is not None:
             x = self.adapter(x)
         return x, self.mixer_norm(x) if self.mixer_norm is not None and self.mixes else x
 
-    def after(
+    def forward(
         self,
         x: Tensor,
-        normed: Tensor,
         frame: Frame,
         cache: Cache | None = None,
         rows: Tensor | None = None,
+        normed: Tensor | None = None,
     ) -> Tensor:
-        """Return the state after this block, from the result of `enter`."""
+        """Return the state (batch, time, width) after this block, or (batch, 1, width) at one row of each.
+
+        With `normed`, x and normed are the result of `enter`.
+        """
+        if normed is None:
+            x, normed = self.enter(x)
         if self.mixes:
             frame.norm = self.mixer_norm
-            if rows is not None and frame.narrow and self.mechanism.narrows:
-                x, frame.rows, rows = _at(x, rows), rows, None
+            if rows is not None and frame.state.narrow and self.mechanism.narrows:
+                x, frame.state.rows, rows = _at(x, rows), rows, None
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
         if rows is not None:  # everything after the mixing works row by row
@@ -239,9 +239,8 @@ class Decoder(nn.Module):
         self._check_supported(padding is not None, causal)
         frame = frame or Frame()
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
-        frame.place = None if caches is None else caches.place
-        frame.rotary, frame.training, frame.rows = self.rotary, self.training, None
-        frame.row_tables = {}
+        frame.rotary, frame.training = self.rotary, self.training
+        frame.state = ForwardState(None if caches is None else caches.place, frame.state.narrow)
         x = self.embedding(tokens, frame)
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
@@ -253,7 +252,7 @@ class Decoder(nn.Module):
                 beside, normed = block.enter(beside)
                 frame.companion = own.companion = Companion(normed)
                 if index < last:
-                    beside = block.after(beside, normed, own)
+                    beside = block(beside, own, normed=normed)
                 if own.time != time:  # its own longer pass has other queries, keys and map than the data
                     frame.companion = Companion(normed)
             cache = None if caches is None else caches.layers[index]

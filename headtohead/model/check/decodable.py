@@ -65,7 +65,7 @@ def recorded_agrees(bench: Fixture) -> None:
             row = x[:, place : place + 1]
             # As in a replay: Python values stay those of the capture, and only the position changes.
             frame = bench.frame(row, first)
-            frame.place = cache.place = torch.tensor([place])
+            frame.state.place = cache.place = torch.tensor([place])
             error = relative(mechanism(row, frame, cache), wanted[:, place : place + 1])
             require(
                 error < max(TOLERANCE, mechanism.cache_error),
