@@ -44,6 +44,10 @@ _LEAST = (
 class ApproximateOptions(DeconstructedOptions):
     """Options of Taylor weights."""
 
+    cases: ClassVar[str] = """
+        features=elementwise,normaliser=per_order features=elementwise,kv_heads=2,qk_norm=true features=elementwise
+    """
+
     features: str = option(
         "outer",
         "the second order: outer is the square of the dot product, elementwise the dot product of squares",
@@ -62,17 +66,6 @@ class ApproximateOptions(DeconstructedOptions):
                 "normaliser=per_order needs features=elementwise: orders of outer features are summed in one softmax"
             )
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value, and grouped and normalized forms."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(kv_heads=1, qk_norm=True),
-            cls(features="elementwise", normaliser="per_order"),
-            cls(features="elementwise", kv_heads=2, qk_norm=True),
-            cls(features="elementwise"),
-        ]
 
 
 class Approximate(Deconstructed):

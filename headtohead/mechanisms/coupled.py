@@ -49,6 +49,15 @@ from headtohead.mechanisms.contract.projected import Stage
 class CoupledOptions(Options):
     """Options of the coupling."""
 
+    cases: ClassVar[str] = """
+        steps=7,state_dtype=autocast per_head=true dynamics=leapfrog,steps=3 dynamics=leapfrog,force=potential
+        dynamics=symplectic_euler,steps=2,force=potential,per_head=true dynamics=uncoupled
+        dynamics=uncoupled,steps=2,per_head=true,force_bias=true dynamics=affine dynamics=affine,per_head=false,steps=2
+        force=linear force=zero,steps=2 force_input=k hidden=6,force_bias=false,per_head=false
+        dt_per=layer,dt_param=softplus order=after_rope
+        dynamics=leapfrog,force=linear,per_head=true,dt_init=0,qk_norm=after
+    """
+
     dynamics: str = option(
         "euler",
         "dynamics of (q, k); uncoupled is the control with q and k independent, affine the paper's revision",
@@ -152,28 +161,6 @@ class CoupledOptions(Options):
         """Number of evaluations of f."""
         return self.steps + (self.dynamics == "leapfrog")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value at least once, and the arms of the study."""
-        return [
-            cls(),
-            cls(steps=7, state_dtype="autocast"),
-            cls(per_head=True),
-            cls(dynamics="leapfrog", steps=3),
-            cls(dynamics="leapfrog", force="potential"),
-            cls(dynamics="symplectic_euler", steps=2, force="potential", per_head=True),
-            cls(dynamics="uncoupled"),
-            cls(dynamics="uncoupled", steps=2, per_head=True, force_bias=True),
-            cls(dynamics="affine"),
-            cls(dynamics="affine", per_head=False, steps=2),
-            cls(force="linear"),
-            cls(force="zero", steps=2),
-            cls(force_input="k"),
-            cls(hidden=6, force_bias=False, per_head=False),
-            cls(dt_per="layer", dt_param="softplus"),
-            cls(order="after_rope"),
-            cls(dynamics="leapfrog", force="linear", per_head=True, dt_init=0.0, qk_norm="after"),
-        ]
 
 
 class HeadForce(nn.Module):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage
 
@@ -43,6 +43,7 @@ class Diagonal(Projected):
 
     name: ClassVar[str] = "diagonal"
     Options: ClassVar[type] = DiagonalOptions
+    tags: ClassVar[Tags] = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)
@@ -87,11 +88,6 @@ class Diagonal(Projected):
     def cache_spec(self) -> tuple[Entry, ...]:
         """Only the shared tensor."""
         return (Entry("s", (self.heads, self.dim)),)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The projection serves both circuits; each diagonal serves one."""
-        tags = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
-        return super().circuit_tags() | tags
 
     def _per_head(self, diagonal: Tensor) -> Tensor:
         return diagonal.view(self.heads, 1, self.dim)

@@ -21,7 +21,6 @@ failed small runs of version 1.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
@@ -41,6 +40,8 @@ NORM_EPS = 1e-5  # of version 1's norm per head, as published; not the model's e
 @dataclass(frozen=True)
 class DifferentialOptions(Options):
     """Options of Differential Attention."""
+
+    cases: ClassVar[str] = "version=2 version=2,kv_heads=1 version=2,kv_heads=2"
 
     version: int = option(
         1,
@@ -56,10 +57,6 @@ class DifferentialOptions(Options):
         if self.version == 1 and self.kv_heads:
             raise UserError("version=1 gives every query its own key; kv_heads needs version=2")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return both versions, and grouped keys."""
-        return [cls(), cls(version=2), cls(version=2, kv_heads=1), cls(version=2, kv_heads=2)]
 
 
 class Differential(Projected):
@@ -67,6 +64,10 @@ class Differential(Projected):
 
     name: ClassVar[str] = "differential"
     Options: ClassVar[type] = DifferentialOptions
+    # Lambda sets the weight of the second map; the norm's gain scales the values.
+    tags: ClassVar[Tags] = {"gain": "ov"} | dict.fromkeys(
+        ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_map"), Circuit("own", follows="qk")
+    )
     signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -157,19 +158,6 @@ class Differential(Projected):
     def key_flops(self, mode: Mode) -> float:
         """Return 6 D for version 1, whose two maps read the same values, and 8 D for version 2, with twice the queries."""
         return (6.0 if self.options.version == 1 else 4.0) * self.heads * self.dim
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The norm's gain scales the values: ov."""
-        return super().circuit_tags() | {"gain": "ov"}
-
-    def circuits(self) -> list[Circuit]:
-        """Lambda is an own group that follows qk: it sets the weight of the second map."""
-        return [
-            dataclasses.replace(circuit, follows="qk")
-            if circuit.parameters[0].startswith("lambda_")
-            else circuit
-            for circuit in super().circuits()
-        ]
 
     @classmethod
     def label(cls, options: Any) -> str:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -47,6 +47,10 @@ TINY = 1e-6
 class FactorisedOptions(Options):
     """Options of the four parameterizations."""
 
+    cases: ClassVar[str] = """
+        form=FACO form=CAFO form=CACO inner=6 form=FACO,inner=16,init=default form=CACO,init=tiny
+        form=CAFO,inner=3,init=default
+    """
     form: str = option(
         "FAFO",
         "factored (F) or collapsed (C) attention (A) and output (O)",
@@ -74,19 +78,13 @@ class FactorisedOptions(Options):
         """Whether one matrix per head maps x to the output."""
         return self.form[2] == "C"
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the four forms, and every other value once."""
-        forms = [cls(form=form) for form in ("FAFO", "FACO", "CAFO", "CACO")]
-        wide = [cls(form="FAFO", inner=6), cls(form="FACO", inner=16, init="default")]
-        return [*forms, *wide, cls(form="CACO", init="tiny"), cls(form="CAFO", inner=3, init="default")]
-
 
 class Factorised(Projected):
     """Softmax attention with two circuits, each factored or collapsed."""
 
     name: ClassVar[str] = "factorised"
     Options: ClassVar[type] = FactorisedOptions
+    tags: ClassVar[Tags] = {"qk": "qk", "ov": "ov"}
     supports: ClassVar[Supports] = Supports(positions=frozenset(("learned", "none")))
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -222,10 +220,6 @@ class Factorised(Projected):
             for collapsed in (self.options.collapsed_attention, self.options.collapsed_output)
         ]
         return 2.0 * self.heads * sum(wide)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """A collapsed circuit has the tag of its factors."""
-        return super().circuit_tags() | {"qk": "qk", "ov": "ov"}
 
     @classmethod
     def label(cls, options: Any) -> str:

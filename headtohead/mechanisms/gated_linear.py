@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import decayed_scores, gated_scan, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
+from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -35,6 +35,11 @@ from headtohead.mechanisms.contract.projected import Projected, Stage, joined_li
 @dataclass(frozen=True)
 class GatedLinearOptions(Options):
     """Options of the gated linear recurrence."""
+
+    cases: ClassVar[str] = """
+        key_dim=5 gate_rank=3 temperature=1 output_gate=false
+        key_dim=4,gate_rank=2,temperature=0.25,output_gate=false
+    """
 
     key_dim: int = option(0, "width of a head's queries and keys; 0: half the head width", low=0)
     gate_rank: int = option(16, "rank of the projection from a token to its decays", low=1)
@@ -48,17 +53,6 @@ class GatedLinearOptions(Options):
         if not self.temperature > 0:
             raise UserError(f"temperature={self.temperature:g} must be above 0, or decays leave (0, 1)")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the default, each option alone, and all together."""
-        return [
-            cls(),
-            cls(key_dim=5),
-            cls(gate_rank=3),
-            cls(temperature=1.0),
-            cls(output_gate=False),
-            cls(key_dim=4, gate_rank=2, temperature=0.25, output_gate=False),
-        ]
 
 
 class GatedLinear(Projected):
@@ -67,6 +61,10 @@ class GatedLinear(Projected):
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False)
+    tags: ClassVar[Tags] = {
+        **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
+        **dict.fromkeys(("gain", "gate"), Circuit("own", follows="ov")),
+    }
     signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -129,14 +127,3 @@ class GatedLinear(Projected):
         """Return projections + the update and the read of the state, the same at every context."""
         total = self.projection_flops(mode) + 4.0 * self.heads * self.key_dim * self.dim
         return Flops(total, total)
-
-    def circuits(self) -> list[Circuit]:
-        """The decays follow the query-key circuit, the output's norm and gate the output-value one."""
-        own = [
-            Circuit("own", ("decay_down.weight", "decay_up.weight"), follows="qk"),
-            Circuit("own", ("decay_up.bias",), decay=False, follows="qk"),
-            Circuit("own", ("gain",), decay=False, follows="ov"),
-        ]
-        gates = [name for name, _ in self.named_parameters() if name.startswith("gate.")]
-        own += [Circuit("own", (name,), name.endswith("weight"), "ov") for name in gates]
-        return [circuit for circuit in super().circuits() if circuit.tag != "own"] + own

@@ -54,6 +54,7 @@ from headtohead.mechanisms.contract.base import (
     Mode,
     Shape,
     Supports,
+    circuits_by_name,
 )
 from headtohead.mechanisms.contract.projected import mean_keys
 from headtohead.mechanisms.families.groups import (
@@ -454,10 +455,5 @@ class Kuramoto(Mechanism):
 
     def circuits(self) -> list[Circuit]:
         """Maps of the score are qk, the dense value ov; gates and drift follow qk, gains follow ov."""
-        ways: dict[str, tuple[str, str | None]] = {"q": ("qk", None), "k": ("qk", None), "v": ("ov", None)}
-        ways |= dict.fromkeys(("kappa", "here", "after"), ("own", "ov"))
-        groups: dict[tuple[str, str | None, bool], list[str]] = {}
-        for name, parameter in self.named_parameters():
-            tag, follows = ways.get(name.split(".")[0], ("own", "qk"))
-            groups.setdefault((tag, follows, parameter.ndim >= 2), []).append(name)
-        return [Circuit(tag, tuple(names), decay, follows) for (tag, follows, decay), names in groups.items()]
+        gains = dict.fromkeys(("kappa", "here", "after"), Circuit("own", follows="ov"))
+        return circuits_by_name(self, gains, rest=Circuit("own", follows="qk"))

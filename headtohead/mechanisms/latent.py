@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -40,6 +40,11 @@ from headtohead.mechanisms.contract.projected import Projected, Stage, joined_li
 @dataclass(frozen=True)
 class LatentOptions(Options):
     """Options of latent attention."""
+
+    cases: ClassVar[str] = """
+        latent=6 query_latent=5 rope_dim=6 latent_norm=true latent=7,query_latent=5,rope_dim=2,latent_norm=true
+        latent=5,query_latent=6,latent_norm=true
+    """
 
     latent: int = option(
         0,
@@ -57,18 +62,6 @@ class LatentOptions(Options):
         if self.rope_dim % 2:
             raise UserError(f"rope rotates pairs of coordinates, but rope_dim={self.rope_dim} is odd")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the default, each option alone, and all together."""
-        return [
-            cls(),
-            cls(latent=6),
-            cls(query_latent=5),
-            cls(rope_dim=6),
-            cls(latent_norm=True),
-            cls(latent=7, query_latent=5, rope_dim=2, latent_norm=True),
-            cls(latent=5, query_latent=6, latent_norm=True),
-        ]
 
 
 class Latent(Projected):
@@ -76,6 +69,10 @@ class Latent(Projected):
 
     name: ClassVar[str] = "latent"
     Options: ClassVar[type] = LatentOptions
+    # The latent serves both circuits; queries and rotary keys serve one.
+    tags: ClassVar[Tags] = {"down": "both", "gain": "both"} | dict.fromkeys(
+        ("q_down", "q_gain", "q_rope", "k_rope"), "qk"
+    )
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)
@@ -201,18 +198,6 @@ class Latent(Projected):
         """Return score and mix per key, over heads or, absorbed, over latents; projections cost the same in both."""
         wide = self.latent if mode == "decode" else self.dim
         return 2.0 * self.heads * (2 * wide + self.rope_dim)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The latent serves both circuits; queries and rotary keys serve one."""
-        tags = {
-            "down": "both",
-            "gain": "both",
-            "q_down": "qk",
-            "q_gain": "qk",
-            "q_rope": "qk",
-            "k_rope": "qk",
-        }
-        return super().circuit_tags() | tags
 
     @classmethod
     def label(cls, options: Any) -> str:

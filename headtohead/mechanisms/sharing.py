@@ -54,7 +54,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, decode, decode_serves
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option, value_text
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
@@ -73,6 +73,18 @@ def _parse_mix(text: str) -> str | tuple[float, float]:
 @dataclass(frozen=True)
 class SharingOptions(Options):
     """Options of projection sharing."""
+
+    cases: ClassVar[str] = """
+        kv_heads=2 tie=kv tie=kv,rope=none tie=kv,rope=score tie=kv,rope=rotated tie=kv,kv_heads=2
+        tie=kv,kv_heads=1,rope=score tie=qk tie=qk,mask_self=true tie=qkv,rope=roundtrip tie=kv,query_depth=2
+        query_depth=2,kv_heads=1 value_mix=(1,-1) value_mix=(1,-1),value_mix_norm=unit,kv_heads=2
+        value_mix=learnt,kv_heads=2 value_mix=learnt,value_mix_norm=unit
+        tie=kv,rope=decoupled tie=kv,rope=decoupled,kv_heads=2,kv_norm=gain
+        tie=kv,rope=decoupled,rotary_key=shared,kv_heads=2,query_depth=2 tie=qkv,rope=decoupled,kv_norm=scale_free
+        tie=qk,pos2d=true tie=qkv,pos2d=true,pos2d_m=7,pos2d_init=paper,rope=score tie=qk,score_bias=t5
+        tie=kv,kv_heads=2,score_bias=alibi,mask_self=true tie=kv,kv_norm=scale_free tie=kv,kv_norm=gain,kv_heads=2
+        tie=kv,kv_norm=gain,rope=score tie=kv,kv_heads=1,kv_norm=gain,rope=none,pos2d=true,score_bias=t5
+    """
 
     tie: str = option(
         "none",
@@ -159,40 +171,6 @@ class SharingOptions(Options):
         if not self.pos2d and (self.pos2d_m, self.pos2d_init) != (10, "identity"):
             raise UserError("pos2d_m and pos2d_init need pos2d=true")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value at least once, and the forms that the paper compares."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(tie="kv"),
-            cls(tie="kv", rope="none"),
-            cls(tie="kv", rope="score"),
-            cls(tie="kv", rope="rotated"),
-            cls(tie="kv", kv_heads=2),
-            cls(tie="kv", kv_heads=1, rope="score"),
-            cls(tie="qk"),
-            cls(tie="qk", mask_self=True),
-            cls(tie="qkv", rope="roundtrip"),
-            cls(tie="kv", query_depth=2),
-            cls(query_depth=2, kv_heads=1),
-            cls(value_mix=(1.0, -1.0)),
-            cls(value_mix=(1.0, -1.0), value_mix_norm="unit", kv_heads=2),
-            cls(value_mix="learnt", kv_heads=2),
-            cls(value_mix="learnt", value_mix_norm="unit"),
-            cls(tie="kv", rope="decoupled"),
-            cls(tie="kv", rope="decoupled", kv_heads=2, kv_norm="gain"),
-            cls(tie="kv", rope="decoupled", rotary_key="shared", kv_heads=2, query_depth=2),
-            cls(tie="qkv", rope="decoupled", kv_norm="scale_free"),
-            cls(tie="qk", pos2d=True),
-            cls(tie="qkv", pos2d=True, pos2d_m=7, pos2d_init="paper", rope="score"),
-            cls(tie="qk", score_bias="t5"),
-            cls(tie="kv", kv_heads=2, score_bias="alibi", mask_self=True),
-            cls(tie="kv", kv_norm="scale_free"),
-            cls(tie="kv", kv_norm="gain", kv_heads=2),
-            cls(tie="kv", kv_norm="gain", rope="score"),
-            cls(tie="kv", kv_heads=1, kv_norm="gain", rope="none", pos2d=True, score_bias="t5"),
-        ]
 
 
 class Sharing(Projected):
@@ -447,28 +425,15 @@ class Sharing(Projected):
         scored = self.carried + self.turned + (1 if self.options.pos2d else 0)
         return 2.0 * self.heads * (scored + self.carried)
 
-    def circuit_tags(self) -> dict[str, str]:
-        """A projection that serves both circuits is `both`."""
-        tags = super().circuit_tags() | dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
+    def circuit_tags(self) -> Tags:
+        """A projection that serves both circuits is `both`; the mix and the score terms have no weight decay."""
+        tags = dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
         if self.one_tensor:
             tags["k"] = "both"
         elif self.options.value_mix != "off":
             tags |= {"q": "both", "k": "both", "r": "both"}
-        return tags
-
-    def circuits(self) -> list[Circuit]:
-        """The learned mix and the score terms are own groups without weight decay; the terms follow qk."""
-        terms = [
-            name for name in ("pos2d.weights", "pos2d.offset", "t5") if hasattr(self, name.split(".")[0])
-        ]
-        mixes = ["mix_weights"] if hasattr(self, "mix_weights") else []
-        own = [
-            Circuit("own", tuple(names), False, follows)
-            for names, follows in ((mixes, None), (terms, "qk"))
-            if names
-        ]
-        named = {*mixes, *terms}
-        return [circuit for circuit in super().circuits() if not named & {*circuit.parameters}] + own
+        term = Circuit("own", decay=False, follows="qk")
+        return {**tags, "pos2d": term, "t5": term, "mix_weights": Circuit("own", decay=False)}
 
     def _inputs(self) -> list[nn.Linear]:
         return [getattr(self, name) for name in ("q", "k", "v") if hasattr(self, name)]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Frame, Shape
+from headtohead.mechanisms.contract.base import Cache, Frame, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
@@ -34,23 +34,14 @@ from headtohead.mechanisms.contract.projected import Projected, joined_linear
 class StandardOptions(Options):
     """Options of standard attention."""
 
+    cases: ClassVar[str] = "kv_heads=2 kv_heads=1 window=3 qk_norm=true kv_heads=1,window=5,qk_norm=true"
+
     kv_heads: int = option(0, "key/value heads shared by the query heads; 0: the model's setting", low=0)
     window: int = option(0, "number of keys a query attends to, itself included; 0: all", low=0)
     qk_norm: bool = option(
         False, "normalize queries and keys per head, with a learned gain, before positions"
     )
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return each option alone, and all together."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(kv_heads=1),
-            cls(window=3),
-            cls(qk_norm=True),
-            cls(kv_heads=1, window=5, qk_norm=True),
-        ]
 
 
 class Standard(Projected):
@@ -59,6 +50,7 @@ class Standard(Projected):
     name: ClassVar[str] = "standard"
 
     Options: ClassVar[type] = StandardOptions
+    tags: ClassVar[Tags] = {"q_gain": "qk", "k_gain": "qk"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, window=options.window)
@@ -92,10 +84,6 @@ class Standard(Projected):
     def graph_safe(self) -> bool:
         """True with every option."""
         return type(self) is Standard and self.graph_safe_stages()
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The gains scale the scores: qk."""
-        return super().circuit_tags() | {"q_gain": "qk", "k_gain": "qk"}
 
     @classmethod
     def label(cls, options: Any) -> str:

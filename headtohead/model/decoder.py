@@ -147,11 +147,7 @@ class Decoder(nn.Module):
     """Whether a token attends to earlier tokens only; a `Reader` may be bidirectional."""
 
     def __init__(
-        self,
-        size: Size,
-        layers: Sequence[Composed],
-        seed: int | None = 0,
-        companion: Text | None = None,
+        self, size: Size, layers: Sequence[Composed], seed: int | None = 0, companion: Text | None = None
     ) -> None:
         super().__init__()
         if len(layers) != size.layers:
@@ -490,10 +486,10 @@ class Decoder(nn.Module):
 
     def circuits(self) -> list[Circuit]:
         """Return every parameter of the model in exactly one group; raise with the parameter's name otherwise."""
-        groups = [_prefixed("embedding", circuit) for circuit in self.spaces[0].circuits(self.embedding)]
+        groups = [circuit.prefixed("embedding") for circuit in self.spaces[0].circuits(self.embedding)]
         for index, block in enumerate(self.layers):
             place = f"blocks.{index}"
-            groups += [_prefixed(f"{place}.mechanism", circuit) for circuit in block.mechanism.circuits()]
+            groups += [circuit.prefixed(f"{place}.mechanism") for circuit in block.mechanism.circuits()]
             for part, tag in (
                 ("mixer_norm", "norm"),
                 ("ffn_norm", "norm"),
@@ -536,10 +532,6 @@ class Decoder(nn.Module):
             raise UserError(f"parameter {missing[0]} is in no parameter group and would not be trained")
         if extra := sorted(seen - names):
             raise UserError(f"a circuit lists {extra[0]}, which is not a trainable parameter")
-
-
-def _prefixed(place: str, circuit: Circuit) -> Circuit:
-    return dataclasses.replace(circuit, parameters=tuple(f"{place}.{name}" for name in circuit.parameters))
 
 
 def _by_rank(place: str, module: nn.Module | None, tag: str) -> list[Circuit]:

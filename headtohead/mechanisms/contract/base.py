@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -257,10 +257,18 @@ class Circuit:
     """A parameter group with one job."""
 
     tag: str
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
     decay: bool = True
     follows: str | None = None
     """The circuit whose learning rate an `own` group follows, or none."""
+
+    def prefixed(self, place: str) -> Circuit:
+        """Return the circuit with the names that its parameters have in the module that contains them at `place`."""
+        return dataclasses.replace(self, parameters=tuple(f"{place}.{name}" for name in self.parameters))
+
+
+Tags = Mapping[str, str | Circuit]
+"""The circuit of each parameter by the first component of its name: a tag, or a circuit without parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +330,8 @@ class Mechanism(nn.Module):
     writes: ClassVar[bool] = True
     """False: the output is zero, and a block omits the attention part and its norm."""
     supports: ClassVar[Supports] = Supports()
+    tags: ClassVar[Tags] = {}
+    """Circuits of parameters by the first component of their names, where they are not q, k: qk; v, o: ov; others: own."""
     idle: ClassVar[tuple[str, ...]] = ()
     """Parameters that a paper counts although they cancel: their gradient may vanish."""
 
@@ -406,7 +416,7 @@ class Mechanism(nn.Module):
 
     def circuits(self) -> list[Circuit]:
         """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
-        return circuits_by_name(self)
+        return circuits_by_name(self, self.tags)
 
 
 def default_label(name: str, options: Any) -> str:
@@ -425,17 +435,19 @@ def default_initialise(module: nn.Module, draw: Draw) -> None:
                 parameter.copy_(draw(name, parameter.shape))
 
 
-_CIRCUIT_OF_NAME = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
+_USUAL_TAGS = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
 
 
-def circuits_by_name(module: nn.Module, tags: dict[str, str] | None = None) -> list[Circuit]:
-    """Return circuits from the first component of each parameter's name: q and k are qk, v and o are ov, others own.
+def circuits_by_name(module: nn.Module, tags: Tags, rest: str | Circuit = "own") -> list[Circuit]:
+    """Return circuits by the first component of each parameter's name: q and k are qk, v and o are ov, others `rest`.
 
-    `tags` overrides the tag of a first component.
+    `tags` overrides this. Vectors have no weight decay, and neither have matrices whose tag is a circuit without it.
     """
-    known = _CIRCUIT_OF_NAME | (tags or {})
-    groups: dict[tuple[str, bool], list[str]] = {}
+    known = {**_USUAL_TAGS, **tags}
+    groups: dict[Circuit, list[str]] = {}
     for name, parameter in module.named_parameters():
-        tag = known.get(name.split(".")[0], "own")
-        groups.setdefault((tag, parameter.ndim >= 2), []).append(name)
-    return [Circuit(tag, tuple(names), decay) for (tag, decay), names in groups.items()]
+        tag = known.get(name.split(".")[0], rest)
+        group = Circuit(tag) if isinstance(tag, str) else tag
+        group = dataclasses.replace(group, decay=group.decay and parameter.ndim >= 2)
+        groups.setdefault(group, []).append(name)
+    return [dataclasses.replace(group, parameters=tuple(names)) for group, names in groups.items()]

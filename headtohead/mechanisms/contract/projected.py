@@ -23,6 +23,7 @@ from headtohead.mechanisms.contract.base import (
     Mode,
     Shape,
     Supports,
+    Tags,
     circuits_by_name,
     default_initialise,
     default_label,
@@ -60,7 +61,7 @@ class Stage(nn.Module):
 
     def circuits(self) -> list[Circuit]:
         """Return the parameters in groups."""
-        return circuits_by_name(self)
+        return circuits_by_name(self, {})
 
     def flops(self) -> float:
         """Return the matrix FLOPs this stage adds per token."""
@@ -184,16 +185,15 @@ class Projected(Mechanism):
 
     def circuits(self) -> list[Circuit]:
         """Return the circuits by name, with those of the stages under their own tags."""
-        own = [circuit for circuit in circuits_by_name(self, self.circuit_tags()) if circuit.tag != "stages"]
+        own = circuits_by_name(self, {**self.circuit_tags(), "stages": "stages"})
+        own = [circuit for circuit in own if circuit.tag != "stages"]
         for name, stage in self._stages():
-            for circuit in stage.circuits():
-                parameters = tuple(f"stages.{name}.{key}" for key in circuit.parameters)
-                own.append(Circuit(circuit.tag, parameters, circuit.decay, circuit.follows))
+            own += [circuit.prefixed(f"stages.{name}") for circuit in stage.circuits()]
         return own
 
-    def circuit_tags(self) -> dict[str, str]:
-        """Return tags by first component of the parameter's name, where they differ from q, k: qk and v, o: ov."""
-        return {"stages": "stages"}
+    def circuit_tags(self) -> Tags:
+        """Return `tags`; a subclass may choose them by its options."""
+        return self.tags
 
     def graph_safe_stages(self) -> bool:
         """Return whether every stage of `a+b` is safe under a CUDA graph."""
