@@ -32,7 +32,7 @@ from headtohead.kernels import linear_attend, taylor_attend
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.attention.taylor import taylor_weights
 from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode, Shape
-from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
 _LEAST = (
@@ -65,7 +65,6 @@ class ApproximateOptions(DeconstructedOptions):
             raise UserError(
                 "normaliser=per_order needs features=elementwise: orders of outer features are summed in one softmax"
             )
-
 
 
 class Approximate(Deconstructed):

@@ -162,7 +162,6 @@ class CoupledOptions(Options):
         return self.steps + (self.dynamics == "leapfrog")
 
 
-
 class HeadForce(nn.Module):
     """A force in head space; its last layer is initialized to zero, so the initial force is zero."""
 

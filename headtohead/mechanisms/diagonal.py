@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape, Tags
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage
 
@@ -43,7 +43,7 @@ class Diagonal(Projected):
 
     name: ClassVar[str] = "diagonal"
     Options: ClassVar[type] = DiagonalOptions
-    tags: ClassVar[Tags] = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
+    tags: ClassVar = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)

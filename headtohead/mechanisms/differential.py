@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape, Tags
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
@@ -58,14 +58,13 @@ class DifferentialOptions(Options):
             raise UserError("version=1 gives every query its own key; kv_heads needs version=2")
 
 
-
 class Differential(Projected):
     """Softmax attention minus a learned fraction of a second one over the same values."""
 
     name: ClassVar[str] = "differential"
     Options: ClassVar[type] = DifferentialOptions
     # Lambda sets the weight of the second map; the norm's gain scales the values.
-    tags: ClassVar[Tags] = {"gain": "ov"} | dict.fromkeys(
+    tags: ClassVar = {"gain": "ov"} | dict.fromkeys(
         ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_map"), Circuit("own", follows="qk")
     )
     signed = True

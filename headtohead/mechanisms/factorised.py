@@ -36,7 +36,7 @@ from torch import Tensor
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports, Tags
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -84,7 +84,7 @@ class Factorised(Projected):
 
     name: ClassVar[str] = "factorised"
     Options: ClassVar[type] = FactorisedOptions
-    tags: ClassVar[Tags] = {"qk": "qk", "ov": "ov"}
+    tags: ClassVar = {"qk": "qk", "ov": "ov"}
     supports: ClassVar[Supports] = Supports(positions=frozenset(("learned", "none")))
 
     def __init__(self, shape: Shape, options: Any) -> None:

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import decayed_scores, gated_scan, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports, Tags
+from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -54,14 +54,13 @@ class GatedLinearOptions(Options):
             raise UserError(f"temperature={self.temperature:g} must be above 0, or decays leave (0, 1)")
 
 
-
 class GatedLinear(Projected):
     """Linear attention with data-dependent decay per key channel; the cache is one state per sequence."""
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
     supports: ClassVar[Supports] = Supports(bidirectional=False)
-    tags: ClassVar[Tags] = {
+    tags: ClassVar = {
         **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
         **dict.fromkeys(("gain", "gate"), Circuit("own", follows="ov")),
     }

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
-from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Tags
+from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
 
@@ -63,14 +63,13 @@ class LatentOptions(Options):
             raise UserError(f"rope rotates pairs of coordinates, but rope_dim={self.rope_dim} is odd")
 
 
-
 class Latent(Projected):
     """Softmax attention over keys and values computed from a cached latent."""
 
     name: ClassVar[str] = "latent"
     Options: ClassVar[type] = LatentOptions
     # The latent serves both circuits; queries and rotary keys serve one.
-    tags: ClassVar[Tags] = {"down": "both", "gain": "both"} | dict.fromkeys(
+    tags: ClassVar = {"down": "both", "gain": "both"} | dict.fromkeys(
         ("q_down", "q_gain", "q_rope", "k_rope"), "qk"
     )
 

@@ -172,7 +172,6 @@ class SharingOptions(Options):
             raise UserError("pos2d_m and pos2d_init need pos2d=true")
 
 
-
 class Sharing(Projected):
     """Softmax attention in which two or three projections share one matrix."""
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headtohead.kernels import rms_norm
-from headtohead.mechanisms.contract.base import Cache, Frame, Shape, Tags
+from headtohead.mechanisms.contract.base import Cache, Frame, Shape
 from headtohead.mechanisms.contract.options import Options, option
 from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
@@ -43,14 +43,13 @@ class StandardOptions(Options):
     )
 
 
-
 class Standard(Projected):
     """Softmax attention with separate query, key, value and output projections."""
 
     name: ClassVar[str] = "standard"
 
     Options: ClassVar[type] = StandardOptions
-    tags: ClassVar[Tags] = {"q_gain": "qk", "k_gain": "qk"}
+    tags: ClassVar = {"q_gain": "qk", "k_gain": "qk"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, window=options.window)

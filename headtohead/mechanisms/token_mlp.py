@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headtohead.kernels import swiglu
-from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape, Tags
+from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mechanism, Mode, Shape
 
 
 class TokenMLP(Mechanism):
@@ -30,7 +30,7 @@ class TokenMLP(Mechanism):
 
     name: ClassVar[str] = "token_mlp"
     # The gated maps compute the input of o.
-    tags: ClassVar[Tags] = dict.fromkeys(("gate", "up", "down"), Circuit("own", follows="ov"))
+    tags: ClassVar = dict.fromkeys(("gate", "up", "down"), Circuit("own", follows="ov"))
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)

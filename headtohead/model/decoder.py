@@ -26,6 +26,7 @@ from headtohead.mechanisms.contract.base import (
     Mode,
     Rotary,
     Shape,
+    circuit_fault,
     default_initialise,
     seeded_draw,
 )
@@ -155,22 +156,16 @@ class Decoder(nn.Module):
         self.size, self.arms = size, tuple(layers)
         settings = size.settings
         shape = Shape(
-            width=size.width,
-            heads=size.heads,
-            layers=size.layers,
-            context=size.context,
-            positions=settings.positions,
-            bias=settings.bias,
-            norm_eps=settings.norm_eps,
+            size.width, size.heads, 0, size.layers, size.context, 0, settings.positions, settings.bias
         )
+        shape = dataclasses.replace(shape, norm_eps=settings.norm_eps)
         self.rotary = Rotary(settings.rope_theta, size.context) if settings.positions == "rope" else None
         mechanisms = []
         for index, composed in enumerate(layers):
             # A constructor may draw values itself: seeded by run and layer, without changing the global generator.
             with torch.random.fork_rng(devices=[]):
-                if (
-                    seed is None
-                ):  # torch.manual_seed would format three stack traces for devices that are not in use
+                if seed is None:
+                    # torch.manual_seed would format three stack traces for devices that are not in use.
                     torch.default_generator.manual_seed(index)
                 else:
                     torch.manual_seed(seed * 10_007 + index)
@@ -219,16 +214,19 @@ class Decoder(nn.Module):
         *,
         caches: Caches | None = None,
         padding: Tensor | None = None,
-        causal: bool = True,
+        causal: bool | None = None,
         frame: Frame | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the output layer (batch, time, features) for tokens (batch, time): normalized states.
 
-        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) selects one row of each
+        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `causal` overrides the model's. `rows` (batch,) selects one row of each
         sequence, (batch, 1, features): the last feed-forward block is then computed only there, and so is the last mixing
         in a narrow frame if the mechanism supports it.
         """
+        causal = self.causal if causal is None else causal
+        if caches is not None and not causal:
+            raise UserError("a bidirectional model cannot decode from a cache")
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
             padding = caches.padding[:, : start + time]
@@ -365,18 +363,28 @@ class Decoder(nn.Module):
         `rows` (batch,) selects one row of each sequence: (batch, 1, vocabulary).
         """
         x = self.hidden(tokens, caches=caches, padding=padding, rows=rows, frame=frame)
-        x = x if where is None else x[where]
+        return self._scores(x if where is None else x[where])
+
+    def _scores(self, x: Tensor) -> Tensor:
         weight, bias = self._readout()
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
+        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (training objective, mean nats per target, the mechanisms' own loss terms)."""
+        """Return (training objective, mean nats per target, the mechanisms' own loss terms).
+
+        targets (batch, time) are -1 at positions without a target; padding (batch, time) is true at real tokens.
+        """
         frame = Frame()
-        x = self.hidden(tokens, frame=frame)
+        x = self.hidden(tokens, padding=padding, frame=frame)
         weight, bias = self._readout()
         objective, nats = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), smoothing, bias)
+        return self._with_own_terms(objective, nats, frame)
+
+    def _with_own_terms(
+        self, objective: Tensor, nats: Tensor, frame: Frame
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         for value in frame.losses.values():
             objective = objective + value
         return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
@@ -412,13 +420,10 @@ class Decoder(nn.Module):
 
     def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
         """Return the bytes of the declared caches, or None if a layer has none."""
-        total = 0
-        for block in self.layers:
-            spec = block.mechanism.cache_spec()
-            if spec is None:
-                return None
-            total += sum(entry.bytes(batch, capacity, dtype) for entry in spec)
-        return total
+        specs = [block.mechanism.cache_spec() for block in self.layers]
+        if None in specs:
+            return None
+        return sum(entry.bytes(batch, capacity, dtype) for spec in specs for entry in spec or ())
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int | None:
         """Return the cache bytes per additional token, or None if a layer has no cache."""
@@ -433,9 +438,8 @@ class Decoder(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token of the whole model; the batch shares those of a companion."""
-        rest = 2.0 * self.readout.numel() + sum(
-            block.ffn.flops() for block in self.layers if block.ffn is not None
-        )
+        rest = 2.0 * self.readout.numel()
+        rest += sum(block.ffn.flops() for block in self.layers if block.ffn is not None)
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
         for flops, _ in self._layer_flops(context, batch, mode):
@@ -490,15 +494,16 @@ class Decoder(nn.Module):
         for index, block in enumerate(self.layers):
             place = f"blocks.{index}"
             groups += [circuit.prefixed(f"{place}.mechanism") for circuit in block.mechanism.circuits()]
-            for part, tag in (
-                ("mixer_norm", "norm"),
-                ("ffn_norm", "norm"),
-                ("ffn", "ffn"),
-                ("adapter", "ffn"),
-            ):
+            for part, tag in {
+                "mixer_norm": "norm",
+                "ffn_norm": "norm",
+                "ffn": "ffn",
+                "adapter": "ffn",
+            }.items():
                 groups += _by_rank(f"{place}.{part}", getattr(block, part), tag)
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
-        self._check_complete(groups)
+        if fault := circuit_fault(groups, self, (*TAGS, *MODEL_TAGS)):
+            raise UserError(fault)
         return groups
 
     def _head(self) -> nn.Module | None:
@@ -515,23 +520,6 @@ class Decoder(nn.Module):
                 raise UserError(f"{block.mechanism.name} does not support padded batches")
             if not causal and not able.bidirectional:
                 raise UserError(f"{block.mechanism.name} does not support bidirectional models")
-
-    def _check_complete(self, groups: list[Circuit]) -> None:
-        seen: set[str] = set()
-        for circuit in groups:
-            if circuit.tag not in (*TAGS, *MODEL_TAGS):
-                raise UserError(
-                    f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join((*TAGS, *MODEL_TAGS))})"
-                )
-            for name in circuit.parameters:
-                if name in seen:
-                    raise UserError(f"parameter {name} is in two parameter groups")
-                seen.add(name)
-        names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        if missing := sorted(names - seen):
-            raise UserError(f"parameter {missing[0]} is in no parameter group and would not be trained")
-        if extra := sorted(seen - names):
-            raise UserError(f"a circuit lists {extra[0]}, which is not a trainable parameter")
 
 
 def _by_rank(place: str, module: nn.Module | None, tag: str) -> list[Circuit]:

@@ -451,3 +451,20 @@ def circuits_by_name(module: nn.Module, tags: Tags, rest: str | Circuit = "own")
         group = dataclasses.replace(group, decay=group.decay and parameter.ndim >= 2)
         groups.setdefault(group, []).append(name)
     return [dataclasses.replace(group, parameters=tuple(names)) for group, names in groups.items()]
+
+
+def circuit_fault(circuits: Sequence[Circuit], module: nn.Module, tags: Sequence[str]) -> str:
+    """Return what is wrong with circuits that must contain each trainable parameter of a module once, or nothing."""
+    names = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    seen: set[str] = set()
+    for circuit in circuits:
+        if circuit.tag not in tags:
+            return f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join(tags)})"
+        for name in circuit.parameters:
+            if name not in names:
+                return f"a circuit lists {name}, which is not a trainable parameter"
+            if name in seen:
+                return f"parameter {name} is in two parameter groups"
+            seen.add(name)
+    missing = min(names - seen, default="")
+    return f"parameter {missing} is in no parameter group and would not be trained" if missing else ""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels import plain
-from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode
+from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode, circuit_fault
 from headtohead.mechanisms.contract.counting import counted_flops
 from headtohead.model.check.fixture import TOLERANCE, Fixture, relative, require
 
@@ -33,25 +33,13 @@ def flops(bench: Fixture) -> None:
 def circuits(bench: Fixture) -> None:
     """Every trainable parameter is in exactly one circuit with a known tag."""
     mechanism = bench.mechanism()
-    names = {name for name, parameter in mechanism.named_parameters() if parameter.requires_grad}
-    seen: set[str] = set()
-    for circuit in mechanism.circuits():
-        require(circuit.tag in TAGS, f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join(TAGS)})")
-        if circuit.follows is not None:
-            good = circuit.tag == "own" and circuit.follows in TAGS
-            require(
-                good,
-                f"only an own circuit can follow another, and only {', '.join(TAGS)}; got '{circuit.follows}'",
-            )
-        for name in circuit.parameters:
-            require(name in names, f"a circuit lists {name}, which is not a trainable parameter")
-            require(name not in seen, f"parameter {name} is in two parameter groups")
-            seen.add(name)
-    missing = sorted(names - seen)
-    require(
-        not missing,
-        f"parameter {missing[0] if missing else ''} is in no parameter group and would not be trained",
-    )
+    groups = mechanism.circuits()
+    fault = circuit_fault(groups, mechanism, TAGS)
+    require(not fault, fault)
+    for circuit in groups:
+        good = circuit.follows is None or (circuit.tag == "own" and circuit.follows in TAGS)
+        allowed = ", ".join(TAGS)
+        require(good, f"only an own circuit can follow another, and only {allowed}; got '{circuit.follows}'")
 
 
 def fast_path(bench: Fixture) -> None:
