@@ -35,9 +35,8 @@ from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode
 from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
-_LEAST = (
-    1e-12  # bounds a sum of signed weights, which can vanish; outer weights sum to at least half their keys
-)
+# Bounds a sum of signed weights, which can vanish; outer weights sum to at least half their keys.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,7 @@ class Approximate(Deconstructed):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the map (batch, heads, time, time)."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         mask = frame.mask(x.device)
         if not self.recurrent:
             return taylor_weights(q, k, mask)
@@ -135,6 +132,6 @@ class Approximate(Deconstructed):
         """Return projections and the mix; elementwise features read and write their sums once per token."""
         if not self.recurrent:
             return super().flops(context, batch, mode)
-        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
+        linear = self.linear_flops(mode)
         linear += 2.0 * (self.heads + self.kv_heads) * (1 + 2 * self.dim) * (self.dim + 1)
         return Flops(linear, linear)

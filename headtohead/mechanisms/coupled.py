@@ -29,7 +29,7 @@ query per key; grouped keys and version 2 of `differential` are rejected. Compar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -234,9 +234,8 @@ class Coupled(Stage):
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the dynamics, both (batch, heads, time, dim)."""
         turned = self.options.order == "after_rope"
-        if (
-            turned
-        ):  # rotated back below: the layer rotates the pair itself, and a shared K=V is the unrotated key
+        if turned:
+            # Rotated back below: the layer rotates the pair itself, and a shared K=V is the unrotated key.
             q, k = frame.rotate(q), frame.rotate(k)
         q, k = (side.transpose(1, 2) for side in self.integrate(q.transpose(1, 2), k.transpose(1, 2)))
         if turned:
@@ -250,13 +249,8 @@ class Coupled(Stage):
         """Return the pair (batch, time, heads, dim) after all steps."""
         options, given = self.options, q.dtype
         state = torch.promote_types(given, torch.float32) if options.state_dtype == "float32" else given
-        net = self.k_force
-        if (
-            net is not None
-            and state == torch.float32
-            and self.one_kernel
-            and dynamics_fused.serves(q, net.w1, net.w2)
-        ):
+        net = self.k_force if state == torch.float32 and self.one_kernel else None
+        if net is not None and dynamics_fused.serves(q, net.w1, net.w2):
             weights = (net.w1, net.b1, net.w2, net.b2 if net.kind == "mlp" else None)
             return dynamics_fused.integrate(q, k, self.step_size(), options.steps, options.dynamics, *weights)
 
@@ -308,16 +302,12 @@ class Coupled(Stage):
 
     def circuits(self) -> list[Circuit]:
         """The dynamics are an own group that follows qk; step sizes and biases have no weight decay. The gains are qk."""
-        names = [name for name, _ in self.named_parameters()]
-        weights = tuple(name for name in names if name.endswith(("w1", "w2")))
-        gains = tuple(name for name in names if name.endswith("gain"))
-        rest = tuple(name for name in names if name not in weights + gains)
-        groups = [
-            Circuit("own", weights, True, "qk"),
-            Circuit("own", rest, False, "qk"),
-            Circuit("qk", gains, False),
-        ]
-        return [circuit for circuit in groups if circuit.parameters]
+        groups: dict[Circuit, list[str]] = {}
+        for name, _ in self.named_parameters():
+            gain, weight = name.endswith("gain"), name.endswith(("w1", "w2"))
+            kind = Circuit("qk", (), False) if gain else Circuit("own", (), weight, "qk")
+            groups.setdefault(kind, []).append(name)
+        return [replace(kind, parameters=tuple(names)) for kind, names in groups.items()]
 
     def flops(self) -> float:
         """Return FLOPs per token: 4 D m per evaluation of an mlp or potential, 12 D m per affine step."""

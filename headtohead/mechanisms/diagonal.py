@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage
+from headtohead.mechanisms.contract.projected import Projected
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Diagonal(Projected):
 
     name: ClassVar[str] = "diagonal"
     Options: ClassVar[type] = DiagonalOptions
+    no_stage = "diagonal recomputes its keys from one cached tensor, so {stage} cannot change them"
     tags: ClassVar = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -53,12 +53,6 @@ class Diagonal(Projected):
         self.k_diagonal = nn.Parameter(torch.ones(width))
         self.v_diagonal = nn.Parameter(torch.ones(width))
         self.o = self.linear(width, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: keys are recomputed from the cached s, and an evolved key cannot be."""
-        raise UserError(
-            f"diagonal recomputes its keys from one cached tensor, so {stage.name} cannot change them"
-        )
 
     def initialise(self, draw: Draw) -> None:
         """Set initial values."""

@@ -102,17 +102,11 @@ class Differential(Projected):
         """Return q and k in heads of width d, queries 2j and 2j + 1 as a pair; v in heads of 2d (1) or d (2)."""
         q, k, v = joined_linear(x, [self.q, self.k, self.v])
         values = self.pairs if self.options.version == 1 else self.kv_heads
-        return (
-            self.split_heads(q, self.heads),
-            self.split_heads(k, self.kv_heads),
-            self.split_heads(v, values),
-        )
+        return self.in_heads(q, k, v, values)
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the output of this layer for x (batch, time, width)."""
-        q, k, v = self.project(x, cache)
-        q, k = self.evolve(q, k, frame)
-        q, k, v = self.position(q, k, v, frame)
+        q, k, v = self.positioned(x, frame, cache)
         if cache is not None:
             k, v = cache.append("k", k), cache.append("v", v)
         if self.options.version == 1:
@@ -142,9 +136,7 @@ class Differential(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return A_1 - lambda A_2, (batch, pairs, time, time); its rows sum to 1 - lambda."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         maps = attention_weights(q, k, frame.mask(x.device))
         return maps[:, 0::2] - self.share(x) * maps[:, 1::2]
 

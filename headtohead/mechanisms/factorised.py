@@ -34,11 +34,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 TINY = 1e-6
 
@@ -94,6 +93,7 @@ class Factorised(Projected):
         if options.collapsed_attention:
             # Its bias is W_K^T b_q; b_k adds the same to every key and cancels in the softmax.
             self.qk = self.linear(width, self.heads * width)
+            self.no_stage = f"{options.form} has no separate keys, so {{stage}} cannot change them"
         else:
             self.q = self.linear(width, joined)
             self.k = self.linear(width, joined)
@@ -103,12 +103,6 @@ class Factorised(Projected):
         else:
             self.v = self.linear(width, joined)
             self.o = self.linear(joined, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise for a stage if there is no key other than x."""
-        if self.options.collapsed_attention:
-            raise UserError(f"{self.options.form} has no separate keys, so {stage.name} cannot change them")
-        super().add_stage(stage)
 
     # Initial values.
 
@@ -199,8 +193,7 @@ class Factorised(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
-        q, k, _ = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
+        q, k, _ = self.positioned(x, frame)
         return attention_weights(q, k, frame.mask(x.device), self.inner**-0.5)
 
     def cache_spec(self) -> tuple[Entry, ...]:

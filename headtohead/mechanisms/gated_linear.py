@@ -29,7 +29,7 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import decayed_scores, gated_scan, rms_norm
 from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class GatedLinear(Projected):
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
+    no_stage = "gated_linear is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     supports: ClassVar[Supports] = Supports(bidirectional=False)
     tags: ClassVar = {
         **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
@@ -81,12 +82,6 @@ class GatedLinear(Projected):
         self.decay_up = nn.Linear(options.gate_rank, narrow, bias=True)
         self.gain = nn.Parameter(torch.ones(self.dim))
         self.o = self.linear(width, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: there is no softmax of queries and keys."""
-        raise UserError(
-            f"gated_linear is a recurrence without scores of (q, k), so {stage.name} cannot be added to it"
-        )
 
     def _read(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return q, k, v, the log decays in heads, and the output gate; a padding token neither adds nor decays."""

@@ -34,7 +34,7 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Latent(Projected):
 
     name: ClassVar[str] = "latent"
     Options: ClassVar[type] = LatentOptions
+    no_stage = "latent decodes without computing keys, so {stage} cannot change them"
     # The latent serves both circuits; queries and rotary keys serve one.
     tags: ClassVar = {"down": "both", "gain": "both"} | dict.fromkeys(
         ("q_down", "q_gain", "q_rope", "k_rope"), "qk"
@@ -109,10 +110,6 @@ class Latent(Projected):
                 f"latent: rope_dim={given} leaves no latent in a width of {width}; set latent too"
             )
         return given or 2 * (min(self.dim, width // 2) // 2)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: decoding never computes keys, so a stage could not change them."""
-        raise UserError(f"latent decodes without computing keys, so {stage.name} cannot change them")
 
     def initialise(self, draw: Draw) -> None:
         """Set initial values; the up-projection of an unnormalized latent keeps the scale of one matrix."""

@@ -64,12 +64,7 @@ class Standard(Projected):
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v in heads."""
-        q, k, v = joined_linear(x, [self.q, self.k, self.v])
-        return (
-            self.split_heads(q, self.heads),
-            self.split_heads(k, self.kv_heads),
-            self.split_heads(v, self.kv_heads),
-        )
+        return self.in_heads(*joined_linear(x, [self.q, self.k, self.v]))
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the stages, normalized if `qk_norm`."""

@@ -72,6 +72,8 @@ class Projected(Mechanism):
     """A multi-head layer with projections q, k, v, o."""
 
     o: nn.Linear
+    no_stage: str = ""
+    """Why no stage can be added, if none can; `{stage}` is replaced by its name."""
 
     def __init__(
         self, shape: Shape, options: Any, *, kv_heads: int = 0, window: int = 0, strict: bool = False
@@ -94,6 +96,8 @@ class Projected(Mechanism):
 
     def add_stage(self, stage: Stage) -> None:
         """Add a stage to evolve, or raise an error that gives the reason."""
+        if self.no_stage:
+            raise UserError(self.no_stage.format(stage=stage.name))
         if stage.one_query_per_key and self.kv_heads != self.heads:
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
@@ -131,10 +135,16 @@ class Projected(Mechanism):
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the output of this layer for x (batch, time, width)."""
+        q, k, v = self.positioned(x, frame, cache)
+        return self.write(self.mix(q, k, v, frame, cache), frame)
+
+    def positioned(
+        self, x: Tensor, frame: Frame, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the result of the first three stages, q, k and v as `mix` takes them."""
         q, k, v = self.project(x, cache)
         q, k = self.evolve(q, k, frame)
-        q, k, v = self.position(q, k, v, frame)
-        return self.write(self.mix(q, k, v, frame, cache), frame)
+        return self.position(q, k, v, frame)
 
     # Cost, cache and parameter groups.
 
@@ -154,9 +164,7 @@ class Projected(Mechanism):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         return attention_weights(q, k, frame.mask(x.device, self.window, self.strict))
 
     def cache_spec(self) -> tuple[Entry, ...]:
@@ -165,8 +173,11 @@ class Projected(Mechanism):
 
     def projection_flops(self, mode: Mode) -> float:
         """Return the FLOPs per token of the projections, two per weight."""
-        weights = [child.weight for child in self.children() if isinstance(child, nn.Linear)]
-        return 2.0 * sum(weight.numel() for weight in weights)
+        return 2.0 * sum(child.weight.numel() for child in self.children() if isinstance(child, nn.Linear))
+
+    def linear_flops(self, mode: Mode) -> float:
+        """Return the FLOPs per token of the projections and stages."""
+        return self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
 
     def key_flops(self, mode: Mode) -> float:
         """Return the FLOPs of one query per visible key, all heads: score and mix."""
@@ -174,14 +185,12 @@ class Projected(Mechanism):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + score and mix over the visible keys (causal) or all keys (full)."""
-        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
-        per_key = self.key_flops(mode)
+        linear, per_key = self.linear_flops(mode), self.key_flops(mode)
         if mode == "decode":
-            seen = min(context, self.window) if self.window else context
-            return Flops(linear + per_key * seen, linear + per_key * seen)
-        return Flops(
-            linear + per_key * mean_keys(context, self.window, self.strict), linear + per_key * context
-        )
+            keys = min(context, self.window) if self.window else context
+            return Flops(linear + per_key * keys, linear + per_key * keys)
+        seen = mean_keys(context, self.window, self.strict)
+        return Flops(linear + per_key * seen, linear + per_key * context)
 
     def circuits(self) -> list[Circuit]:
         """Return the circuits by name, with those of the stages under their own tags."""
@@ -205,6 +214,11 @@ class Projected(Mechanism):
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
         """Return (batch, heads, time, dim) from (batch, time, heads * dim)."""
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def in_heads(self, q: Tensor, k: Tensor, v: Tensor, values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return projections (batch, time, ...) in heads: v in `values` heads, 0 for as many as k."""
+        split, keys = self.split_heads, self.kv_heads
+        return split(q, self.heads), split(k, keys), split(v, values or keys)
 
 
 def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 from headtohead.kernels import plain
 from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode, circuit_fault
 from headtohead.mechanisms.contract.counting import counted_flops
-from headtohead.model.check.fixture import TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import Fixture, require, require_close
 
 
 def flops(bench: Fixture) -> None:
@@ -24,10 +24,9 @@ def flops(bench: Fixture) -> None:
                 f"flops() declares {declared.full:,.0f} per token for mode={mode}, context={context}; "
                 f"{counted:,.0f} were counted",
             )
-            require(
-                0 <= declared.causal <= declared.full * (1 + 1e-9),
-                f"flops() declares more with a causal mask ({declared.causal:,.0f}) than without ({declared.full:,.0f})",
-            )
+            causal, full = declared.causal, declared.full
+            more = f"flops() declares more with a causal mask ({causal:,.0f}) than without ({full:,.0f})"
+            require(0 <= causal <= full * (1 + 1e-9), more)
 
 
 def circuits(bench: Fixture) -> None:
@@ -51,17 +50,11 @@ def fast_path(bench: Fixture) -> None:
         fast, fast_gradients = _outputs(bench, mechanism, real)
         with plain():
             slow, slow_gradients = _outputs(bench, mechanism, real)
-        error = relative(fast, slow)
-        require(
-            error < TOLERANCE, f"the fast path's output differs from the plain reference (by {error:.1e})"
-        )
+        require_close(fast, slow, "the fast path's output differs from the plain reference (by {error})")
         largest = max(float(gradient.abs().max()) for gradient in slow_gradients.values())
         for name, gradient in slow_gradients.items():
-            error = relative(fast_gradients[name], gradient, 1e-3 * largest)
-            require(
-                error < TOLERANCE,
-                f"the fast path's gradient of {name} differs from the plain reference (by {error:.1e})",
-            )
+            words = f"the fast path's gradient of {name} differs from the plain reference (by {{error}})"
+            require_close(fast_gradients[name], gradient, words, least=1e-3 * largest)
 
 
 def attention_map(bench: Fixture) -> None:
@@ -93,8 +86,8 @@ def compiles(bench: Fixture) -> None:
     except torch._dynamo.exc.TorchDynamoException as problem:
         first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
         require(False, f"torch.compile breaks the graph: {first}")
-    error = relative(output, bench.run(mechanism, x))
-    require(error < 1e-4, f"the compiled forward differs from the eager one (by {error:.1e})")
+    words = "the compiled forward differs from the eager one (by {error})"
+    require_close(output, bench.run(mechanism, x), words, 1e-4)
 
 
 def _outputs(bench: Fixture, mechanism: Mechanism, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:

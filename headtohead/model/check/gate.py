@@ -250,7 +250,7 @@ class _Mode:
         error, _ = _moved(base, self.after(others), kept & self.real)
         alone = self.counts(base, error)
         if alone:
-            self.found.add("neighbors", NEIGHBORS.format(error=error), self.training)
+            self.found.add("neighbors", NEIGHBORS.format(error=f"{error:.1e}"), self.training)
         seen = [self._future(base, changes, cuts)] if not alone else self._one_by_one(changes, cuts)
         largest, where = max(seen, default=(0.0, 0))
         if largest > self.tolerance:
@@ -300,7 +300,7 @@ class _Mode:
             - 1e-4,  # shapes differ, and so does rounding
         ]
         if self.counts(base, error := max(errors)):
-            self.found.add("padding", PADDING.format(side="right", error=error), self.training)
+            self.found.add("padding", PADDING.format(side="right", error=f"{error:.1e}"), self.training)
 
 
 _HIDES = ", too much to detect a leak; torch's default generator is seeded, a generator of its own is not"
@@ -342,7 +342,7 @@ def _gradients(model: Decoder, trial: Trial, found: _Findings) -> None:
         rows = (sizes * (~kept & real)).amax(-1)
         row = int(rows.argmax())
         words = (
-            NEIGHBORS.format(error=leaked)
+            NEIGHBORS.format(error=f"{leaked:.1e}")
             if row % 2 or row // 2 >= len(cuts)
             else f"it sees the future: outputs before position {cuts[row // 2]} have a gradient with respect to later "
             f"embeddings (by {leaked:.1e})"
