@@ -113,9 +113,8 @@ class Pointer(Headed):
         first, last = self.chances(tokens, padding).unbind(1)
         time = tokens.shape[1]
         both = first[:, :, None] + last[:, None, :]
-        distance = (
-            torch.arange(time, device=tokens.device) - torch.arange(time, device=tokens.device)[:, None]
-        )
+        places = torch.arange(time, device=tokens.device)
+        distance = places - places[:, None]
         best = both.masked_fill((distance < 0) | (distance >= most), -torch.inf).flatten(1).argmax(-1)
         return torch.stack([best // time, best % time], 1)
 

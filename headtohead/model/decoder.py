@@ -105,9 +105,7 @@ class Caches:
     """The caches of all layers, how far they are filled, and which tokens are padding."""
 
     def __init__(self, layers: list[Cache], padding: Tensor | None) -> None:
-        self.layers = layers
-        self.padding = padding
-        self.length = 0
+        self.layers, self.padding, self.length = layers, padding, 0
         self.place: Tensor | None = None
 
     @contextmanager
@@ -170,9 +168,7 @@ class Decoder(nn.Module):
                 else:
                     torch.manual_seed(seed * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
-        spaces = [
-            find_space(mechanism.residual, size, mechanism.residual_options) for mechanism in mechanisms
-        ]
+        spaces = [find_space(one.residual, size, one.residual_options) for one in mechanisms]
         self.embedding = spaces[0].embedding()
         self.blocks = nn.ModuleList()
         for index, (mechanism, space) in enumerate(zip(mechanisms, spaces, strict=True)):
@@ -235,10 +231,7 @@ class Decoder(nn.Module):
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
         frame.rotary, frame.training = self.rotary, self.training
         frame.state = ForwardState(None if caches is None else caches.place, frame.state.narrow)
-        x = self.embedding(tokens, frame)
-        if self.size.settings.dropout and self.spaces[0].linear:
-            x = F.dropout(x, self.size.settings.dropout, self.training)
-        frame.embeddings = x
+        x = self._entered(self.embedding(tokens, frame), frame)
         last, beside, own = self._company(frame, caches)
         for index, block in enumerate(self.layers):
             frame.companion = None
@@ -278,9 +271,7 @@ class Decoder(nn.Module):
         if needed is None or self.companion is None or frame.start > 0:
             return -1, data, frame
         needing = [
-            index
-            for index, block in enumerate(self.layers)
-            if block.mixes and block.mechanism.companion_spec() is not None
+            i for i, block in enumerate(self.layers) if block.mixes and block.mechanism.companion_spec()
         ]
         if not needing:
             return -1, data, frame
@@ -290,10 +281,14 @@ class Decoder(nn.Module):
         rows = self.companion[:length].unsqueeze(0)
         own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
         x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
+        return needing[-1], self._entered(x, own), own
+
+    def _entered(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the embeddings that enter layer 0, after dropout; the frame keeps them."""
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
-        own.embeddings = x
-        return needing[-1], x, own
+        frame.embeddings = x
+        return x
 
     def _companion_length(self, needed: CompanionSpec) -> int:
         """Return how many companion tokens a bidirectional pass uses: all that have a position."""
@@ -412,11 +407,8 @@ class Decoder(nn.Module):
     ) -> Caches:
         """Return empty caches for `capacity` tokens; `padding` (batch, capacity) is true at real tokens."""
         weight = self.readout
-        layers = [
-            block.mechanism.new_cache(batch, capacity, dtype or weight.dtype, weight.device)
-            for block in self.layers
-        ]
-        return Caches(layers, padding)
+        given = batch, capacity, dtype or weight.dtype, weight.device
+        return Caches([block.mechanism.new_cache(*given) for block in self.layers], padding)
 
     def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
         """Return the bytes of the declared caches, or None if a layer has none."""

@@ -316,38 +316,23 @@ def seeded_draw(seed: int, place: str, usual: float) -> Draw:
     return draw
 
 
-class Mechanism(nn.Module):
-    """Base class of every mechanism; a subclass overrides `__init__`, `forward` and any of the other members."""
+class Component(nn.Module):
+    """What a mechanism and a stage have in common: a name, options, initial values and parameter groups."""
 
     name: ClassVar[str] = ""
     """The name in arms; a built-in mechanism has the name of its file."""
     Options: ClassVar[type] = Options
-    residual: ClassVar[str] = "euclidean"
-    signed: bool = False
-    """Whether the attention map can be negative: indicators then use renormalized absolute values."""
-    singular: bool = False
-    """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
-    writes: ClassVar[bool] = True
-    """False: the output is zero, and a block omits the attention part and its norm."""
     supports: ClassVar[Supports] = Supports()
     tags: ClassVar[Tags] = {}
     """Circuits of parameters by the first component of their names, where they are not q, k: qk; v, o: ov; others: own."""
-    idle: ClassVar[tuple[str, ...]] = ()
-    """Parameters that a paper counts although they cancel: their gradient may vanish."""
 
     shape: Shape
     options: Any
-    cache_error: float = 0.0
-    """Relative error that a rounded cache may cause in decoding; 0 for a cache without rounding."""
 
     def __init__(self, shape: Shape | None = None, options: Any = None) -> None:
         super().__init__()
         if shape is not None:
             self.shape, self.options = shape, options
-
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return the output of this layer for x (batch, time, width), the same shape."""
-        raise NotImplementedError
 
     @classmethod
     def label(cls, options: Any) -> str:
@@ -357,6 +342,30 @@ class Mechanism(nn.Module):
     def initialise(self, draw: Draw) -> None:
         """Set initial values: matrices normal, biases zero; other vectors keep the constructor's values."""
         default_initialise(self, draw)
+
+    def circuits(self) -> list[Circuit]:
+        """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
+        return circuits_by_name(self, self.tags)
+
+
+class Mechanism(Component):
+    """Base class of every mechanism; a subclass overrides `__init__`, `forward` and any of the other members."""
+
+    residual: ClassVar[str] = "euclidean"
+    signed: bool = False
+    """Whether the attention map can be negative: indicators then use renormalized absolute values."""
+    singular: bool = False
+    """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
+    writes: ClassVar[bool] = True
+    """False: the output is zero, and a block omits the attention part and its norm."""
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a paper counts although they cancel: their gradient may vanish."""
+    cache_error: float = 0.0
+    """Relative error that a rounded cache may cause in decoding; 0 for a cache without rounding."""
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the output of this layer for x (batch, time, width), the same shape."""
+        raise NotImplementedError
 
     @property
     def narrows(self) -> bool:
@@ -413,10 +422,6 @@ class Mechanism(nn.Module):
         from headtohead.mechanisms.contract.counting import count
 
         return count(self, context, batch, mode)
-
-    def circuits(self) -> list[Circuit]:
-        """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
-        return circuits_by_name(self, self.tags)
 
 
 def default_label(name: str, options: Any) -> str:

@@ -15,6 +15,7 @@ from headtohead.kernels import attention_weights, project
 from headtohead.mechanisms.contract.base import (
     Cache,
     Circuit,
+    Component,
     Draw,
     Entry,
     Flops,
@@ -22,46 +23,22 @@ from headtohead.mechanisms.contract.base import (
     Mechanism,
     Mode,
     Shape,
-    Supports,
     Tags,
     circuits_by_name,
-    default_initialise,
-    default_label,
 )
-from headtohead.mechanisms.contract.options import Options
 
 
-class Stage(nn.Module):
+class Stage(Component):
     """A change of (q, k) before positions are applied, pointwise in batch, head and token."""
 
-    name: ClassVar[str] = ""
-    Options: ClassVar[type] = Options
     one_query_per_key: ClassVar[bool] = True
     """Whether it requires as many key heads as query heads."""
-    supports: ClassVar[Supports] = Supports()
     graph_safe: ClassVar[bool] = False
     """Whether it takes its position only from `frame.rotate` (`Mechanism.graph_safe`)."""
-
-    def __init__(self, shape: Shape, options: Any) -> None:
-        super().__init__()
-        self.shape, self.options = shape, options
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return new q and k, both (batch, heads, time, dim)."""
         raise NotImplementedError
-
-    @classmethod
-    def label(cls, options: Any) -> str:
-        """Return the short display label for these options."""
-        return default_label(cls.name, options)
-
-    def initialise(self, draw: Draw) -> None:
-        """Set initial values: matrices normal, biases zero."""
-        default_initialise(self, draw)
-
-    def circuits(self) -> list[Circuit]:
-        """Return the parameters in groups."""
-        return circuits_by_name(self, {})
 
     def flops(self) -> float:
         """Return the matrix FLOPs this stage adds per token."""

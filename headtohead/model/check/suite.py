@@ -11,7 +11,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.check import accounted, decodable, raceable, whole_model
+from headtohead.model.check import accounted, decodable, raceable
 from headtohead.model.check.fixture import Failure, Fixture
 
 Check = Callable[[Fixture], None]
@@ -25,8 +25,8 @@ LEVELS: dict[str, tuple[Check, ...]] = {
         raceable.bidirectional,
         raceable.gradients,
         raceable.finite,
-        whole_model.padded_batch,
-        whole_model.autocast,
+        raceable.padded_batch,
+        raceable.autocast,
     ),
     "decodable": (
         decodable.cache_declared,
