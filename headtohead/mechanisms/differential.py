@@ -102,7 +102,7 @@ class Differential(Projected):
         """Return q and k in heads of width d, queries 2j and 2j + 1 as a pair; v in heads of 2d (1) or d (2)."""
         q, k, v = joined_linear(x, [self.q, self.k, self.v])
         values = self.pairs if self.options.version == 1 else self.kv_heads
-        return self.in_heads(q, k, v, values)
+        return self.in_heads(q, k, v, values=values)
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the output of this layer for x (batch, time, width)."""

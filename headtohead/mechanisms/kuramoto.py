@@ -120,7 +120,12 @@ class Kuramoto(Mechanism):
         """Return the group of a block; a derived class may return its own."""
         if options.group in ("son", "sphere"):
             return (groups.Orthogonal if options.group == "son" else groups.Sphere)(options.order)
-        return {"s1": groups.Circle, "s3": groups.Quaternions, "so3": groups.Rotations}[options.group]()
+        kinds: dict[str, type[Group]] = {
+            "s1": groups.Circle,
+            "s3": groups.Quaternions,
+            "so3": groups.Rotations,
+        }
+        return kinds[options.group]()
 
     def _make_scores(self, blocks: int, features: int) -> None:
         options = self.options

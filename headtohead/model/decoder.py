@@ -472,11 +472,8 @@ class Decoder(nn.Module):
                 alone = block.mechanism.flops(length, 1)
                 if mode == "train" and length == context:
                     more, same = (block.mechanism.flops(length, count) for count in (batch + 1, batch))
-                    alone = Flops(
-                        (batch + 1) * more.causal - batch * same.causal,
-                        (batch + 1) * more.full - batch * same.full,
-                    )
-                total = total + Flops(alone.causal * share, alone.full * share)
+                    alone = more * (batch + 1) + same * -batch
+                total = total + alone * share
             total = total + Flops(linear * share, linear * share)
         return total
 

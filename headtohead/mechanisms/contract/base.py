@@ -221,8 +221,7 @@ class Cache:
     def __init__(
         self, spec: Sequence[Entry], batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        self.capacity = capacity
-        self.length = 0
+        self.capacity, self.length = capacity, 0
         self.place: Tensor | None = None
         """(1,): the position of the next token, on the device; `append` then returns whole buffers."""
         self.tensors = {
@@ -280,6 +279,9 @@ class Flops:
 
     def __add__(self, other: Flops) -> Flops:
         return Flops(self.causal + other.causal, self.full + other.full)
+
+    def __mul__(self, count: float) -> Flops:
+        return Flops(self.causal * count, self.full * count)
 
 
 class Draw(Protocol):

@@ -192,7 +192,7 @@ class Projected(Mechanism):
         """Return (batch, heads, time, dim) from (batch, time, heads * dim)."""
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    def in_heads(self, q: Tensor, k: Tensor, v: Tensor, values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    def in_heads(self, q: Tensor, k: Tensor, v: Tensor, *, values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return projections (batch, time, ...) in heads: v in `values` heads, 0 for as many as k."""
         split, keys = self.split_heads, self.kv_heads
         return split(q, self.heads), split(k, keys), split(v, values or keys)
