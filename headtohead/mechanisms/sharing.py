@@ -298,7 +298,7 @@ class Sharing(Projected):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values; with K=V the cache holds one tensor, read as keys and as values."""
         if cache is not None and self._one_read(q, v, frame):
-            return self._decode(q, cache.append("kv", v), frame)
+            return self._decode(q, cache.append("kv", v), frame, cache.place)
         if cache is not None:
             k, v = self._cached(k, v, frame, cache)
         q, k, scale = self._with_term(q, k, frame)
@@ -311,12 +311,12 @@ class Sharing(Projected):
         fits = self.one_tensor and self.rope != "decoupled" and self._plain_scores and not self.strict
         return fits and frame.time == 1 and frame.padding is None and decode_serves(q, v)
 
-    def _decode(self, q: Tensor, kv: Tensor, frame: Frame) -> Tensor:
+    def _decode(self, q: Tensor, kv: Tensor, frame: Frame, place: Tensor | None) -> Tensor:
         """Return the output of one query with its cache, read once; the kernel applies the rotation of `rope`."""
         if frame.rotary is None or self.rope not in ("score", "roundtrip"):
-            return decode(q, kv, None, "nothing", place=frame.state.place)
+            return decode(q, kv, None, "nothing", place=place)
         table = frame.rotary.slice(0, kv.shape[-2], kv)
-        return decode(q, kv, table[0] if table.ndim == 4 else table, self.rope, place=frame.state.place)
+        return decode(q, kv, table[0] if table.ndim == 4 else table, self.rope, place=place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Append the new tokens to the cache; return all keys and values so far."""

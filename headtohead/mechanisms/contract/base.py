@@ -118,7 +118,8 @@ class Frame:
     """The companion at this layer; None without one, or if its tables are already in the cache."""
     training: bool = False
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    state: ForwardState = dataclasses.field(default_factory=ForwardState, repr=False)
+    # A function: torch.compile cannot trace a class as the factory.
+    state: ForwardState = dataclasses.field(default_factory=lambda: ForwardState(), repr=False)
     """Used by the methods below; a mechanism does not read it."""
 
     def add_loss(self, name: str, value: Tensor) -> None:
