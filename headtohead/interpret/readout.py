@@ -19,7 +19,7 @@ from headtohead.data.tasks.base import Example, Task
 from headtohead.data.tasks.batches import by_length
 from headtohead.data.text import Array
 from headtohead.evaluation.tasks import supports_padding
-from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.base import ForwardState, Frame
 from headtohead.model.classifier import Classifier, Pointer
 from headtohead.model.decoder import Decoder
 
@@ -165,7 +165,7 @@ def chances(model: Decoder, tokens: Tensor, padding: Tensor | None, places: Tens
     if isinstance(model, Pointer):
         return model.ends(tokens, padding)[torch.arange(len(tokens), device=tokens.device), ends].softmax(-1)
     # On CPU, mixing one row instead of all halves the time of a one-layer model; on a GPU all rows are one fast kernel.
-    frame = Frame(narrow=not tokens.is_cuda)
+    frame = Frame(state=ForwardState(narrow=not tokens.is_cuda))
     if isinstance(model, Classifier):
         scores = model.scores(tokens, places, padding, frame)
     else:

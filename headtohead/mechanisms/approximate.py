@@ -32,17 +32,20 @@ from headtohead.kernels import linear_attend, taylor_attend
 from headtohead.kernels.attention.softmax import per_query_head
 from headtohead.kernels.attention.taylor import taylor_weights
 from headtohead.mechanisms.contract.base import Cache, Entry, Flops, Frame, Mode, Shape
-from headtohead.mechanisms.contract.options import Options, option
+from headtohead.mechanisms.contract.options import option
 from headtohead.mechanisms.families.deconstructed import Deconstructed, DeconstructedOptions
 
-_LEAST = (
-    1e-12  # bounds a sum of signed weights, which can vanish; outer weights sum to at least half their keys
-)
+# Bounds a sum of signed weights, which can vanish; outer weights sum to at least half their keys.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class ApproximateOptions(DeconstructedOptions):
     """Options of Taylor weights."""
+
+    cases: ClassVar[str] = """
+        features=elementwise,normaliser=per_order features=elementwise,kv_heads=2,qk_norm=true features=elementwise
+    """
 
     features: str = option(
         "outer",
@@ -61,18 +64,6 @@ class ApproximateOptions(DeconstructedOptions):
             raise UserError(
                 "normaliser=per_order needs features=elementwise: orders of outer features are summed in one softmax"
             )
-
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value, and grouped and normalized forms."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(kv_heads=1, qk_norm=True),
-            cls(features="elementwise", normaliser="per_order"),
-            cls(features="elementwise", kv_heads=2, qk_norm=True),
-            cls(features="elementwise"),
-        ]
 
 
 class Approximate(Deconstructed):
@@ -95,9 +86,7 @@ class Approximate(Deconstructed):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the map (batch, heads, time, time)."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         mask = frame.mask(x.device)
         if not self.recurrent:
             return taylor_weights(q, k, mask)
@@ -143,6 +132,6 @@ class Approximate(Deconstructed):
         """Return projections and the mix; elementwise features read and write their sums once per token."""
         if not self.recurrent:
             return super().flops(context, batch, mode)
-        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
+        linear = self.linear_flops(mode)
         linear += 2.0 * (self.heads + self.kv_heads) * (1 + 2 * self.dim) * (self.dim + 1)
         return Flops(linear, linear)

@@ -29,7 +29,7 @@ query per key; grouped keys and version 2 of `differential` are rejected. Compar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,6 +48,15 @@ from headtohead.mechanisms.contract.projected import Stage
 @dataclass(frozen=True)
 class CoupledOptions(Options):
     """Options of the coupling."""
+
+    cases: ClassVar[str] = """
+        steps=7,state_dtype=autocast per_head=true dynamics=leapfrog,steps=3 dynamics=leapfrog,force=potential
+        dynamics=symplectic_euler,steps=2,force=potential,per_head=true dynamics=uncoupled
+        dynamics=uncoupled,steps=2,per_head=true,force_bias=true dynamics=affine dynamics=affine,per_head=false,steps=2
+        force=linear force=zero,steps=2 force_input=k hidden=6,force_bias=false,per_head=false
+        dt_per=layer,dt_param=softplus order=after_rope
+        dynamics=leapfrog,force=linear,per_head=true,dt_init=0,qk_norm=after
+    """
 
     dynamics: str = option(
         "euler",
@@ -152,29 +161,6 @@ class CoupledOptions(Options):
         """Number of evaluations of f."""
         return self.steps + (self.dynamics == "leapfrog")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value at least once, and the arms of the study."""
-        return [
-            cls(),
-            cls(steps=7, state_dtype="autocast"),
-            cls(per_head=True),
-            cls(dynamics="leapfrog", steps=3),
-            cls(dynamics="leapfrog", force="potential"),
-            cls(dynamics="symplectic_euler", steps=2, force="potential", per_head=True),
-            cls(dynamics="uncoupled"),
-            cls(dynamics="uncoupled", steps=2, per_head=True, force_bias=True),
-            cls(dynamics="affine"),
-            cls(dynamics="affine", per_head=False, steps=2),
-            cls(force="linear"),
-            cls(force="zero", steps=2),
-            cls(force_input="k"),
-            cls(hidden=6, force_bias=False, per_head=False),
-            cls(dt_per="layer", dt_param="softplus"),
-            cls(order="after_rope"),
-            cls(dynamics="leapfrog", force="linear", per_head=True, dt_init=0.0, qk_norm="after"),
-        ]
-
 
 class HeadForce(nn.Module):
     """A force in head space; its last layer is initialized to zero, so the initial force is zero."""
@@ -248,9 +234,8 @@ class Coupled(Stage):
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the dynamics, both (batch, heads, time, dim)."""
         turned = self.options.order == "after_rope"
-        if (
-            turned
-        ):  # rotated back below: the layer rotates the pair itself, and a shared K=V is the unrotated key
+        if turned:
+            # Rotated back below: the layer rotates the pair itself, and a shared K=V is the unrotated key.
             q, k = frame.rotate(q), frame.rotate(k)
         q, k = (side.transpose(1, 2) for side in self.integrate(q.transpose(1, 2), k.transpose(1, 2)))
         if turned:
@@ -264,13 +249,8 @@ class Coupled(Stage):
         """Return the pair (batch, time, heads, dim) after all steps."""
         options, given = self.options, q.dtype
         state = torch.promote_types(given, torch.float32) if options.state_dtype == "float32" else given
-        net = self.k_force
-        if (
-            net is not None
-            and state == torch.float32
-            and self.one_kernel
-            and dynamics_fused.serves(q, net.w1, net.w2)
-        ):
+        net = self.k_force if state == torch.float32 and self.one_kernel else None
+        if net is not None and dynamics_fused.serves(q, net.w1, net.w2):
             weights = (net.w1, net.b1, net.w2, net.b2 if net.kind == "mlp" else None)
             return dynamics_fused.integrate(q, k, self.step_size(), options.steps, options.dynamics, *weights)
 
@@ -322,16 +302,12 @@ class Coupled(Stage):
 
     def circuits(self) -> list[Circuit]:
         """The dynamics are an own group that follows qk; step sizes and biases have no weight decay. The gains are qk."""
-        names = [name for name, _ in self.named_parameters()]
-        weights = tuple(name for name in names if name.endswith(("w1", "w2")))
-        gains = tuple(name for name in names if name.endswith("gain"))
-        rest = tuple(name for name in names if name not in weights + gains)
-        groups = [
-            Circuit("own", weights, True, "qk"),
-            Circuit("own", rest, False, "qk"),
-            Circuit("qk", gains, False),
-        ]
-        return [circuit for circuit in groups if circuit.parameters]
+        groups: dict[Circuit, list[str]] = {}
+        for name, _ in self.named_parameters():
+            gain, weight = name.endswith("gain"), name.endswith(("w1", "w2"))
+            kind = Circuit("qk", (), False) if gain else Circuit("own", (), weight, "qk")
+            groups.setdefault(kind, []).append(name)
+        return [replace(kind, parameters=tuple(names)) for kind, names in groups.items()]
 
     def flops(self) -> float:
         """Return FLOPs per token: 4 D m per evaluation of an mlp or potential, 12 D m per affine step."""

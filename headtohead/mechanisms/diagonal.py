@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Shape
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage
+from headtohead.mechanisms.contract.projected import Projected
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Diagonal(Projected):
 
     name: ClassVar[str] = "diagonal"
     Options: ClassVar[type] = DiagonalOptions
+    no_stage = "diagonal recomputes its keys from one cached tensor, so {stage} cannot change them"
+    tags: ClassVar = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)
@@ -52,12 +53,6 @@ class Diagonal(Projected):
         self.k_diagonal = nn.Parameter(torch.ones(width))
         self.v_diagonal = nn.Parameter(torch.ones(width))
         self.o = self.linear(width, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: keys are recomputed from the cached s, and an evolved key cannot be."""
-        raise UserError(
-            f"diagonal recomputes its keys from one cached tensor, so {stage.name} cannot change them"
-        )
 
     def initialise(self, draw: Draw) -> None:
         """Set initial values."""
@@ -87,11 +82,6 @@ class Diagonal(Projected):
     def cache_spec(self) -> tuple[Entry, ...]:
         """Only the shared tensor."""
         return (Entry("s", (self.heads, self.dim)),)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The projection serves both circuits; each diagonal serves one."""
-        tags = {"s": "both", "q_diagonal": "qk", "k_diagonal": "qk", "v_diagonal": "ov"}
-        return super().circuit_tags() | tags
 
     def _per_head(self, diagonal: Tensor) -> Tensor:
         return diagonal.view(self.heads, 1, self.dim)

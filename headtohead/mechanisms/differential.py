@@ -21,7 +21,6 @@ failed small runs of version 1.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,6 +41,8 @@ NORM_EPS = 1e-5  # of version 1's norm per head, as published; not the model's e
 class DifferentialOptions(Options):
     """Options of Differential Attention."""
 
+    cases: ClassVar[str] = "version=2 version=2,kv_heads=1 version=2,kv_heads=2"
+
     version: int = option(
         1,
         "1: half the heads, twice as wide, normalized; 2: twice the queries, lambda from the token, no norm",
@@ -56,17 +57,16 @@ class DifferentialOptions(Options):
         if self.version == 1 and self.kv_heads:
             raise UserError("version=1 gives every query its own key; kv_heads needs version=2")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return both versions, and grouped keys."""
-        return [cls(), cls(version=2), cls(version=2, kv_heads=1), cls(version=2, kv_heads=2)]
-
 
 class Differential(Projected):
     """Softmax attention minus a learned fraction of a second one over the same values."""
 
     name: ClassVar[str] = "differential"
     Options: ClassVar[type] = DifferentialOptions
+    # Lambda sets the weight of the second map; the norm's gain scales the values.
+    tags: ClassVar = {"gain": "ov"} | dict.fromkeys(
+        ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_map"), Circuit("own", follows="qk")
+    )
     signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -102,17 +102,11 @@ class Differential(Projected):
         """Return q and k in heads of width d, queries 2j and 2j + 1 as a pair; v in heads of 2d (1) or d (2)."""
         q, k, v = joined_linear(x, [self.q, self.k, self.v])
         values = self.pairs if self.options.version == 1 else self.kv_heads
-        return (
-            self.split_heads(q, self.heads),
-            self.split_heads(k, self.kv_heads),
-            self.split_heads(v, values),
-        )
+        return self.in_heads(q, k, v, values=values)
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the output of this layer for x (batch, time, width)."""
-        q, k, v = self.project(x, cache)
-        q, k = self.evolve(q, k, frame)
-        q, k, v = self.position(q, k, v, frame)
+        q, k, v = self.positioned(x, frame, cache)
         if cache is not None:
             k, v = cache.append("k", k), cache.append("v", v)
         if self.options.version == 1:
@@ -142,9 +136,7 @@ class Differential(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return A_1 - lambda A_2, (batch, pairs, time, time); its rows sum to 1 - lambda."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         maps = attention_weights(q, k, frame.mask(x.device))
         return maps[:, 0::2] - self.share(x) * maps[:, 1::2]
 
@@ -157,19 +149,6 @@ class Differential(Projected):
     def key_flops(self, mode: Mode) -> float:
         """Return 6 D for version 1, whose two maps read the same values, and 8 D for version 2, with twice the queries."""
         return (6.0 if self.options.version == 1 else 4.0) * self.heads * self.dim
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The norm's gain scales the values: ov."""
-        return super().circuit_tags() | {"gain": "ov"}
-
-    def circuits(self) -> list[Circuit]:
-        """Lambda is an own group that follows qk: it sets the weight of the second map."""
-        return [
-            dataclasses.replace(circuit, follows="qk")
-            if circuit.parameters[0].startswith("lambda_")
-            else circuit
-            for circuit in super().circuits()
-        ]
 
     @classmethod
     def label(cls, options: Any) -> str:

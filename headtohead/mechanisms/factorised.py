@@ -34,11 +34,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 TINY = 1e-6
 
@@ -47,6 +46,10 @@ TINY = 1e-6
 class FactorisedOptions(Options):
     """Options of the four parameterizations."""
 
+    cases: ClassVar[str] = """
+        form=FACO form=CAFO form=CACO inner=6 form=FACO,inner=16,init=default form=CACO,init=tiny
+        form=CAFO,inner=3,init=default
+    """
     form: str = option(
         "FAFO",
         "factored (F) or collapsed (C) attention (A) and output (O)",
@@ -74,19 +77,13 @@ class FactorisedOptions(Options):
         """Whether one matrix per head maps x to the output."""
         return self.form[2] == "C"
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the four forms, and every other value once."""
-        forms = [cls(form=form) for form in ("FAFO", "FACO", "CAFO", "CACO")]
-        wide = [cls(form="FAFO", inner=6), cls(form="FACO", inner=16, init="default")]
-        return [*forms, *wide, cls(form="CACO", init="tiny"), cls(form="CAFO", inner=3, init="default")]
-
 
 class Factorised(Projected):
     """Softmax attention with two circuits, each factored or collapsed."""
 
     name: ClassVar[str] = "factorised"
     Options: ClassVar[type] = FactorisedOptions
+    tags: ClassVar = {"qk": "qk", "ov": "ov"}
     supports: ClassVar[Supports] = Supports(positions=frozenset(("learned", "none")))
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -96,6 +93,7 @@ class Factorised(Projected):
         if options.collapsed_attention:
             # Its bias is W_K^T b_q; b_k adds the same to every key and cancels in the softmax.
             self.qk = self.linear(width, self.heads * width)
+            self.no_stage = f"{options.form} has no separate keys, so {{stage}} cannot change them"
         else:
             self.q = self.linear(width, joined)
             self.k = self.linear(width, joined)
@@ -105,12 +103,6 @@ class Factorised(Projected):
         else:
             self.v = self.linear(width, joined)
             self.o = self.linear(joined, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise for a stage if there is no key other than x."""
-        if self.options.collapsed_attention:
-            raise UserError(f"{self.options.form} has no separate keys, so {stage.name} cannot change them")
-        super().add_stage(stage)
 
     # Initial values.
 
@@ -201,8 +193,7 @@ class Factorised(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
-        q, k, _ = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
+        q, k, _ = self.positioned(x, frame)
         return attention_weights(q, k, frame.mask(x.device), self.inner**-0.5)
 
     def cache_spec(self) -> tuple[Entry, ...]:
@@ -222,10 +213,6 @@ class Factorised(Projected):
             for collapsed in (self.options.collapsed_attention, self.options.collapsed_output)
         ]
         return 2.0 * self.heads * sum(wide)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """A collapsed circuit has the tag of its factors."""
-        return super().circuit_tags() | {"qk": "qk", "ov": "ov"}
 
     @classmethod
     def label(cls, options: Any) -> str:

@@ -29,12 +29,17 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import decayed_scores, gated_scan, rms_norm
 from headtohead.mechanisms.contract.base import Cache, Circuit, Entry, Flops, Frame, Mode, Shape, Supports
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 
 @dataclass(frozen=True)
 class GatedLinearOptions(Options):
     """Options of the gated linear recurrence."""
+
+    cases: ClassVar[str] = """
+        key_dim=5 gate_rank=3 temperature=1 output_gate=false
+        key_dim=4,gate_rank=2,temperature=0.25,output_gate=false
+    """
 
     key_dim: int = option(0, "width of a head's queries and keys; 0: half the head width", low=0)
     gate_rank: int = option(16, "rank of the projection from a token to its decays", low=1)
@@ -48,25 +53,18 @@ class GatedLinearOptions(Options):
         if not self.temperature > 0:
             raise UserError(f"temperature={self.temperature:g} must be above 0, or decays leave (0, 1)")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the default, each option alone, and all together."""
-        return [
-            cls(),
-            cls(key_dim=5),
-            cls(gate_rank=3),
-            cls(temperature=1.0),
-            cls(output_gate=False),
-            cls(key_dim=4, gate_rank=2, temperature=0.25, output_gate=False),
-        ]
-
 
 class GatedLinear(Projected):
     """Linear attention with data-dependent decay per key channel; the cache is one state per sequence."""
 
     name: ClassVar[str] = "gated_linear"
     Options: ClassVar[type] = GatedLinearOptions
+    no_stage = "gated_linear is a recurrence without scores of (q, k), so {stage} cannot be added to it"
     supports: ClassVar[Supports] = Supports(bidirectional=False)
+    tags: ClassVar = {
+        **dict.fromkeys(("decay_down", "decay_up"), Circuit("own", follows="qk")),
+        **dict.fromkeys(("gain", "gate"), Circuit("own", follows="ov")),
+    }
     signed = True
 
     def __init__(self, shape: Shape, options: Any) -> None:
@@ -84,12 +82,6 @@ class GatedLinear(Projected):
         self.decay_up = nn.Linear(options.gate_rank, narrow, bias=True)
         self.gain = nn.Parameter(torch.ones(self.dim))
         self.o = self.linear(width, width, output=True)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: there is no softmax of queries and keys."""
-        raise UserError(
-            f"gated_linear is a recurrence without scores of (q, k), so {stage.name} cannot be added to it"
-        )
 
     def _read(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return q, k, v, the log decays in heads, and the output gate; a padding token neither adds nor decays."""
@@ -129,14 +121,3 @@ class GatedLinear(Projected):
         """Return projections + the update and the read of the state, the same at every context."""
         total = self.projection_flops(mode) + 4.0 * self.heads * self.key_dim * self.dim
         return Flops(total, total)
-
-    def circuits(self) -> list[Circuit]:
-        """The decays follow the query-key circuit, the output's norm and gate the output-value one."""
-        own = [
-            Circuit("own", ("decay_down.weight", "decay_up.weight"), follows="qk"),
-            Circuit("own", ("decay_up.bias",), decay=False, follows="qk"),
-            Circuit("own", ("gain",), decay=False, follows="ov"),
-        ]
-        gates = [name for name, _ in self.named_parameters() if name.startswith("gate.")]
-        own += [Circuit("own", (name,), name.endswith("weight"), "ov") for name in gates]
-        return [circuit for circuit in super().circuits() if circuit.tag != "own"] + own

@@ -32,7 +32,6 @@ spaces, and a tied head needs `tied = false`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -54,18 +53,11 @@ from headtohead.mechanisms.contract.base import (
     Mode,
     Shape,
     Supports,
+    circuits_by_name,
 )
 from headtohead.mechanisms.contract.projected import mean_keys
-from headtohead.mechanisms.families.groups import (
-    Circle,
-    Group,
-    Orthogonal,
-    Quaternions,
-    Rotations,
-    Sphere,
-    TorusOptions,
-    turn,
-)
+from headtohead.mechanisms.families import groups
+from headtohead.mechanisms.families.groups import Group, TorusOptions
 from headtohead.mechanisms.families.kuramoto_options import KuramotoOptions
 
 _TURNS = 2**16 / (2 * math.pi)  # an int16 angle: steps of 2 pi / 65,536, at most 4.8e-5 rad off
@@ -126,12 +118,12 @@ class Kuramoto(Mechanism):
 
     def make_group(self, options: Any) -> Group:
         """Return the group of a block; a derived class may return its own."""
-        kinds: dict[str, Callable[[], Group]] = {
-            "s1": Circle,
-            "s3": Quaternions,
-            "so3": Rotations,
-            "son": lambda: Orthogonal(options.order),
-            "sphere": lambda: Sphere(options.order),
+        if options.group in ("son", "sphere"):
+            return (groups.Orthogonal if options.group == "son" else groups.Sphere)(options.order)
+        kinds: dict[str, type[Group]] = {
+            "s1": groups.Circle,
+            "s3": groups.Quaternions,
+            "so3": groups.Rotations,
         }
         return kinds[options.group]()
 
@@ -176,14 +168,19 @@ class Kuramoto(Mechanism):
         """Return the tangent (batch, time, width) along which the states x move."""
         if self.options.coupling == "off":
             return x * 0.0  # a function of x, so that its gradient exists and is zero
+        state, own, q, k, v = self._read(x, frame, cache)
+        return self._write(state, own, self._mix(q, k, v, frame)).to(x.dtype)
+
+    def _read(
+        self, x: Tensor, frame: Frame, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the states and their features, and q, k, v of every token so far."""
         state = x.to(torch.promote_types(x.dtype, torch.float32))
         own = self._features(state)
         v = self._values(state, own, cache)
-        if self.options.coupling == "softmax":
-            q, k = self._queries_keys(state, own, v, frame, cache)
-        else:
-            q, k = self._fixed(v, frame)
-        return self._write(state, own, self._mix(q, k, v, frame)).to(x.dtype)
+        softmax = self.options.coupling == "softmax"
+        q, k = self._queries_keys(state, own, v, frame, cache) if softmax else self._fixed(v, frame)
+        return state, own, q, k, v
 
     def _values(self, state: Tensor, own: Tensor, cache: Cache | None) -> Tensor:
         """Return the raw features (batch, key heads, keys, dim) of every token so far."""
@@ -338,19 +335,17 @@ class Kuramoto(Mechanism):
 
     def _gates(self, own: Tensor) -> Tensor | float:
         """Return g, (heads, 1, dim) or (batch, heads, time, dim)."""
-        start, width = self.options.sharpness / self.blocks, self.group.width
+        start, kind = self.options.sharpness / self.blocks, self.options.gate_map
         if self.options.gate == "const":
             return start
-        raw = self.gate.view(self.heads, 1, self.blocks)
+        gate = self.gate.view(self.heads, 1, self.blocks)
         if self.options.gate == "token":
-            raw = raw + self._split(own).to(raw.dtype) @ self.token_gate.mT
-        kinds: dict[str, Callable[[Tensor], Tensor]] = {
-            "softplus": F.softplus,
-            "exp": torch.exp,
-            "sigmoid_scaled": lambda raw: 2 * start * torch.sigmoid(raw),
-            "free": lambda raw: raw,
-        }
-        return kinds[self.options.gate_map](raw).repeat_interleave(width, -1)
+            gate = gate + self._split(own).to(gate.dtype) @ self.token_gate.mT
+        if kind in ("softplus", "exp"):
+            gate = F.softplus(gate) if kind == "softplus" else gate.exp()
+        elif kind == "sigmoid_scaled":
+            gate = 2 * start * torch.sigmoid(gate)
+        return gate.repeat_interleave(self.group.width, -1)
 
     def _gain(self) -> Tensor | float:
         if self.options.successor == "mix":
@@ -366,7 +361,7 @@ class Kuramoto(Mechanism):
         if self.options.drift == "fixed" and self.group.turned == ((0, 1),) and self.group.width == 2:
             return frame.rotate(features, keys)
         table = self._angles(frame, features, keys)
-        return turn(self.group, features.unflatten(-1, (self.blocks, -1)), table).flatten(-2)
+        return groups.turn(self.group, features.unflatten(-1, (self.blocks, -1)), table).flatten(-2)
 
     def _angles(self, frame: Frame, like: Tensor, keys: bool) -> Tensor:
         """Return cosine and sine (..., key heads or 1, time, blocks, 2) of the drift, computed in float64."""
@@ -406,11 +401,7 @@ class Kuramoto(Mechanism):
         """Return A (batch, heads, time, time); a null key's weight is on the diagonal, where coupling has no effect."""
         if self.options.coupling == "off":
             return None
-        state = x.to(torch.promote_types(x.dtype, torch.float32))
-        own = self._features(state)
-        v = self._split(own)
-        softmax = self.options.coupling == "softmax"
-        q, k = self._queries_keys(state, own, v, frame, None) if softmax else self._fixed(v, frame)
+        _, _, q, k, _ = self._read(x, frame, None)
         if self.options.mask == "strict_null":
             k, padding = self._with_null(k, frame)
             mask = view_mask(frame.time, frame.time, x.device, True, padding)
@@ -454,10 +445,5 @@ class Kuramoto(Mechanism):
 
     def circuits(self) -> list[Circuit]:
         """Maps of the score are qk, the dense value ov; gates and drift follow qk, gains follow ov."""
-        ways: dict[str, tuple[str, str | None]] = {"q": ("qk", None), "k": ("qk", None), "v": ("ov", None)}
-        ways |= dict.fromkeys(("kappa", "here", "after"), ("own", "ov"))
-        groups: dict[tuple[str, str | None, bool], list[str]] = {}
-        for name, parameter in self.named_parameters():
-            tag, follows = ways.get(name.split(".")[0], ("own", "qk"))
-            groups.setdefault((tag, follows, parameter.ndim >= 2), []).append(name)
-        return [Circuit(tag, tuple(names), decay, follows) for (tag, follows, decay), names in groups.items()]
+        gains = dict.fromkeys(("kappa", "here", "after"), Circuit("own", follows="ov"))
+        return circuits_by_name(self, gains, rest=Circuit("own", follows="qk"))

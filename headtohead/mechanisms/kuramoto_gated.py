@@ -44,7 +44,7 @@ class KuramotoGatedOptions(KuramotoOptions):
     @classmethod
     def examples(cls) -> list[Options]:
         """Return the preset itself, then the examples of `kuramoto`."""
-        return [cls(), *super().examples()]
+        return [cls(), *(cls(**vars(case)) for case in KuramotoOptions.examples())]
 
 
 class KuramotoGated(Kuramoto):

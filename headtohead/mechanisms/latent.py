@@ -34,12 +34,17 @@ from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, rms_norm
 from headtohead.mechanisms.contract.base import Cache, Draw, Entry, Frame, Mode, Shape
 from headtohead.mechanisms.contract.options import Options, option
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 
 
 @dataclass(frozen=True)
 class LatentOptions(Options):
     """Options of latent attention."""
+
+    cases: ClassVar[str] = """
+        latent=6 query_latent=5 rope_dim=6 latent_norm=true latent=7,query_latent=5,rope_dim=2,latent_norm=true
+        latent=5,query_latent=6,latent_norm=true
+    """
 
     latent: int = option(
         0,
@@ -57,25 +62,17 @@ class LatentOptions(Options):
         if self.rope_dim % 2:
             raise UserError(f"rope rotates pairs of coordinates, but rope_dim={self.rope_dim} is odd")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return the default, each option alone, and all together."""
-        return [
-            cls(),
-            cls(latent=6),
-            cls(query_latent=5),
-            cls(rope_dim=6),
-            cls(latent_norm=True),
-            cls(latent=7, query_latent=5, rope_dim=2, latent_norm=True),
-            cls(latent=5, query_latent=6, latent_norm=True),
-        ]
-
 
 class Latent(Projected):
     """Softmax attention over keys and values computed from a cached latent."""
 
     name: ClassVar[str] = "latent"
     Options: ClassVar[type] = LatentOptions
+    no_stage = "latent decodes without computing keys, so {stage} cannot change them"
+    # The latent serves both circuits; queries and rotary keys serve one.
+    tags: ClassVar = {"down": "both", "gain": "both"} | dict.fromkeys(
+        ("q_down", "q_gain", "q_rope", "k_rope"), "qk"
+    )
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=shape.heads)
@@ -113,10 +110,6 @@ class Latent(Projected):
                 f"latent: rope_dim={given} leaves no latent in a width of {width}; set latent too"
             )
         return given or 2 * (min(self.dim, width // 2) // 2)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise: decoding never computes keys, so a stage could not change them."""
-        raise UserError(f"latent decodes without computing keys, so {stage.name} cannot change them")
 
     def initialise(self, draw: Draw) -> None:
         """Set initial values; the up-projection of an unnormalized latent keeps the scale of one matrix."""
@@ -201,18 +194,6 @@ class Latent(Projected):
         """Return score and mix per key, over heads or, absorbed, over latents; projections cost the same in both."""
         wide = self.latent if mode == "decode" else self.dim
         return 2.0 * self.heads * (2 * wide + self.rope_dim)
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The latent serves both circuits; queries and rotary keys serve one."""
-        tags = {
-            "down": "both",
-            "gain": "both",
-            "q_down": "qk",
-            "q_gain": "qk",
-            "q_rope": "qk",
-            "k_rope": "qk",
-        }
-        return super().circuit_tags() | tags
 
     @classmethod
     def label(cls, options: Any) -> str:

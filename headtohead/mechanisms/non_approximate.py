@@ -88,5 +88,5 @@ class NonApproximate(Deconstructed):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return the projections: scores and sums are pointwise."""
-        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
+        linear = self.linear_flops(mode)
         return Flops(linear, linear)

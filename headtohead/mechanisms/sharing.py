@@ -54,9 +54,9 @@ from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
 from headtohead.kernels import attention_weights, decode, decode_serves
-from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape
+from headtohead.mechanisms.contract.base import Cache, Circuit, Draw, Entry, Frame, Mode, Shape, Tags
 from headtohead.mechanisms.contract.options import Options, option, value_text
-from headtohead.mechanisms.contract.projected import Projected, Stage, joined_linear
+from headtohead.mechanisms.contract.projected import Projected, joined_linear
 from headtohead.mechanisms.positional import T5_BUCKETS, Term2d, alibi_bias, t5_bias
 
 
@@ -73,6 +73,18 @@ def _parse_mix(text: str) -> str | tuple[float, float]:
 @dataclass(frozen=True)
 class SharingOptions(Options):
     """Options of projection sharing."""
+
+    cases: ClassVar[str] = """
+        kv_heads=2 tie=kv tie=kv,rope=none tie=kv,rope=score tie=kv,rope=rotated tie=kv,kv_heads=2
+        tie=kv,kv_heads=1,rope=score tie=qk tie=qk,mask_self=true tie=qkv,rope=roundtrip tie=kv,query_depth=2
+        query_depth=2,kv_heads=1 value_mix=(1,-1) value_mix=(1,-1),value_mix_norm=unit,kv_heads=2
+        value_mix=learnt,kv_heads=2 value_mix=learnt,value_mix_norm=unit
+        tie=kv,rope=decoupled tie=kv,rope=decoupled,kv_heads=2,kv_norm=gain
+        tie=kv,rope=decoupled,rotary_key=shared,kv_heads=2,query_depth=2 tie=qkv,rope=decoupled,kv_norm=scale_free
+        tie=qk,pos2d=true tie=qkv,pos2d=true,pos2d_m=7,pos2d_init=paper,rope=score tie=qk,score_bias=t5
+        tie=kv,kv_heads=2,score_bias=alibi,mask_self=true tie=kv,kv_norm=scale_free tie=kv,kv_norm=gain,kv_heads=2
+        tie=kv,kv_norm=gain,rope=score tie=kv,kv_heads=1,kv_norm=gain,rope=none,pos2d=true,score_bias=t5
+    """
 
     tie: str = option(
         "none",
@@ -131,11 +143,8 @@ class SharingOptions(Options):
             if self.value_mix_norm != "none":
                 raise UserError("value_mix_norm needs value_mix")
         elif self.tie != "none":
-            why = (
-                "v would be 0 where a = -b, else (Q=K=V)"
-                if self.tie == "qk"
-                else "K=V is already the mix (0,1)"
-            )
+            zero, same = "v would be 0 where a = -b, else (Q=K=V)", "K=V is already the mix (0,1)"
+            why = zero if self.tie == "qk" else same
             raise UserError(f"value_mix needs tie=none: with tie={self.tie} {why}")
         elif self.value_mix == (0.0, 0.0):
             raise UserError("value_mix=(0,0) leaves no value")
@@ -159,50 +168,14 @@ class SharingOptions(Options):
         if not self.pos2d and (self.pos2d_m, self.pos2d_init) != (10, "identity"):
             raise UserError("pos2d_m and pos2d_init need pos2d=true")
 
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value at least once, and the forms that the paper compares."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(tie="kv"),
-            cls(tie="kv", rope="none"),
-            cls(tie="kv", rope="score"),
-            cls(tie="kv", rope="rotated"),
-            cls(tie="kv", kv_heads=2),
-            cls(tie="kv", kv_heads=1, rope="score"),
-            cls(tie="qk"),
-            cls(tie="qk", mask_self=True),
-            cls(tie="qkv", rope="roundtrip"),
-            cls(tie="kv", query_depth=2),
-            cls(query_depth=2, kv_heads=1),
-            cls(value_mix=(1.0, -1.0)),
-            cls(value_mix=(1.0, -1.0), value_mix_norm="unit", kv_heads=2),
-            cls(value_mix="learnt", kv_heads=2),
-            cls(value_mix="learnt", value_mix_norm="unit"),
-            cls(tie="kv", rope="decoupled"),
-            cls(tie="kv", rope="decoupled", kv_heads=2, kv_norm="gain"),
-            cls(tie="kv", rope="decoupled", rotary_key="shared", kv_heads=2, query_depth=2),
-            cls(tie="qkv", rope="decoupled", kv_norm="scale_free"),
-            cls(tie="qk", pos2d=True),
-            cls(tie="qkv", pos2d=True, pos2d_m=7, pos2d_init="paper", rope="score"),
-            cls(tie="qk", score_bias="t5"),
-            cls(tie="kv", kv_heads=2, score_bias="alibi", mask_self=True),
-            cls(tie="kv", kv_norm="scale_free"),
-            cls(tie="kv", kv_norm="gain", kv_heads=2),
-            cls(tie="kv", kv_norm="gain", rope="score"),
-            cls(tie="kv", kv_heads=1, kv_norm="gain", rope="none", pos2d=True, score_bias="t5"),
-        ]
-
 
 class Sharing(Projected):
     """Softmax attention in which two or three projections share one matrix."""
 
     name: ClassVar[str] = "sharing"
     Options: ClassVar[type] = SharingOptions
-    idle: ClassVar[tuple[str, ...]] = (
-        "pos2d.offset",
-    )  # the same for every key, so it cancels in the softmax
+    # The same for every key, so it cancels in the softmax.
+    idle: ClassVar[tuple[str, ...]] = ("pos2d.offset",)
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, strict=options.mask_self)
@@ -229,6 +202,7 @@ class Sharing(Projected):
             # Not expanded and cloned: on the meta device `clone` imports sympy, which takes 0.5 s.
             self.mix_weights = nn.Parameter(torch.tensor([[0.0] * self.kv_heads, [1.0] * self.kv_heads]))
         if self.shared_key:
+            self.no_stage = "{stage} needs one query per key; rotary_key=shared does not have that"
             self.q_rope = self.linear(width, self.heads * self.turned)
             self.k_rope = self.linear(width, self.turned)
         if options.kv_norm == "gain":
@@ -250,12 +224,6 @@ class Sharing(Projected):
                 f"sharing: rope=decoupled rotates half of each head in pairs; head width {self.dim} is too small"
             )
         return 2 * (self.dim // 4)
-
-    def add_stage(self, stage: Stage) -> None:
-        """Raise for a stage if keys have a part that no head owns."""
-        if self.shared_key:
-            raise UserError(f"{stage.name} needs one query per key; rotary_key=shared does not have that")
-        super().add_stage(stage)
 
     def initialise(self, draw: Draw) -> None:
         """Set initial values; the second query matrix keeps the scale of the first, and the mix starts as (Q, K=V)."""
@@ -279,12 +247,7 @@ class Sharing(Projected):
                 outputs[0] = self.r(outputs[0])
         if self.options.tie in ("qk", "qkv"):
             outputs.insert(0, outputs[0])
-        q, k, v = (*outputs, outputs[-1])[:3]
-        q, k, v = (
-            self.split_heads(q, self.heads),
-            self.split_heads(k, self.kv_heads),
-            self.split_heads(v, self.kv_heads),
-        )
+        q, k, v = self.in_heads(*(*outputs, outputs[-1])[:3])
         if self.shared_key:
             turning = self.split_heads(self.q_rope(x), self.heads)
             q, k = torch.cat((q, turning), -1), self._with_rotated(k, self.k_rope(x).unsqueeze(1))
@@ -335,7 +298,7 @@ class Sharing(Projected):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, cache: Cache | None) -> Tensor:
         """Return the mixed values; with K=V the cache holds one tensor, read as keys and as values."""
         if cache is not None and self._one_read(q, v, frame):
-            return self._decode(q, cache.append("kv", v), frame)
+            return self._decode(q, cache.append("kv", v), frame, cache.place)
         if cache is not None:
             k, v = self._cached(k, v, frame, cache)
         q, k, scale = self._with_term(q, k, frame)
@@ -345,21 +308,15 @@ class Sharing(Projected):
 
     def _one_read(self, q: Tensor, v: Tensor, frame: Frame) -> bool:
         """Return whether the decoding kernel applies: one query on a K=V cache, with unbiased scores."""
-        options = self.options
-        usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
-        fits = self.one_tensor and self.rope != "decoupled" and usual and not self.strict
+        fits = self.one_tensor and self.rope != "decoupled" and self._plain_scores and not self.strict
         return fits and frame.time == 1 and frame.padding is None and decode_serves(q, v)
 
-    def _decode(self, q: Tensor, kv: Tensor, frame: Frame) -> Tensor:
+    def _decode(self, q: Tensor, kv: Tensor, frame: Frame, place: Tensor | None) -> Tensor:
         """Return the output of one query with its cache, read once; the kernel applies the rotation of `rope`."""
-        rope_mode = (
-            self.rope if self.rope in ("score", "roundtrip") and frame.rotary is not None else "nothing"
-        )
-        table = None
-        if rope_mode != "nothing" and frame.rotary is not None:
-            table = frame.rotary.slice(0, kv.shape[-2], kv)
-            table = table[0] if table.ndim == 4 else table
-        return decode(q, kv, table, rope_mode, place=frame.place)
+        if frame.rotary is None or self.rope not in ("score", "roundtrip"):
+            return decode(q, kv, None, "nothing", place=place)
+        table = frame.rotary.slice(0, kv.shape[-2], kv)
+        return decode(q, kv, table[0] if table.ndim == 4 else table, self.rope, place=place)
 
     def _cached(self, k: Tensor, v: Tensor, frame: Frame, cache: Cache) -> tuple[Tensor, Tensor]:
         """Append the new tokens to the cache; return all keys and values so far."""
@@ -399,9 +356,7 @@ class Sharing(Projected):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         q, k, scale = self._with_term(q, k, frame)
         mask = frame.mask(x.device, strict=self.strict)
         return attention_weights(q, k, mask, scale, self._bias(q, frame))
@@ -418,9 +373,12 @@ class Sharing(Projected):
     @property
     def graph_safe(self) -> bool:
         """True if no bias is added to the scores, and keys are not normalized after the cache."""
+        return type(self) is Sharing and self._plain_scores and self.graph_safe_stages()
+
+    @property
+    def _plain_scores(self) -> bool:
         options = self.options
-        usual = options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
-        return type(self) is Sharing and usual and self.graph_safe_stages()
+        return options.kv_norm == "off" and not options.pos2d and options.score_bias == "none"
 
     def new_cache(
         self,
@@ -447,28 +405,15 @@ class Sharing(Projected):
         scored = self.carried + self.turned + (1 if self.options.pos2d else 0)
         return 2.0 * self.heads * (scored + self.carried)
 
-    def circuit_tags(self) -> dict[str, str]:
-        """A projection that serves both circuits is `both`."""
-        tags = super().circuit_tags() | dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
+    def circuit_tags(self) -> Tags:
+        """A projection that serves both circuits is `both`; the mix and the score terms have no weight decay."""
+        tags = dict.fromkeys(("r", "q_rope", "k_rope", "k_gain"), "qk")
         if self.one_tensor:
             tags["k"] = "both"
         elif self.options.value_mix != "off":
             tags |= {"q": "both", "k": "both", "r": "both"}
-        return tags
-
-    def circuits(self) -> list[Circuit]:
-        """The learned mix and the score terms are own groups without weight decay; the terms follow qk."""
-        terms = [
-            name for name in ("pos2d.weights", "pos2d.offset", "t5") if hasattr(self, name.split(".")[0])
-        ]
-        mixes = ["mix_weights"] if hasattr(self, "mix_weights") else []
-        own = [
-            Circuit("own", tuple(names), False, follows)
-            for names, follows in ((mixes, None), (terms, "qk"))
-            if names
-        ]
-        named = {*mixes, *terms}
-        return [circuit for circuit in super().circuits() if not named & {*circuit.parameters}] + own
+        term = Circuit("own", decay=False, follows="qk")
+        return {**tags, "pos2d": term, "t5": term, "mix_weights": Circuit("own", decay=False)}
 
     def _inputs(self) -> list[nn.Linear]:
         return [getattr(self, name) for name in ("q", "k", "v") if hasattr(self, name)]

@@ -34,23 +34,13 @@ from headtohead.mechanisms.contract.projected import Projected, joined_linear
 class StandardOptions(Options):
     """Options of standard attention."""
 
+    cases: ClassVar[str] = "kv_heads=2 kv_heads=1 window=3 qk_norm=true kv_heads=1,window=5,qk_norm=true"
+
     kv_heads: int = option(0, "key/value heads shared by the query heads; 0: the model's setting", low=0)
     window: int = option(0, "number of keys a query attends to, itself included; 0: all", low=0)
     qk_norm: bool = option(
         False, "normalize queries and keys per head, with a learned gain, before positions"
     )
-
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return each option alone, and all together."""
-        return [
-            cls(),
-            cls(kv_heads=2),
-            cls(kv_heads=1),
-            cls(window=3),
-            cls(qk_norm=True),
-            cls(kv_heads=1, window=5, qk_norm=True),
-        ]
 
 
 class Standard(Projected):
@@ -59,6 +49,7 @@ class Standard(Projected):
     name: ClassVar[str] = "standard"
 
     Options: ClassVar[type] = StandardOptions
+    tags: ClassVar = {"q_gain": "qk", "k_gain": "qk"}
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options, kv_heads=options.kv_heads, window=options.window)
@@ -73,12 +64,7 @@ class Standard(Projected):
 
     def project(self, x: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v in heads."""
-        q, k, v = joined_linear(x, [self.q, self.k, self.v])
-        return (
-            self.split_heads(q, self.heads),
-            self.split_heads(k, self.kv_heads),
-            self.split_heads(v, self.kv_heads),
-        )
+        return self.in_heads(*joined_linear(x, [self.q, self.k, self.v]))
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return q and k after the stages, normalized if `qk_norm`."""
@@ -92,10 +78,6 @@ class Standard(Projected):
     def graph_safe(self) -> bool:
         """True with every option."""
         return type(self) is Standard and self.graph_safe_stages()
-
-    def circuit_tags(self) -> dict[str, str]:
-        """The gains scale the scores: qk."""
-        return super().circuit_tags() | {"q_gain": "qk", "k_gain": "qk"}
 
     @classmethod
     def label(cls, options: Any) -> str:

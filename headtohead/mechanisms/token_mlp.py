@@ -29,6 +29,8 @@ class TokenMLP(Mechanism):
     """A gated layer on each token, with standard attention's parameter count."""
 
     name: ClassVar[str] = "token_mlp"
+    # The gated maps compute the input of o.
+    tags: ClassVar = dict.fromkeys(("gate", "up", "down"), Circuit("own", follows="ov"))
 
     def __init__(self, shape: Shape, options: Any) -> None:
         super().__init__(shape, options)
@@ -52,12 +54,3 @@ class TokenMLP(Mechanism):
         """Return two per weight."""
         linear = 2.0 * 4 * self.shape.width**2
         return Flops(linear, linear)
-
-    def circuits(self) -> list[Circuit]:
-        """The gated maps are an own group that follows ov, whose input they compute."""
-        return [
-            Circuit("ov", circuit.parameters, circuit.decay)
-            if circuit.tag == "ov"
-            else Circuit("own", circuit.parameters, circuit.decay, follows="ov")
-            for circuit in super().circuits()
-        ]

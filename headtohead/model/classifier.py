@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import linear_cross_entropy
 from headtohead.mechanisms.contract.base import Frame
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.decoder import Caches, Decoder, Text
+from headtohead.model.decoder import Decoder, Text
 from headtohead.model.sizes import Size
 
 
@@ -34,42 +33,6 @@ class Reader(Decoder):
         super().__init__(size, layers, seed, companion)
         self.causal = causal
         self._check_supported(padded=False, causal=causal)
-
-    def hidden(
-        self,
-        tokens: Tensor,
-        *,
-        caches: Caches | None = None,
-        padding: Tensor | None = None,
-        causal: bool | None = None,
-        frame: Frame | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the decoder's normalized states (batch, time, features); bidirectional if the model is."""
-        chosen = self.causal if causal is None else causal
-        if caches is not None and not chosen:
-            raise UserError("a bidirectional model cannot decode from a cache")
-        return super().hidden(tokens, caches=caches, padding=padding, causal=chosen, frame=frame, rows=rows)
-
-    def forward(
-        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (training objective, mean nats per target, the mechanisms' own loss terms).
-
-        targets (batch, time) are -1 at positions without a target; padding (batch, time) is true at real tokens.
-        """
-        frame = Frame()
-        x = self.hidden(tokens, padding=padding, frame=frame)
-        weight, bias = self._readout()
-        objective, nats = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), smoothing, bias)
-        return self._with_own_terms(objective, nats, frame)
-
-    def _with_own_terms(
-        self, objective: Tensor, nats: Tensor, frame: Frame
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        for value in frame.losses.values():
-            objective = objective + value
-        return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Load the weights of a trained decoder of the same shape; a head of another kind keeps its initial values."""
@@ -100,10 +63,6 @@ class Headed(Reader):
     def _readout(self) -> tuple[Tensor, Tensor | None]:
         assert isinstance(self.head, nn.Linear)
         return self.head.weight, self.head.bias
-
-    def _scores(self, x: Tensor) -> Tensor:
-        weight, bias = self._readout()
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 class Classifier(Headed):
@@ -154,9 +113,8 @@ class Pointer(Headed):
         first, last = self.chances(tokens, padding).unbind(1)
         time = tokens.shape[1]
         both = first[:, :, None] + last[:, None, :]
-        distance = (
-            torch.arange(time, device=tokens.device) - torch.arange(time, device=tokens.device)[:, None]
-        )
+        places = torch.arange(time, device=tokens.device)
+        distance = places - places[:, None]
         best = both.masked_fill((distance < 0) | (distance >= most), -torch.inf).flatten(1).argmax(-1)
         return torch.stack([best // time, best % time], 1)
 

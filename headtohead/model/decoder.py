@@ -20,11 +20,13 @@ from headtohead.mechanisms.contract.base import (
     Companion,
     CompanionSpec,
     Flops,
+    ForwardState,
     Frame,
     Mechanism,
     Mode,
     Rotary,
     Shape,
+    circuit_fault,
     default_initialise,
     seeded_draw,
 )
@@ -60,31 +62,30 @@ class Block(nn.Module):
         self.mixes, self.feeds = mechanism.writes, True
         """Whether its two parts are active; a skip evaluation disables them."""
 
-    def forward(
-        self, x: Tensor, frame: Frame, cache: Cache | None = None, rows: Tensor | None = None
-    ) -> Tensor:
-        """Return the state (batch, time, width) after this block, or (batch, 1, width) at one row of each."""
-        return self.after(*self.enter(x), frame, cache, rows)
-
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the state in this block's space, and the normalized state that is its mechanism's input."""
         if self.adapter is not None:
             x = self.adapter(x)
         return x, self.mixer_norm(x) if self.mixer_norm is not None and self.mixes else x
 
-    def after(
+    def forward(
         self,
         x: Tensor,
-        normed: Tensor,
         frame: Frame,
         cache: Cache | None = None,
         rows: Tensor | None = None,
+        normed: Tensor | None = None,
     ) -> Tensor:
-        """Return the state after this block, from the result of `enter`."""
+        """Return the state (batch, time, width) after this block, or (batch, 1, width) at one row of each.
+
+        With `normed`, x and normed are the result of `enter`.
+        """
+        if normed is None:
+            x, normed = self.enter(x)
         if self.mixes:
             frame.norm = self.mixer_norm
-            if rows is not None and frame.narrow and self.mechanism.narrows:
-                x, frame.rows, rows = _at(x, rows), rows, None
+            if rows is not None and frame.state.narrow and self.mechanism.narrows:
+                x, frame.state.rows, rows = _at(x, rows), rows, None
             update = self.mechanism(normed, frame) if cache is None else self.mechanism(normed, frame, cache)
             x = self.space.add(x, F.dropout(update, self.dropout, self.training) if self.dropout else update)
         if rows is not None:  # everything after the mixing works row by row
@@ -104,9 +105,7 @@ class Caches:
     """The caches of all layers, how far they are filled, and which tokens are padding."""
 
     def __init__(self, layers: list[Cache], padding: Tensor | None) -> None:
-        self.layers = layers
-        self.padding = padding
-        self.length = 0
+        self.layers, self.padding, self.length = layers, padding, 0
         self.place: Tensor | None = None
 
     @contextmanager
@@ -147,11 +146,7 @@ class Decoder(nn.Module):
     """Whether a token attends to earlier tokens only; a `Reader` may be bidirectional."""
 
     def __init__(
-        self,
-        size: Size,
-        layers: Sequence[Composed],
-        seed: int | None = 0,
-        companion: Text | None = None,
+        self, size: Size, layers: Sequence[Composed], seed: int | None = 0, companion: Text | None = None
     ) -> None:
         super().__init__()
         if len(layers) != size.layers:
@@ -159,29 +154,21 @@ class Decoder(nn.Module):
         self.size, self.arms = size, tuple(layers)
         settings = size.settings
         shape = Shape(
-            width=size.width,
-            heads=size.heads,
-            layers=size.layers,
-            context=size.context,
-            positions=settings.positions,
-            bias=settings.bias,
-            norm_eps=settings.norm_eps,
+            size.width, size.heads, 0, size.layers, size.context, 0, settings.positions, settings.bias
         )
+        shape = dataclasses.replace(shape, norm_eps=settings.norm_eps)
         self.rotary = Rotary(settings.rope_theta, size.context) if settings.positions == "rope" else None
         mechanisms = []
         for index, composed in enumerate(layers):
             # A constructor may draw values itself: seeded by run and layer, without changing the global generator.
             with torch.random.fork_rng(devices=[]):
-                if (
-                    seed is None
-                ):  # torch.manual_seed would format three stack traces for devices that are not in use
+                if seed is None:
+                    # torch.manual_seed would format three stack traces for devices that are not in use.
                     torch.default_generator.manual_seed(index)
                 else:
                     torch.manual_seed(seed * 10_007 + index)
                 mechanisms.append(composed.build(dataclasses.replace(shape, layer=index)))
-        spaces = [
-            find_space(mechanism.residual, size, mechanism.residual_options) for mechanism in mechanisms
-        ]
+        spaces = [find_space(one.residual, size, one.residual_options) for one in mechanisms]
         self.embedding = spaces[0].embedding()
         self.blocks = nn.ModuleList()
         for index, (mechanism, space) in enumerate(zip(mechanisms, spaces, strict=True)):
@@ -223,29 +210,28 @@ class Decoder(nn.Module):
         *,
         caches: Caches | None = None,
         padding: Tensor | None = None,
-        causal: bool = True,
+        causal: bool | None = None,
         frame: Frame | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the output layer (batch, time, features) for tokens (batch, time): normalized states.
 
-        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `rows` (batch,) selects one row of each
+        `padding` (batch, time) is true at real tokens; with caches, theirs is used. `causal` overrides the model's. `rows` (batch,) selects one row of each
         sequence, (batch, 1, features): the last feed-forward block is then computed only there, and so is the last mixing
         in a narrow frame if the mechanism supports it.
         """
+        causal = self.causal if causal is None else causal
+        if caches is not None and not causal:
+            raise UserError("a bidirectional model cannot decode from a cache")
         start, time = (caches.length if caches else 0), tokens.shape[1]
         if caches is not None and caches.padding is not None:
             padding = caches.padding[:, : start + time]
         self._check_supported(padding is not None, causal)
         frame = frame or Frame()
         frame.start, frame.time, frame.causal, frame.padding = start, time, causal, padding
-        frame.place = None if caches is None else caches.place
-        frame.rotary, frame.training, frame.rows = self.rotary, self.training, None
-        frame.row_tables = {}
-        x = self.embedding(tokens, frame)
-        if self.size.settings.dropout and self.spaces[0].linear:
-            x = F.dropout(x, self.size.settings.dropout, self.training)
-        frame.embeddings = x
+        frame.rotary, frame.training = self.rotary, self.training
+        frame.state = ForwardState(None if caches is None else caches.place, frame.state.narrow)
+        x = self._entered(self.embedding(tokens, frame), frame)
         last, beside, own = self._company(frame, caches)
         for index, block in enumerate(self.layers):
             frame.companion = None
@@ -253,7 +239,7 @@ class Decoder(nn.Module):
                 beside, normed = block.enter(beside)
                 frame.companion = own.companion = Companion(normed)
                 if index < last:
-                    beside = block.after(beside, normed, own)
+                    beside = block(beside, own, normed=normed)
                 if own.time != time:  # its own longer pass has other queries, keys and map than the data
                     frame.companion = Companion(normed)
             cache = None if caches is None else caches.layers[index]
@@ -285,9 +271,7 @@ class Decoder(nn.Module):
         if needed is None or self.companion is None or frame.start > 0:
             return -1, data, frame
         needing = [
-            index
-            for index, block in enumerate(self.layers)
-            if block.mixes and block.mechanism.companion_spec() is not None
+            i for i, block in enumerate(self.layers) if block.mixes and block.mechanism.companion_spec()
         ]
         if not needing:
             return -1, data, frame
@@ -297,10 +281,14 @@ class Decoder(nn.Module):
         rows = self.companion[:length].unsqueeze(0)
         own = Frame(time=rows.shape[1], causal=frame.causal, rotary=self.rotary, training=self.training)
         x = rows.to(data.dtype) if needed.start == "noise" else self.embedding(rows, own)
+        return needing[-1], self._entered(x, own), own
+
+    def _entered(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the embeddings that enter layer 0, after dropout; the frame keeps them."""
         if self.size.settings.dropout and self.spaces[0].linear:
             x = F.dropout(x, self.size.settings.dropout, self.training)
-        own.embeddings = x
-        return needing[-1], x, own
+        frame.embeddings = x
+        return x
 
     def _companion_length(self, needed: CompanionSpec) -> int:
         """Return how many companion tokens a bidirectional pass uses: all that have a position."""
@@ -370,18 +358,28 @@ class Decoder(nn.Module):
         `rows` (batch,) selects one row of each sequence: (batch, 1, vocabulary).
         """
         x = self.hidden(tokens, caches=caches, padding=padding, rows=rows, frame=frame)
-        x = x if where is None else x[where]
+        return self._scores(x if where is None else x[where])
+
+    def _scores(self, x: Tensor) -> Tensor:
         weight, bias = self._readout()
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0
+        self, tokens: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return (training objective, mean nats per target, the mechanisms' own loss terms)."""
+        """Return (training objective, mean nats per target, the mechanisms' own loss terms).
+
+        targets (batch, time) are -1 at positions without a target; padding (batch, time) is true at real tokens.
+        """
         frame = Frame()
-        x = self.hidden(tokens, frame=frame)
+        x = self.hidden(tokens, padding=padding, frame=frame)
         weight, bias = self._readout()
         objective, nats = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), smoothing, bias)
+        return self._with_own_terms(objective, nats, frame)
+
+    def _with_own_terms(
+        self, objective: Tensor, nats: Tensor, frame: Frame
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         for value in frame.losses.values():
             objective = objective + value
         return objective, nats, {name: value.detach() for name, value in frame.losses.items()}
@@ -409,21 +407,15 @@ class Decoder(nn.Module):
     ) -> Caches:
         """Return empty caches for `capacity` tokens; `padding` (batch, capacity) is true at real tokens."""
         weight = self.readout
-        layers = [
-            block.mechanism.new_cache(batch, capacity, dtype or weight.dtype, weight.device)
-            for block in self.layers
-        ]
-        return Caches(layers, padding)
+        given = batch, capacity, dtype or weight.dtype, weight.device
+        return Caches([block.mechanism.new_cache(*given) for block in self.layers], padding)
 
     def cache_bytes(self, batch: int, capacity: int, dtype: torch.dtype) -> int | None:
         """Return the bytes of the declared caches, or None if a layer has none."""
-        total = 0
-        for block in self.layers:
-            spec = block.mechanism.cache_spec()
-            if spec is None:
-                return None
-            total += sum(entry.bytes(batch, capacity, dtype) for entry in spec)
-        return total
+        specs = [block.mechanism.cache_spec() for block in self.layers]
+        if None in specs:
+            return None
+        return sum(entry.bytes(batch, capacity, dtype) for spec in specs for entry in spec or ())
 
     def cache_bytes_per_token(self, dtype: torch.dtype) -> int | None:
         """Return the cache bytes per additional token, or None if a layer has no cache."""
@@ -438,9 +430,8 @@ class Decoder(nn.Module):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return forward FLOPs per token of the whole model; the batch shares those of a companion."""
-        rest = 2.0 * self.readout.numel() + sum(
-            block.ffn.flops() for block in self.layers if block.ffn is not None
-        )
+        rest = 2.0 * self.readout.numel()
+        rest += sum(block.ffn.flops() for block in self.layers if block.ffn is not None)
         rest += sum(2.0 * block.adapter.weight.numel() for block in self.layers if block.adapter is not None)
         total = Flops(rest, rest)
         for flops, _ in self._layer_flops(context, batch, mode):
@@ -481,29 +472,27 @@ class Decoder(nn.Module):
                 alone = block.mechanism.flops(length, 1)
                 if mode == "train" and length == context:
                     more, same = (block.mechanism.flops(length, count) for count in (batch + 1, batch))
-                    alone = Flops(
-                        (batch + 1) * more.causal - batch * same.causal,
-                        (batch + 1) * more.full - batch * same.full,
-                    )
-                total = total + Flops(alone.causal * share, alone.full * share)
+                    alone = more * (batch + 1) + same * -batch
+                total = total + alone * share
             total = total + Flops(linear * share, linear * share)
         return total
 
     def circuits(self) -> list[Circuit]:
         """Return every parameter of the model in exactly one group; raise with the parameter's name otherwise."""
-        groups = [_prefixed("embedding", circuit) for circuit in self.spaces[0].circuits(self.embedding)]
+        groups = [circuit.prefixed("embedding") for circuit in self.spaces[0].circuits(self.embedding)]
         for index, block in enumerate(self.layers):
             place = f"blocks.{index}"
-            groups += [_prefixed(f"{place}.mechanism", circuit) for circuit in block.mechanism.circuits()]
-            for part, tag in (
-                ("mixer_norm", "norm"),
-                ("ffn_norm", "norm"),
-                ("ffn", "ffn"),
-                ("adapter", "ffn"),
-            ):
+            groups += [circuit.prefixed(f"{place}.mechanism") for circuit in block.mechanism.circuits()]
+            for part, tag in {
+                "mixer_norm": "norm",
+                "ffn_norm": "norm",
+                "ffn": "ffn",
+                "adapter": "ffn",
+            }.items():
                 groups += _by_rank(f"{place}.{part}", getattr(block, part), tag)
         groups += _by_rank("norm", self.norm, "norm") + _by_rank("head", self.head, "head")
-        self._check_complete(groups)
+        if fault := circuit_fault(groups, self, (*TAGS, *MODEL_TAGS)):
+            raise UserError(fault)
         return groups
 
     def _head(self) -> nn.Module | None:
@@ -520,27 +509,6 @@ class Decoder(nn.Module):
                 raise UserError(f"{block.mechanism.name} does not support padded batches")
             if not causal and not able.bidirectional:
                 raise UserError(f"{block.mechanism.name} does not support bidirectional models")
-
-    def _check_complete(self, groups: list[Circuit]) -> None:
-        seen: set[str] = set()
-        for circuit in groups:
-            if circuit.tag not in (*TAGS, *MODEL_TAGS):
-                raise UserError(
-                    f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join((*TAGS, *MODEL_TAGS))})"
-                )
-            for name in circuit.parameters:
-                if name in seen:
-                    raise UserError(f"parameter {name} is in two parameter groups")
-                seen.add(name)
-        names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        if missing := sorted(names - seen):
-            raise UserError(f"parameter {missing[0]} is in no parameter group and would not be trained")
-        if extra := sorted(seen - names):
-            raise UserError(f"a circuit lists {extra[0]}, which is not a trainable parameter")
-
-
-def _prefixed(place: str, circuit: Circuit) -> Circuit:
-    return dataclasses.replace(circuit, parameters=tuple(f"{place}.{name}" for name in circuit.parameters))
 
 
 def _by_rank(place: str, module: nn.Module | None, tag: str) -> list[Circuit]:

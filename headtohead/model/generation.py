@@ -25,10 +25,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"temperature={self.temperature:g} must be 0 or more")
-        if not math.isfinite(self.temperature):
-            raise UserError(f"temperature={self.temperature:g} must be a number, 0 or more")
+        if self.temperature < 0 or not math.isfinite(self.temperature):
+            number = "" if self.temperature < 0 else "a number, "
+            raise UserError(f"temperature={self.temperature:g} must be {number}0 or more")
         if not -(2**63) <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} is out of range; it must fit in 64 bits")
         if not 0 < self.top_p <= 1:

@@ -100,23 +100,19 @@ def skipped_layers(layers: Sequence[Composed], text: str) -> list[int]:
     """Return the layers, counted from 1, named by `variant`, `standard` or a list such as `2,4-6`."""
     count = len(layers)
     if text in ("variant", "standard"):
-        usual = [
-            [term.kind for term in composed.terms] == [find_mechanism("standard")] for composed in layers
-        ]
+        standard = [find_mechanism("standard")]
+        usual = [[term.kind for term in composed.terms] == standard for composed in layers]
         chosen = [place for place, kind in enumerate(usual, 1) if kind == (text == "standard")]
         if not chosen:
-            raise UserError(
-                f"skip={text}: {'no layer' if text == 'standard' else 'every layer'} of this model is standard"
-            )
+            which = "no layer" if text == "standard" else "every layer"
+            raise UserError(f"skip={text}: {which} of this model is standard")
         return chosen
     places: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if not match:
-            raise UserError(
-                f"skip takes variant, standard or layers such as 2,4-6, got '{text}'"
-                + suggestion(text, ("variant", "standard"))
-            )
+            close = suggestion(text, ("variant", "standard"))
+            raise UserError(f"skip takes variant, standard or layers such as 2,4-6, got '{text}'{close}")
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= count:
             raise UserError(f"skip={text}: '{part.strip()}' is not a layer from 1 to {count}")
@@ -128,37 +124,35 @@ class _Parser:
     """Parses one arm from left to right; every error gives the position."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0
-        self.depth = 0
+        self.text, self.place, self.depth = text, 0, 0
 
     def whole(self) -> Layout:
         if not self.text.strip():
             raise UserError("empty arm; give a mechanism's name such as 'standard'")
         layout = self.layout()
-        if self.place < len(self.text):
+        if self.next:
             raise self.error("unexpected text")
         return layout
 
     def layout(self) -> Layout:
         pattern: list[Composed] = []
         counted, named = False, ""
-        while self.peek() and self.peek() != ")":
+        while self.next not in ("", ")"):
             part = self.item()
-            if part.named and (pattern or self.peek(skip=True) not in ("", ")")):
+            self.take(r"\s*")
+            if part.named and (pattern or self.next not in ("", ")")):
                 raise self.error(f"{part.named}(...) fills the whole model; nothing can be added to it")
             pattern += part.pattern
             counted, named = counted or part.counted, part.named
-            self.spaces()
         if not pattern:
             raise self.error("a mechanism is missing")
         return Layout(self.text.strip(), tuple(pattern), named, counted)
 
     def item(self) -> Layout:
         part = self.unit()
-        if not self.take("*"):
+        if not self.take(r"\*"):
             return part
-        count = self.match(r"[0-9]+", "a count after '*'")
+        count = self.take(r"[0-9]+", "a count after '*'")
         if part.named:
             raise self.error(f"{part.named}(...) fills the whole model and takes no count")
         if len(count) > 5 or not 1 <= int(count) * len(part.pattern) <= _MAX_LAYERS:
@@ -166,8 +160,8 @@ class _Parser:
         return Layout(self.text, part.pattern * int(count), counted=True)
 
     def unit(self) -> Layout:
-        self.spaces()
-        if self.take("("):
+        self.take(r"\s*")
+        if self.take(r"\("):
             self.depth += 1
             if self.depth > _DEEPEST:
                 raise self.error("parentheses nest too deep")
@@ -175,58 +169,51 @@ class _Parser:
             self.depth -= 1
             if inner.named:
                 raise self.error(f"{inner.named}(...) fills the whole model and cannot be in a group")
-            self.expect(")")
-            return inner
-        if match := re.compile(r"([A-Za-z_]+)\(").match(self.text, self.place):
-            if match[1] not in NAMED_LAYOUTS:
-                raise self.error(f"unknown layout '{match[1]}'{suggestion(match[1], NAMED_LAYOUTS)}")
-            self.place = match.end()
-            inner = Layout(self.text, (self.composed(),), named=match[1])
-            self.expect(")")
-            return inner
-        return Layout(self.text, (self.composed(),))
+        elif name := self.take(r"[A-Za-z_]+\(").removesuffix("("):
+            if name not in NAMED_LAYOUTS:
+                self.place -= len(name) + 1
+                raise self.error(f"unknown layout '{name}'{suggestion(name, NAMED_LAYOUTS)}")
+            inner = Layout(self.text, (self.composed(),), named=name)
+        else:
+            return Layout(self.text, (self.composed(),))
+        self.take(r"\s*\)", "')'")
+        return inner
 
     def composed(self) -> Composed:
         terms = [self.term()]
-        while self.take("+"):
+        while self.take(r"\+"):
             terms.append(self.term())
         return Composed(tuple(terms))
 
     def term(self) -> Term:
-        self.spaces()
-        if match := re.compile(r"([^\s*+()=]+\.py):([A-Za-z_]\w*)").match(self.text, self.place):
-            self.place = match.end()
-            return file_term(match[1], match[2], self.options())
-        name = self.match(r"[^\s:*+()=,]+", "a mechanism's name")
+        self.take(r"\s*")
+        if given := self.take(r"[^\s*+()=]+\.py:[A-Za-z_]\w*"):
+            path, _, class_name = given.rpartition(":")
+            return file_term(path, class_name, self.options())
+        name = self.take(r"[^\s:*+()=,]+", "a mechanism's name")
         if name.endswith(".py"):
             raise self.error(f"{name} needs a class name: {name}:ClassName")
         if name not in builtin_mechanisms():
-            allowed = ", ".join(builtin_mechanisms())
-            raise UserError(
-                f"unknown mechanism '{name}'{suggestion(name, builtin_mechanisms())} (allowed: {allowed}, or FILE.py:Class)"
-            )
+            close, allowed = suggestion(name, builtin_mechanisms()), ", ".join(builtin_mechanisms())
+            raise UserError(f"unknown mechanism '{name}'{close} (allowed: {allowed}, or FILE.py:Class)")
         return named_term(name, self.options())
 
     def options(self) -> dict[str, str]:
         options: dict[str, str] = {}
-        if not self.take(":"):
-            return options
-        while True:
-            name = self.match(r"[A-Za-z_]\w*", "an option's name")
-            self.expect("=")
+        more = self.take(":")
+        while more:
+            name = self.take(r"[A-Za-z_]\w*", "an option's name")
+            self.take(r"\s*=", "'='")
             if name in options:
                 raise self.error(f"option '{name}' is given twice")
             options[name] = self.value()
-            if not self.take(","):
-                return options
+            more = self.take(",")
+        return options
 
     def value(self) -> str:
         start, depth = self.place, 0
-        while self.place < len(self.text):
-            character = self.text[self.place]
-            if depth == 0 and (character in ",*+)" or character.isspace()):
-                break
-            depth += (character == "(") - (character == ")")
+        while self.next and (depth or not (self.next in ",*+)" or self.next.isspace())):
+            depth += (self.next == "(") - (self.next == ")")
             self.place += 1
         if depth:
             raise self.error("a parenthesis is not closed")
@@ -234,32 +221,20 @@ class _Parser:
             raise self.error("a value is missing")
         return self.text[start : self.place]
 
-    def spaces(self) -> None:
-        while self.place < len(self.text) and self.text[self.place].isspace():
-            self.place += 1
-
-    def peek(self, skip: bool = False) -> str:
-        if skip:
-            self.spaces()
+    @property
+    def next(self) -> str:
+        """The next character, empty at the end."""
         return self.text[self.place : self.place + 1]
 
-    def take(self, character: str) -> bool:
-        if self.peek() != character:
-            return False
-        self.place += 1
-        return True
-
-    def expect(self, character: str) -> None:
-        self.spaces()
-        if not self.take(character):
-            raise self.error(f"'{character}' is missing")
-
-    def match(self, pattern: str, wanted: str) -> str:
-        match = re.compile(pattern).match(self.text, self.place)
-        if not match:
+    def take(self, pattern: str, wanted: str = "") -> str:
+        """Return the text here that matches, and move after it; without a match raise what is `wanted`, if given."""
+        found = re.compile(pattern).match(self.text, self.place)
+        if found:
+            self.place = found.end()
+            return found[0]
+        if wanted:
             raise self.error(f"{wanted} is missing")
-        self.place = match.end()
-        return match[0]
+        return ""
 
     def error(self, reason: str) -> UserError:
         rest = self.text[self.place : self.place + 20]

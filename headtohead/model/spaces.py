@@ -21,9 +21,9 @@ from headtohead.model.sizes import Size
 
 
 class Space:
-    """The interface of a residual space; it has no parameters itself."""
+    """A residual space, which has no parameters itself; this one has plain vectors, to which updates are added."""
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = "euclidean"
     dtype: ClassVar[torch.dtype | None] = None
     """Minimum precision of states; None: the dtype of the computation."""
     linear: ClassVar[bool] = True
@@ -60,23 +60,30 @@ class Space:
 
     def embedding(self) -> Embedding:
         """Return the module that maps tokens (batch, time) to states, called as (tokens, frame)."""
-        raise NotImplementedError
+        return Embedding(self.size)
 
     def norm(self) -> nn.Module:
         """Return the norm before a mechanism, a feed-forward block or the output layer."""
-        raise NotImplementedError
+        settings = self.size.settings
+        if settings.norm == "rms":
+            return RmsNorm(self.size.width, settings.norm_eps)
+        return nn.LayerNorm(self.size.width, settings.norm_eps)
 
     def feed_forward(self) -> FeedForward | None:
         """Return the feed-forward block, or None for none."""
-        raise NotImplementedError
+        return FeedForward(self.size)
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
         """Return the state after an update."""
-        raise NotImplementedError
+        return x + update
 
     def head(self, first: Space) -> nn.Module | None:
         """Return the output layer's own parameters, given the space that embeds; None: the embedding's table."""
-        raise NotImplementedError
+        if not self.size.settings.tied:
+            return nn.Linear(self.size.width, self.size.vocabulary, bias=False)
+        if first.geometry != self.geometry:
+            raise UserError("a tied head needs the same residual space at both ends; set tied = false")
+        return None
 
     def readout(self, embedding: Embedding, head: Any) -> tuple[Tensor, Tensor | None]:
         """Return the output layer's weight (vocabulary, feature_width) and its bias."""
@@ -84,7 +91,8 @@ class Space:
 
     def circuits(self, embedding: nn.Module) -> list[Circuit]:
         """Return the circuits of the embedding's parameters."""
-        raise NotImplementedError
+        names = [name for name, _ in embedding.named_parameters()]
+        return [Circuit("position" if name == "positions" else "embedding", (name,)) for name in names]
 
 
 class Adapter(nn.Module):
@@ -104,44 +112,6 @@ class Adapter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the state in the target space."""
         return self.after.enter(self.before.features(x), self.weight)
-
-
-class Euclidean(Space):
-    """Plain vectors: updates are added."""
-
-    name = "euclidean"
-
-    def embedding(self) -> Embedding:
-        """A table of vectors, plus a table of learned positions if the model has them."""
-        return Embedding(self.size)
-
-    def norm(self) -> nn.Module:
-        """The model's norm."""
-        settings = self.size.settings
-        if settings.norm == "rms":
-            return RmsNorm(self.size.width, settings.norm_eps)
-        return nn.LayerNorm(self.size.width, settings.norm_eps)
-
-    def feed_forward(self) -> FeedForward:
-        """The model's feed-forward block."""
-        return FeedForward(self.size)
-
-    def add(self, x: Tensor, update: Tensor) -> Tensor:
-        """The sum."""
-        return x + update
-
-    def head(self, first: Space) -> nn.Module | None:
-        """A matrix, or None if it is tied to the embedding."""
-        if not self.size.settings.tied:
-            return nn.Linear(self.size.width, self.size.vocabulary, bias=False)
-        if first.geometry != self.geometry:
-            raise UserError("a tied head needs the same residual space at both ends; set tied = false")
-        return None
-
-    def circuits(self, embedding: nn.Module) -> list[Circuit]:
-        """The two tables."""
-        names = [name for name, _ in embedding.named_parameters()]
-        return [Circuit("position" if name == "positions" else "embedding", (name,)) for name in names]
 
 
 class Torus(Space):
@@ -284,7 +254,7 @@ class TorusFeedForward(FeedForward):
         return math.pi * torch.tanh(update) if self.bounded else update
 
 
-SPACES: dict[str, type[Space]] = {"euclidean": Euclidean, "torus": Torus}
+SPACES: dict[str, type[Space]] = {"euclidean": Space, "torus": Torus}
 
 
 def find_space(name: str, size: Size, options: Any = None) -> Space:

@@ -18,7 +18,7 @@ from headtohead.kernels.dynamics import integrator as dynamics
 from headtohead.kernels.dynamics import integrator_triton as dynamics_triton
 from headtohead.kernels.dynamics import operators as dynamics_fused
 from headtohead.kernels.pointwise.rotary import rotary_table
-from headtohead.mechanisms.contract.base import Frame, Rotary, Shape, seeded_draw
+from headtohead.mechanisms.contract.base import ForwardState, Frame, Rotary, Shape, seeded_draw
 from headtohead.mechanisms.coupled import Coupled, CoupledOptions
 from headtohead.mechanisms.sharing import Sharing, SharingOptions
 from headtohead.mechanisms.standard import Standard, StandardOptions
@@ -399,6 +399,6 @@ def test_a_step_at_a_position_uses_the_kernel(
         cache.length = 6
         for place in range(6, 9):
             cache.place = torch.tensor([place])
-            frame = Frame(start=6, time=1, place=cache.place, rotary=rotary)
+            frame = Frame(start=6, time=1, rotary=rotary, state=ForwardState(place=cache.place))
             near(layer(x[:, place : place + 1], frame, cache), whole[:, place : place + 1])
     assert calls == [arm == "standard"] * 3

@@ -10,7 +10,7 @@ from headtohead.data.tasks.base import Task
 from headtohead.data.tasks.batches import Batches, collated
 from headtohead.data.tasks.registry import prepare_task
 from headtohead.kernels import plain
-from headtohead.mechanisms.contract.base import Frame
+from headtohead.mechanisms.contract.base import ForwardState, Frame
 from headtohead.model.classifier import Classifier, Pointer, Reader
 from headtohead.model.decoder import Decoder
 from headtohead.model.generation import Sampling, generate
@@ -222,10 +222,10 @@ def test_a_narrow_frame_mixes_one_row_and_changes_nothing_else(
     with plain() if kernels == "plain" else nullcontext():
         for real in (None, padding):
             found = []
-            for frame in (None, Frame(narrow=True)):
+            for frame in (None, Frame(state=ForwardState(narrow=True))):
                 model.zero_grad()
                 some = model.logits(tokens, padding=real, rows=rows, frame=frame)
-                assert frame is None or (frame.rows is rows) == NARROWING[layout]
+                assert frame is None or (frame.state.rows is rows) == NARROWING[layout]
                 some.logsumexp(-1).sum().backward()
                 found.append((some.detach(), model.embedding.weight.grad.clone()))
             for whole, narrow in zip(*found, strict=True):

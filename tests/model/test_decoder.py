@@ -15,7 +15,7 @@ from headtohead.model.decoder import Decoder
 from headtohead.model.layers import Embedding
 from headtohead.model.layout import parse_layout
 from headtohead.model.sizes import SIZES, Size
-from headtohead.model.spaces import SPACES, Euclidean
+from headtohead.model.spaces import SPACES, Space
 from tests.model.paths import agreed_gradients
 
 TINY = dataclasses.replace(SIZES["nano"], width=16, ffn=24, context=16, vocabulary=32)
@@ -150,7 +150,7 @@ def test_whole_model_flops_are_the_counted_ones() -> None:
         assert counter.get_total_flops() / 16 == decoder.flops(16).full
 
 
-class Halved(Euclidean):
+class Halved(Space):
     """A separate space: states are stored at half their size."""
 
     name = "halved"

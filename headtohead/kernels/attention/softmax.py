@@ -67,7 +67,12 @@ def attend(
         # One query per head: the heads that share a key are treated as its queries, so that no key is repeated.
         q = q.squeeze(2).unflatten(1, (k.shape[1], -1))
         return _fused(q, k, v, mask, False, scale).flatten(1, 2).unsqueeze(2)
-    return _fused(q, k, v, mask, whole, scale)
+    if is_stacking() or v.shape[-1] != q.shape[-1]:
+        return _fused(q, k, v, mask, whole, scale)
+    with _backends(q):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
 
 
 def _biased(

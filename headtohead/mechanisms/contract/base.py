@@ -10,15 +10,17 @@ import dataclasses
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headtohead.common.errors import UserError
-from headtohead.kernels import attend, attend_placed, rotary_table, rotate
+from headtohead.kernels import attend, attend_placed, rotate
 from headtohead.kernels.attention.softmax import view_mask
+from headtohead.mechanisms.contract.forward_state import ForwardState as ForwardState
+from headtohead.mechanisms.contract.forward_state import Rotary as Rotary
 from headtohead.mechanisms.contract.options import Options, changed_options, value_text
 
 Positions = Literal["rope", "learned", "none"]
@@ -66,49 +68,6 @@ class Supports:
     padding: bool = True
 
 
-class Rotary:
-    """Rotary tables of one model, by head width; computed once and sliced."""
-
-    def __init__(self, theta: float, context: int) -> None:
-        self.theta, self.context = theta, context
-        self.tables: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
-
-    def reach(self, length: int) -> None:
-        """Extend the tables that are indexed by a position on the device to at least `length` positions."""
-        self.context = max(length, self.context)
-
-    def slice(self, start: int, stop: int, like: Tensor) -> Tensor:
-        """Return the table of consecutive positions for `like` (batch, heads, time, dim).
-
-        On CPU it is repeated for every head in memory order, (heads, time, dim / 2, 2): the product then reads contiguous
-        memory, four times faster than with a table shared by the heads. Elsewhere it is (time, dim / 2, 2).
-        """
-        return self._table(stop, like)[..., start:stop, :, :]
-
-    def row(self, place: Tensor, like: Tensor) -> Tensor:
-        """Return the table of one position (1,), a tensor on the device, in the same form as `slice`."""
-        return self._table(self.context, like).index_select(-3, place)
-
-    def gather(self, positions: Tensor, like: Tensor) -> Tensor:
-        """Return the table of positions (batch, time) below the context for `like`, shared by all heads."""
-        table = self._table(self.context, like)
-        return (table[0] if table.ndim == 4 else table)[positions].unsqueeze(1)
-
-    def _table(self, length: int, like: Tensor) -> Tensor:
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        heads, dim = like.shape[1], like.shape[-1]
-        key = (dim, heads if like.device.type == "cpu" else 0, dtype, like.device)
-        table = self.tables.get(key)
-        if table is None or table.shape[-3] < length:
-            self.context = max(length, self.context)
-            positions = torch.arange(self.context, device=like.device)
-            table = rotary_table(positions, dim, self.theta, dtype)
-            if like.device.type == "cpu":
-                table = table.unsqueeze(1).expand(-1, heads, -1, -1).contiguous().transpose(0, 1)
-            self.tables[key] = table
-        return table
-
-
 @dataclasses.dataclass(frozen=True)
 class CompanionSpec:
     """What a mechanism requires of the companion, the fixed second sequence; a model has one companion."""
@@ -146,14 +105,11 @@ class Frame:
     """Position of the first row of x; earlier tokens are in the cache."""
     time: int = 0
     """Number of rows of x."""
-    place: Tensor | None = None
-    """(1,): the position of the single row of x in caches of fixed size; replaces `start` under a CUDA graph, where the
-    position is known only on the device."""
     causal: bool = True
     padding: Tensor | None = None
     """(batch, start + time), true at real tokens; None without padding."""
     rotary: Rotary | None = None
-    """Rotary tables, if the model's positions are `rope`."""
+    """Rotary tables, if the model's positions are `rope`; `rotate` applies them."""
     embeddings: Tensor | None = None
     """(batch, time, width): the embeddings that are the input of layer 0."""
     norm: Callable[[Tensor], Tensor] | None = None
@@ -161,13 +117,10 @@ class Frame:
     companion: Companion | None = None
     """The companion at this layer; None without one, or if its tables are already in the cache."""
     training: bool = False
-    narrow: bool = False
-    """Whether the last layer may compute only the requested rows: less work, same result up to rounding."""
-    rows: Tensor | None = None
-    """(batch,): the row of each sequence requested from this layer; None: every row."""
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    row_tables: dict[tuple[Any, ...], Tensor] = dataclasses.field(default_factory=dict)
-    """Rotary tables of `place`, looked up once for all layers of a forward pass."""
+    # A function: torch.compile cannot trace a class as the factory.
+    state: ForwardState = dataclasses.field(default_factory=lambda: ForwardState(), repr=False)
+    """Used by the methods below; a mechanism does not read it."""
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add a training-only loss term; it is logged separately under its name."""
@@ -175,8 +128,8 @@ class Frame:
 
     def positions(self, device: torch.device, keys: bool = False) -> Tensor:
         """Return the positions of x's rows (time,), or of all keys so far; (batch, ...) if padding shifts them."""
-        if self.place is not None and not keys:
-            return self.place
+        if self.state.place is not None and not keys:
+            return self.state.place
         first = 0 if keys else self.start
         if self.padding is None:
             return torch.arange(first, self.start + self.time, device=device)
@@ -186,21 +139,16 @@ class Frame:
         """Return x (batch, heads, time, dim) rotated by its positions; unchanged if the model has no rope."""
         if self.rotary is None:
             return x
-        if self.place is not None:
-            table = self.rotary.slice(0, x.shape[-2], x) if keys else self._row(self.rotary, self.place, x)
+        place = self.state.place
+        if place is not None and keys:
+            table = self.rotary.slice(0, x.shape[-2], x)
+        elif place is not None:
+            table = self.state.placed_table(self.rotary, place, x)
         elif self.padding is None:
-            first = 0 if keys else self.start
-            table = self.rotary.slice(first, self.start + self.time, x)
+            table = self.rotary.slice(0 if keys else self.start, self.start + self.time, x)
         else:
             table = self.rotary.gather(self.positions(x.device, keys), x)
         return rotate(x, table, inverse)
-
-    def _row(self, rotary: Rotary, place: Tensor, x: Tensor) -> Tensor:
-        """Return the table of this position, looked up once for all layers."""
-        key = (x.shape[1], x.shape[-1], x.dtype)
-        if key not in self.row_tables:
-            self.row_tables[key] = rotary.row(place, x)
-        return self.row_tables[key]
 
     def attend(
         self,
@@ -214,10 +162,10 @@ class Frame:
         bias: Tensor | None = None,
     ) -> Tensor:
         """Return softmax attention (batch, heads, time, dim) with this frame's mask."""
-        if self.place is not None:
+        if (place := self.state.place) is not None:
             if bias is not None:
                 raise ValueError("a CUDA graph step supports no bias on the scores")
-            return attend_placed(q, k, v, self.place, window=window, strict=strict, scale=scale)
+            return attend_placed(q, k, v, place, window=window, strict=strict, scale=scale)
         return attend(
             q,
             k,
@@ -228,7 +176,7 @@ class Frame:
             strict=strict,
             scale=scale,
             bias=bias,
-            rows=self.rows,
+            rows=self.state.rows,
         )
 
     def mask(self, device: torch.device, window: int = 0, strict: bool = False) -> Tensor:
@@ -274,8 +222,7 @@ class Cache:
     def __init__(
         self, spec: Sequence[Entry], batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        self.capacity = capacity
-        self.length = 0
+        self.capacity, self.length = capacity, 0
         self.place: Tensor | None = None
         """(1,): the position of the next token, on the device; `append` then returns whole buffers."""
         self.tensors = {
@@ -301,12 +248,8 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Return the bytes actually allocated, each storage once."""
-        return sum(
-            {
-                tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-                for tensor in self.tensors.values()
-            }.values()
-        )
+        storages = [tensor.untyped_storage() for tensor in self.tensors.values()]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,10 +257,18 @@ class Circuit:
     """A parameter group with one job."""
 
     tag: str
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
     decay: bool = True
     follows: str | None = None
     """The circuit whose learning rate an `own` group follows, or none."""
+
+    def prefixed(self, place: str) -> Circuit:
+        """Return the circuit with the names that its parameters have in the module that contains them at `place`."""
+        return dataclasses.replace(self, parameters=tuple(f"{place}.{name}" for name in self.parameters))
+
+
+Tags = Mapping[str, str | Circuit]
+"""The circuit of each parameter by the first component of its name: a tag, or a circuit without parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,6 +280,9 @@ class Flops:
 
     def __add__(self, other: Flops) -> Flops:
         return Flops(self.causal + other.causal, self.full + other.full)
+
+    def __mul__(self, count: float) -> Flops:
+        return Flops(self.causal * count, self.full * count)
 
 
 class Draw(Protocol):
@@ -365,36 +319,23 @@ def seeded_draw(seed: int, place: str, usual: float) -> Draw:
     return draw
 
 
-class Mechanism(nn.Module):
-    """Base class of every mechanism; a subclass overrides `__init__`, `forward` and any of the other members."""
+class Component(nn.Module):
+    """What a mechanism and a stage have in common: a name, options, initial values and parameter groups."""
 
     name: ClassVar[str] = ""
     """The name in arms; a built-in mechanism has the name of its file."""
     Options: ClassVar[type] = Options
-    residual: ClassVar[str] = "euclidean"
-    signed: bool = False
-    """Whether the attention map can be negative: indicators then use renormalized absolute values."""
-    singular: bool = False
-    """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
-    writes: ClassVar[bool] = True
-    """False: the output is zero, and a block omits the attention part and its norm."""
     supports: ClassVar[Supports] = Supports()
-    idle: ClassVar[tuple[str, ...]] = ()
-    """Parameters that a paper counts although they cancel: their gradient may vanish."""
+    tags: ClassVar[Tags] = {}
+    """Circuits of parameters by the first component of their names, where they are not q, k: qk; v, o: ov; others: own."""
 
     shape: Shape
     options: Any
-    cache_error: float = 0.0
-    """Relative error that a rounded cache may cause in decoding; 0 for a cache without rounding."""
 
     def __init__(self, shape: Shape | None = None, options: Any = None) -> None:
         super().__init__()
         if shape is not None:
             self.shape, self.options = shape, options
-
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """Return the output of this layer for x (batch, time, width), the same shape."""
-        raise NotImplementedError
 
     @classmethod
     def label(cls, options: Any) -> str:
@@ -404,6 +345,30 @@ class Mechanism(nn.Module):
     def initialise(self, draw: Draw) -> None:
         """Set initial values: matrices normal, biases zero; other vectors keep the constructor's values."""
         default_initialise(self, draw)
+
+    def circuits(self) -> list[Circuit]:
+        """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
+        return circuits_by_name(self, self.tags)
+
+
+class Mechanism(Component):
+    """Base class of every mechanism; a subclass overrides `__init__`, `forward` and any of the other members."""
+
+    residual: ClassVar[str] = "euclidean"
+    signed: bool = False
+    """Whether the attention map can be negative: indicators then use renormalized absolute values."""
+    singular: bool = False
+    """Whether it divides by sums that can vanish: checks by finite differences and in bf16 are then meaningless."""
+    writes: ClassVar[bool] = True
+    """False: the output is zero, and a block omits the attention part and its norm."""
+    idle: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a paper counts although they cancel: their gradient may vanish."""
+    cache_error: float = 0.0
+    """Relative error that a rounded cache may cause in decoding; 0 for a cache without rounding."""
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """Return the output of this layer for x (batch, time, width), the same shape."""
+        raise NotImplementedError
 
     @property
     def narrows(self) -> bool:
@@ -461,10 +426,6 @@ class Mechanism(nn.Module):
 
         return count(self, context, batch, mode)
 
-    def circuits(self) -> list[Circuit]:
-        """Return the parameters in groups; the default groups by name and exempts vectors from weight decay."""
-        return circuits_by_name(self)
-
 
 def default_label(name: str, options: Any) -> str:
     """Return the name with the options that differ from their defaults."""
@@ -482,17 +443,36 @@ def default_initialise(module: nn.Module, draw: Draw) -> None:
                 parameter.copy_(draw(name, parameter.shape))
 
 
-_CIRCUIT_OF_NAME = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
+_USUAL_TAGS = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
 
 
-def circuits_by_name(module: nn.Module, tags: dict[str, str] | None = None) -> list[Circuit]:
-    """Return circuits from the first component of each parameter's name: q and k are qk, v and o are ov, others own.
+def circuits_by_name(module: nn.Module, tags: Tags, rest: str | Circuit = "own") -> list[Circuit]:
+    """Return circuits by the first component of each parameter's name: q and k are qk, v and o are ov, others `rest`.
 
-    `tags` overrides the tag of a first component.
+    `tags` overrides this. Vectors have no weight decay, and neither have matrices whose tag is a circuit without it.
     """
-    known = _CIRCUIT_OF_NAME | (tags or {})
-    groups: dict[tuple[str, bool], list[str]] = {}
+    known = {**_USUAL_TAGS, **tags}
+    groups: dict[Circuit, list[str]] = {}
     for name, parameter in module.named_parameters():
-        tag = known.get(name.split(".")[0], "own")
-        groups.setdefault((tag, parameter.ndim >= 2), []).append(name)
-    return [Circuit(tag, tuple(names), decay) for (tag, decay), names in groups.items()]
+        tag = known.get(name.split(".")[0], rest)
+        group = Circuit(tag) if isinstance(tag, str) else tag
+        group = dataclasses.replace(group, decay=group.decay and parameter.ndim >= 2)
+        groups.setdefault(group, []).append(name)
+    return [dataclasses.replace(group, parameters=tuple(names)) for group, names in groups.items()]
+
+
+def circuit_fault(circuits: Sequence[Circuit], module: nn.Module, tags: Sequence[str]) -> str:
+    """Return what is wrong with circuits that must contain each trainable parameter of a module once, or nothing."""
+    names = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    seen: set[str] = set()
+    for circuit in circuits:
+        if circuit.tag not in tags:
+            return f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join(tags)})"
+        for name in circuit.parameters:
+            if name not in names:
+                return f"a circuit lists {name}, which is not a trainable parameter"
+            if name in seen:
+                return f"parameter {name} is in two parameter groups"
+            seen.add(name)
+    missing = min(names - seen, default="")
+    return f"parameter {missing} is in no parameter group and would not be trained" if missing else ""

@@ -23,15 +23,13 @@ def count(mechanism: Mechanism, context: int, batch: int, mode: Mode) -> Flops:
     whether the code masks a whole map or calls a fused kernel.
     """
     full = counted_flops(mechanism, context, batch, mode)
-    if mode == "decode":
+    if mode == "decode" or context == 1:
         return Flops(full, full)
     lengths = sorted({1, *(context // share for share in (8, 4, 2) if context >= share), context})
     try:
         # Code that pads to a chunk costs more per token at a short context; no token counts more than at the full one.
         costs = [min(full, counted_flops(mechanism, length, batch, mode)) for length in lengths]
     except Exception:  # works at one context only: the masked half is unknown
-        return Flops(full, full)
-    if context == 1:
         return Flops(full, full)
     # Linear interpolation between the lengths: exact for every cost of the form a + b t.
     area = sum(
@@ -80,22 +78,21 @@ def counted_flops(mechanism: Mechanism, context: int, batch: int, mode: Mode) ->
 
 def _counted(replica: Mechanism, context: int, batch: int, mode: Mode) -> float:
     replica.eval()
-    shape = replica.shape
+    width = replica.shape.width
     device = next((tensor.device for tensor in replica.parameters()), torch.device("meta"))
-    rotary = Rotary(10_000.0, context) if shape.positions == "rope" else None
+    rotary = Rotary(10_000.0, context) if replica.shape.positions == "rope" else None
     cached = mode != "train" and replica.decodable
     start, time = (context - 1, 1) if mode == "decode" and cached else (0, context)
-    x = torch.zeros(batch, time, shape.width, device=device)
+    x = torch.zeros(batch, time, width, device=device)
     frame = Frame(start=start, time=time, rotary=rotary, embeddings=x, norm=lambda tensor: tensor)
     if (needed := replica.companion_spec()) and start == 0:
-        frame.companion = Companion(torch.zeros(1, needed.length, shape.width, device=device))
+        frame.companion = Companion(torch.zeros(1, needed.length, width, device=device))
     with torch.no_grad(), plain():
-        caches = {}
-        if cached:
-            caches["cache"] = replica.new_cache(batch, context, device=device)
-            caches["cache"].length = start
+        caches = [replica.new_cache(batch, context, device=device)] if cached else []
+        for cache in caches:
+            cache.length = start
         # On CPU, PyTorch's fused attention is not counted, but its plain form is.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            replica(x, frame, **caches)
+            replica(x, frame, *caches)
     tokens = batch * (1 if mode == "decode" else context)
     return counter.get_total_flops() / tokens

@@ -50,15 +50,7 @@ def describe(kind: Kind) -> Description:
         elif section == "idea" and paragraph.startswith("    "):
             section = "equation"
         sections[section].append(paragraph)
-    words = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
-    return Description(
-        kind.name,
-        (inspect.getdoc(kind) or "").splitlines()[0],
-        issubclass(kind, Stage),
-        describe_options(kind.Options),
-        words["idea"],
-        words["equation"],
-        tuple(words["arms"].split()),
-        words["claims"],
-        words["watch"],
-    )
+    words: dict[str, Any] = {name: "\n\n".join(paragraphs) for name, paragraphs in sections.items()}
+    words["arms"] = tuple(words["arms"].split())
+    summary = (inspect.getdoc(kind) or "").splitlines()[0]
+    return Description(kind.name, summary, issubclass(kind, Stage), describe_options(kind.Options), **words)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from headtohead.common.errors import UserError, unknown
 
@@ -29,6 +30,9 @@ def option(
 class Options:
     """Base of a mechanism's options; without fields, the mechanism has no options."""
 
+    cases: ClassVar[str] = ""
+    """Settings for `examples`, written as in arms and separated by spaces: `window=3 kv_heads=1,window=5`."""
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
@@ -39,12 +43,13 @@ class Options:
 
     @classmethod
     def examples(cls) -> list[Options]:
-        """Return the settings that `h2h check` runs: the default, then every other listed value once."""
-        settings = [cls()]
-        for field in dataclasses.fields(cls):
+        """Return the settings that `h2h check` runs: the default, then the `cases`, or every other listed value once."""
+        settings: list[dict[str, Any]] = [{}]
+        settings += [dict(_ASSIGNED.findall(case)) for case in cls.cases.split()]
+        for field in () if cls.cases else dataclasses.fields(cls):
             values = field.metadata.get("choices") or ((False, True) if field.type in (bool, "bool") else ())
-            settings += [cls(**{field.name: value}) for value in values if value != field.default]
-        return settings
+            settings += [{field.name: value} for value in values if value != field.default]
+        return [build_options(cls.__name__, cls, setting) for setting in settings]
 
 
 def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
@@ -55,16 +60,11 @@ def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
     for name, value in given.items():
         if name not in fields:
             raise unknown(f"option of {owner}", name, fields)
-        values[name] = (
-            _parse_value(owner, fields[name], hints[name], value) if isinstance(value, str) else value
-        )
-    missing = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and name not in values
-    ]
+        parsed = isinstance(value, str)
+        values[name] = _parse_value(owner, fields[name], hints[name], value) if parsed else value
+    absent = dataclasses.MISSING
+    needed = [name for name, field in fields.items() if field.default is field.default_factory is absent]
+    missing = [name for name in needed if name not in values]
     if missing:
         raise UserError(f"{owner} needs its option '{missing[0]}': write {owner}:{missing[0]}=...")
     try:
@@ -75,7 +75,7 @@ def build_options(owner: str, cls: type, given: Mapping[str, Any]) -> Any:
 
 def options_as_dict(options: Any) -> dict[str, Any]:
     """Return every option with its value, JSON-ready."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in _items(options)}
+    return {name: _listed(value) for name, value in _items(options)}
 
 
 def changed_options(options: Any) -> dict[str, Any]:
@@ -88,15 +88,13 @@ def describe_options(cls: type) -> list[dict[str, Any]]:
     """Return name, type, default, choices and description of each option, for `h2h list`."""
     rows = []
     for field in dataclasses.fields(cls):
-        default = None if field.default is dataclasses.MISSING else field.default
+        kind, default, choices = field.type, field.default, field.metadata.get("choices")
         rows.append(
             {
                 "name": field.name,
-                "type": field.type
-                if isinstance(field.type, str)
-                else getattr(field.type, "__name__", str(field.type)),
-                "default": list(default) if isinstance(default, tuple) else default,
-                "choices": list(field.metadata["choices"]) if field.metadata.get("choices") else None,
+                "type": kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind)),
+                "default": None if default is dataclasses.MISSING else _listed(default),
+                "choices": list(choices) if choices else None,
                 "help": field.metadata.get("help", ""),
             }
         )
@@ -112,6 +110,10 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _items(options: Any) -> list[tuple[str, Any]]:
     return [(field.name, getattr(options, field.name)) for field in dataclasses.fields(options)]
 
@@ -119,9 +121,7 @@ def _items(options: Any) -> list[tuple[str, Any]]:
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     choices, low, high = (field.metadata.get(key) for key in ("choices", "low", "high"))
     if choices and value not in choices:
-        raise unknown(
-            f"value for {field.name}", value_text(value), [value_text(choice) for choice in choices]
-        )
+        raise unknown(f"value for {field.name}", value_text(value), map(value_text, choices))
     if low is not None and value < low:
         raise UserError(f"{field.name}={value_text(value)} is too small; at least {low} is allowed")
     if high is not None and value > high:
@@ -152,13 +152,5 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-_BOOLS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_BOOLS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_ASSIGNED = re.compile(r"(\w+)=(\([^)]*\)|[^,]*)")

@@ -15,6 +15,7 @@ from headtohead.kernels import attention_weights, project
 from headtohead.mechanisms.contract.base import (
     Cache,
     Circuit,
+    Component,
     Draw,
     Entry,
     Flops,
@@ -22,45 +23,22 @@ from headtohead.mechanisms.contract.base import (
     Mechanism,
     Mode,
     Shape,
-    Supports,
+    Tags,
     circuits_by_name,
-    default_initialise,
-    default_label,
 )
-from headtohead.mechanisms.contract.options import Options
 
 
-class Stage(nn.Module):
+class Stage(Component):
     """A change of (q, k) before positions are applied, pointwise in batch, head and token."""
 
-    name: ClassVar[str] = ""
-    Options: ClassVar[type] = Options
     one_query_per_key: ClassVar[bool] = True
     """Whether it requires as many key heads as query heads."""
-    supports: ClassVar[Supports] = Supports()
     graph_safe: ClassVar[bool] = False
     """Whether it takes its position only from `frame.rotate` (`Mechanism.graph_safe`)."""
-
-    def __init__(self, shape: Shape, options: Any) -> None:
-        super().__init__()
-        self.shape, self.options = shape, options
 
     def evolve(self, q: Tensor, k: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """Return new q and k, both (batch, heads, time, dim)."""
         raise NotImplementedError
-
-    @classmethod
-    def label(cls, options: Any) -> str:
-        """Return the short display label for these options."""
-        return default_label(cls.name, options)
-
-    def initialise(self, draw: Draw) -> None:
-        """Set initial values: matrices normal, biases zero."""
-        default_initialise(self, draw)
-
-    def circuits(self) -> list[Circuit]:
-        """Return the parameters in groups."""
-        return circuits_by_name(self)
 
     def flops(self) -> float:
         """Return the matrix FLOPs this stage adds per token."""
@@ -71,6 +49,8 @@ class Projected(Mechanism):
     """A multi-head layer with projections q, k, v, o."""
 
     o: nn.Linear
+    no_stage: str = ""
+    """Why no stage can be added, if none can; `{stage}` is replaced by its name."""
 
     def __init__(
         self, shape: Shape, options: Any, *, kv_heads: int = 0, window: int = 0, strict: bool = False
@@ -93,6 +73,8 @@ class Projected(Mechanism):
 
     def add_stage(self, stage: Stage) -> None:
         """Add a stage to evolve, or raise an error that gives the reason."""
+        if self.no_stage:
+            raise UserError(self.no_stage.format(stage=stage.name))
         if stage.one_query_per_key and self.kv_heads != self.heads:
             raise UserError(
                 f"{stage.name} needs one query per key; {self.name} has {self.heads} query and {self.kv_heads} key heads"
@@ -130,10 +112,16 @@ class Projected(Mechanism):
 
     def forward(self, x: Tensor, frame: Frame, cache: Cache | None = None) -> Tensor:
         """Return the output of this layer for x (batch, time, width)."""
+        q, k, v = self.positioned(x, frame, cache)
+        return self.write(self.mix(q, k, v, frame, cache), frame)
+
+    def positioned(
+        self, x: Tensor, frame: Frame, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the result of the first three stages, q, k and v as `mix` takes them."""
         q, k, v = self.project(x, cache)
         q, k = self.evolve(q, k, frame)
-        q, k, v = self.position(q, k, v, frame)
-        return self.write(self.mix(q, k, v, frame, cache), frame)
+        return self.position(q, k, v, frame)
 
     # Cost, cache and parameter groups.
 
@@ -153,9 +141,7 @@ class Projected(Mechanism):
 
     def attention_map(self, x: Tensor, frame: Frame) -> Tensor:
         """Return the softmax map (batch, heads, time, time)."""
-        q, k, v = self.project(x, None)
-        q, k = self.evolve(q, k, frame)
-        q, k, _ = self.position(q, k, v, frame)
+        q, k, _ = self.positioned(x, frame)
         return attention_weights(q, k, frame.mask(x.device, self.window, self.strict))
 
     def cache_spec(self) -> tuple[Entry, ...]:
@@ -164,8 +150,11 @@ class Projected(Mechanism):
 
     def projection_flops(self, mode: Mode) -> float:
         """Return the FLOPs per token of the projections, two per weight."""
-        weights = [child.weight for child in self.children() if isinstance(child, nn.Linear)]
-        return 2.0 * sum(weight.numel() for weight in weights)
+        return 2.0 * sum(child.weight.numel() for child in self.children() if isinstance(child, nn.Linear))
+
+    def linear_flops(self, mode: Mode) -> float:
+        """Return the FLOPs per token of the projections and stages."""
+        return self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
 
     def key_flops(self, mode: Mode) -> float:
         """Return the FLOPs of one query per visible key, all heads: score and mix."""
@@ -173,27 +162,24 @@ class Projected(Mechanism):
 
     def flops(self, context: int, batch: int = 1, mode: Mode = "train") -> Flops:
         """Return projections + score and mix over the visible keys (causal) or all keys (full)."""
-        linear = self.projection_flops(mode) + sum(stage.flops() for _, stage in self._stages())
-        per_key = self.key_flops(mode)
+        linear, per_key = self.linear_flops(mode), self.key_flops(mode)
         if mode == "decode":
-            seen = min(context, self.window) if self.window else context
-            return Flops(linear + per_key * seen, linear + per_key * seen)
-        return Flops(
-            linear + per_key * mean_keys(context, self.window, self.strict), linear + per_key * context
-        )
+            keys = min(context, self.window) if self.window else context
+            return Flops(linear + per_key * keys, linear + per_key * keys)
+        seen = mean_keys(context, self.window, self.strict)
+        return Flops(linear + per_key * seen, linear + per_key * context)
 
     def circuits(self) -> list[Circuit]:
         """Return the circuits by name, with those of the stages under their own tags."""
-        own = [circuit for circuit in circuits_by_name(self, self.circuit_tags()) if circuit.tag != "stages"]
+        own = circuits_by_name(self, {**self.circuit_tags(), "stages": "stages"})
+        own = [circuit for circuit in own if circuit.tag != "stages"]
         for name, stage in self._stages():
-            for circuit in stage.circuits():
-                parameters = tuple(f"stages.{name}.{key}" for key in circuit.parameters)
-                own.append(Circuit(circuit.tag, parameters, circuit.decay, circuit.follows))
+            own += [circuit.prefixed(f"stages.{name}") for circuit in stage.circuits()]
         return own
 
-    def circuit_tags(self) -> dict[str, str]:
-        """Return tags by first component of the parameter's name, where they differ from q, k: qk and v, o: ov."""
-        return {"stages": "stages"}
+    def circuit_tags(self) -> Tags:
+        """Return `tags`; a subclass may choose them by its options."""
+        return self.tags
 
     def graph_safe_stages(self) -> bool:
         """Return whether every stage of `a+b` is safe under a CUDA graph."""
@@ -205,6 +191,11 @@ class Projected(Mechanism):
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
         """Return (batch, heads, time, dim) from (batch, time, heads * dim)."""
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def in_heads(self, q: Tensor, k: Tensor, v: Tensor, *, values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return projections (batch, time, ...) in heads: v in `values` heads, 0 for as many as k."""
+        split, keys = self.split_heads, self.kv_heads
+        return split(q, self.heads), split(k, keys), split(v, values or keys)
 
 
 def mean_keys(context: int, window: int = 0, strict: bool = False) -> float:

@@ -25,16 +25,10 @@ def builtin_mechanisms() -> dict[str, Kind]:
     """Return every mechanism of this package: each file contains the class whose `name` is the file's."""
     package = importlib.import_module("headtohead.mechanisms")
     found: dict[str, Kind] = {}
-    modules = [info for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
-    for module_info in sorted(modules, key=lambda info: info.name):
-        module = importlib.import_module(f"headtohead.mechanisms.{module_info.name}")
-        for value in vars(module).values():
-            if (
-                inspect.isclass(value)
-                and issubclass(value, Mechanism | Stage)
-                and value.name == module_info.name
-            ):
-                found[value.name] = value
+    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.ispkg):
+        values = vars(importlib.import_module(f"headtohead.mechanisms.{name}")).values()
+        kinds = [value for value in values if inspect.isclass(value) and issubclass(value, Mechanism | Stage)]
+        found |= {kind.name: kind for kind in kinds if kind.name == name}
     return found
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from headtohead.common.errors import UserError
 from headtohead.common.files import digest, digest_file
-from headtohead.mechanisms.contract.base import Mechanism, Shape
-from headtohead.mechanisms.contract.options import build_options, changed_options, options_as_dict, value_text
+from headtohead.mechanisms.contract.base import Mechanism, Shape, default_label
+from headtohead.mechanisms.contract.options import build_options, options_as_dict
 from headtohead.mechanisms.contract.projected import Projected, Stage
 from headtohead.mechanisms.contract.registry import Kind, adopt, find_mechanism, load_mechanism
 
@@ -29,11 +29,9 @@ class Term:
     @property
     def text(self) -> str:
         """The term as written in an arm."""
-        name = f"{self.path}:{self.kind.__name__}" if self.path else self.kind.name
-        changed = ",".join(
-            f"{key}={value_text(value)}" for key, value in changed_options(self.options).items()
+        return default_label(
+            f"{self.path}:{self.kind.__name__}" if self.path else self.kind.name, self.options
         )
-        return f"{name}:{changed}" if changed else name
 
     @property
     def user_code(self) -> bool:
@@ -59,12 +57,8 @@ def named_term(name: str, given: dict[str, Any]) -> Term:
 def file_term(path: str, class_name: str, given: dict[str, Any]) -> Term:
     """Return the term of a class in a user's file."""
     kind = load_mechanism(path, class_name)
-    return Term(
-        kind,
-        build_options(class_name, kind.Options, given),
-        path,
-        digest_file(Path(path).expanduser(), links=True),
-    )
+    source = digest_file(Path(path).expanduser(), links=True)
+    return Term(kind, build_options(class_name, kind.Options, given), path, source)
 
 
 def class_term(value: type, given: dict[str, Any] | None = None) -> Term:
@@ -131,10 +125,8 @@ class Composed:
         base = self.base
         assert issubclass(base.kind, Mechanism)
         if shape.positions not in base.kind.supports.positions:
-            able = ", ".join(sorted(base.kind.supports.positions))
-            raise UserError(
-                f"{base.kind.name} does not support positions={shape.positions}; it supports {able}"
-            )
+            name, able = base.kind.name, ", ".join(sorted(base.kind.supports.positions))
+            raise UserError(f"{name} does not support positions={shape.positions}; it supports {able}")
         mechanism = base.kind(shape, base.options)
         mechanism.shape, mechanism.options = shape, base.options
         for term in self.stages:

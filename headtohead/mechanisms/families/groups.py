@@ -95,28 +95,49 @@ class Circle(Group):
         return math.pi * torch.erf(normal * math.sqrt(0.5))
 
 
-class Quaternions(Group):
-    """S3: unit quaternions (w, x, y, z); the score is q_t . q_u, the step a geodesic."""
+class Sphere(Group):
+    """The unit sphere of R^n, not a group for most n: the tangent part is added, then the sum normalized."""
 
-    def __init__(self) -> None:
-        self.name, self.numbers, self.width = "s3", 4, 4
-        self.turned = ((0, 1), (2, 3))
+    def __init__(self, order: int) -> None:
+        self.order, self.name = order, f"sphere({order})"
+        self.numbers = self.width = order
+        self.turned = tuple((first, first + 1) for first in range(0, order - 1, 2))
 
     def features(self, point: Tensor) -> Tensor:
-        """The quaternion itself."""
+        """The vector itself."""
         return point
 
     def score(self, one: Tensor, other: Tensor) -> Tensor:
-        """Re(conj(a) b)."""
-        return multiply(conjugate(one), other)[..., 0]
+        """The dot product."""
+        return (one * other).sum(-1)
 
     def mean(self, average: Tensor) -> Tensor:
         """The average, normalized."""
         return _unit(average)
 
     def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
-        """M - (q . M) q."""
+        """M - (x . M) x."""
         return _tangent(point, average)
+
+    def step(self, point: Tensor, update: Tensor) -> Tensor:
+        """The sum with the tangent part, normalized."""
+        return _unit(point + _tangent(point, update))
+
+    def place(self, free: Tensor) -> Tensor:
+        """The unconstrained coordinates, normalized."""
+        return _unit(free)
+
+
+class Quaternions(Sphere):
+    """S3: unit quaternions (w, x, y, z); the score is q_t . q_u, the step a geodesic."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.name = "s3"
+
+    def score(self, one: Tensor, other: Tensor) -> Tensor:
+        """Re(conj(a) b)."""
+        return multiply(conjugate(one), other)[..., 0]
 
     def step(self, point: Tensor, update: Tensor) -> Tensor:
         """q exp(Im(conj(q) update)): cos(n) q + sin(n) t / n for the tangent t of length n."""
@@ -124,10 +145,6 @@ class Quaternions(Group):
         # sin(n) / n through sinc, and n through a root with a slope at 0: a step of 0 has a gradient too.
         length = (tangent.square().sum(-1, keepdim=True) + _TINY).sqrt()
         return _unit(torch.cos(length) * point + torch.sinc(length / math.pi) * tangent)
-
-    def place(self, free: Tensor) -> Tensor:
-        """The unconstrained coordinates, normalized."""
-        return _unit(free)
 
 
 class Rotations(Quaternions):
@@ -141,18 +158,10 @@ class Rotations(Quaternions):
     def features(self, point: Tensor) -> Tensor:
         """The rotation matrix, row by row."""
         w, x, y, z = point.unbind(-1)
-        rows = (
-            w * w + x * x - y * y - z * z,
-            2 * (x * y - w * z),
-            2 * (x * z + w * y),
-            2 * (x * y + w * z),
-            w * w - x * x + y * y - z * z,
-            2 * (y * z - w * x),
-            2 * (x * z - w * y),
-            2 * (y * z + w * x),
-            w * w - x * x - y * y + z * z,
-        )
-        return torch.stack(rows, -1)
+        first = w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)
+        second = 2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)
+        third = 2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z
+        return torch.stack((*first, *second, *third), -1)
 
     def score(self, one: Tensor, other: Tensor) -> Tensor:
         """4 (q_t . q_u)^2 - 1."""
@@ -232,39 +241,6 @@ class Orthogonal(Group):
         return point.unflatten(-1, (self.order, self.order))
 
 
-class Sphere(Group):
-    """The unit sphere of R^n, not a group for most n: the tangent part is added, then the sum normalized."""
-
-    def __init__(self, order: int) -> None:
-        self.order, self.name = order, f"sphere({order})"
-        self.numbers = self.width = order
-        self.turned = tuple((first, first + 1) for first in range(0, order - 1, 2))
-
-    def features(self, point: Tensor) -> Tensor:
-        """The vector itself."""
-        return point
-
-    def score(self, one: Tensor, other: Tensor) -> Tensor:
-        """The dot product."""
-        return (one * other).sum(-1)
-
-    def mean(self, average: Tensor) -> Tensor:
-        """The average, normalized."""
-        return _unit(average)
-
-    def pull(self, point: Tensor, features: Tensor, average: Tensor) -> Tensor:
-        """M - (x . M) x."""
-        return _tangent(point, average)
-
-    def step(self, point: Tensor, update: Tensor) -> Tensor:
-        """The sum with the tangent part, normalized."""
-        return _unit(point + _tangent(point, update))
-
-    def place(self, free: Tensor) -> Tensor:
-        """The unconstrained coordinates, normalized."""
-        return _unit(free)
-
-
 def turn(group: Group, features: Tensor, table: Tensor) -> Tensor:
     """Return features (..., blocks, width) after a drift: `table` (..., blocks, 2) is cosine and sine of its angle."""
     cos, sin = table.unbind(-1)
@@ -279,15 +255,9 @@ def multiply(one: Tensor, other: Tensor) -> Tensor:
     """Return the product of quaternions (..., 4)."""
     a, b, c, d = one.unbind(-1)
     e, f, g, h = other.unbind(-1)
-    return torch.stack(
-        (
-            a * e - b * f - c * g - d * h,
-            a * f + b * e + c * h - d * g,
-            a * g - b * h + c * e + d * f,
-            a * h + b * g - c * f + d * e,
-        ),
-        -1,
-    )
+    real = a * e - b * f - c * g - d * h
+    i, j, k = a * f + b * e + c * h - d * g, a * g - b * h + c * e + d * f, a * h + b * g - c * f + d * e
+    return torch.stack((real, i, j, k), -1)
 
 
 def conjugate(quaternion: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.options import Options, option, value_text
@@ -12,6 +12,17 @@ from headtohead.mechanisms.contract.options import Options, option, value_text
 @dataclass(frozen=True)
 class KuramotoOptions(Options):
     """Options of Kuramoto attention."""
+
+    cases: ClassVar[str] = """
+        mask=inclusive mask=strict_null gate=token,gate_map=exp gate=pair,gate_map=free gate=const,drift=half
+        gate_map=sigmoid_scaled,drift=learned phase_map=query,drift=none phase_map=key,cache=i16
+        phase_map=both,gate=pair,successor=replace,ffn_start=small heads=full,gate=token
+        heads=full,gate=pair,mask=strict_null,gain=capped,cache=features gain=one,update=embed
+        value=dense,successor=replace successor=mix,heads=full coupling=uniform,successor=mix
+        coupling=random_frozen coupling=off group=s3 group=so3,gate=pair,cache=features
+        group=son,order=2,drift=learned group=sphere,successor=mix ffn=swiglu,readout=tied ffn=gelu,cache=i16
+        ffn=tanh_bounded ffn=none spread=0.5,sharpness=4,gain_start=0.5
+    """
 
     mask: str = option(
         "strict",
@@ -143,38 +154,3 @@ class KuramotoOptions(Options):
         for name, value in idle.items():
             if getattr(self, name) != value:
                 raise UserError(f"{name}={value_text(getattr(self, name))} has no effect: {reason}")
-
-    @classmethod
-    def examples(cls) -> list[Options]:
-        """Return every value at least once, alone or with values it may interact with."""
-        settings: list[dict[str, Any]] = [
-            {},
-            {"mask": "inclusive"},
-            {"mask": "strict_null"},
-            {"gate": "token", "gate_map": "exp"},
-            {"gate": "pair", "gate_map": "free"},
-            {"gate": "const", "drift": "half"},
-            {"gate_map": "sigmoid_scaled", "drift": "learned"},
-            {"phase_map": "query", "drift": "none"},
-            {"phase_map": "key", "cache": "i16"},
-            {"phase_map": "both", "gate": "pair", "successor": "replace", "ffn_start": "small"},
-            {"heads": "full", "gate": "token"},
-            {"heads": "full", "gate": "pair", "mask": "strict_null", "gain": "capped", "cache": "features"},
-            {"gain": "one", "update": "embed"},
-            {"value": "dense", "successor": "replace"},
-            {"successor": "mix", "heads": "full"},
-            {"coupling": "uniform", "successor": "mix"},
-            {"coupling": "random_frozen"},
-            {"coupling": "off"},
-            {"group": "s3"},
-            {"group": "so3", "gate": "pair", "cache": "features"},
-            {"group": "son", "order": 2, "drift": "learned"},
-            {"group": "sphere", "successor": "mix"},
-            {"ffn": "swiglu", "readout": "tied"},
-            {"ffn": "gelu", "cache": "i16"},
-            {"ffn": "tanh_bounded"},
-            {"ffn": "none"},
-            {"spread": 0.5, "sharpness": 4.0, "gain_start": 0.5},
-        ]
-        plain = {field: getattr(KuramotoOptions, field) for field in cls.__dataclass_fields__}
-        return [cls(**plain | setting) for setting in settings]

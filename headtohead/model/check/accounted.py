@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from headtohead.kernels import plain
-from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode
+from headtohead.mechanisms.contract.base import TAGS, Mechanism, Mode, circuit_fault
 from headtohead.mechanisms.contract.counting import counted_flops
-from headtohead.model.check.fixture import TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import Fixture, require, require_close
 
 
 def flops(bench: Fixture) -> None:
@@ -24,34 +24,21 @@ def flops(bench: Fixture) -> None:
                 f"flops() declares {declared.full:,.0f} per token for mode={mode}, context={context}; "
                 f"{counted:,.0f} were counted",
             )
-            require(
-                0 <= declared.causal <= declared.full * (1 + 1e-9),
-                f"flops() declares more with a causal mask ({declared.causal:,.0f}) than without ({declared.full:,.0f})",
-            )
+            causal, full = declared.causal, declared.full
+            more = f"flops() declares more with a causal mask ({causal:,.0f}) than without ({full:,.0f})"
+            require(0 <= causal <= full * (1 + 1e-9), more)
 
 
 def circuits(bench: Fixture) -> None:
     """Every trainable parameter is in exactly one circuit with a known tag."""
     mechanism = bench.mechanism()
-    names = {name for name, parameter in mechanism.named_parameters() if parameter.requires_grad}
-    seen: set[str] = set()
-    for circuit in mechanism.circuits():
-        require(circuit.tag in TAGS, f"unknown circuit tag '{circuit.tag}' (allowed: {', '.join(TAGS)})")
-        if circuit.follows is not None:
-            good = circuit.tag == "own" and circuit.follows in TAGS
-            require(
-                good,
-                f"only an own circuit can follow another, and only {', '.join(TAGS)}; got '{circuit.follows}'",
-            )
-        for name in circuit.parameters:
-            require(name in names, f"a circuit lists {name}, which is not a trainable parameter")
-            require(name not in seen, f"parameter {name} is in two parameter groups")
-            seen.add(name)
-    missing = sorted(names - seen)
-    require(
-        not missing,
-        f"parameter {missing[0] if missing else ''} is in no parameter group and would not be trained",
-    )
+    groups = mechanism.circuits()
+    fault = circuit_fault(groups, mechanism, TAGS)
+    require(not fault, fault)
+    for circuit in groups:
+        good = circuit.follows is None or (circuit.tag == "own" and circuit.follows in TAGS)
+        allowed = ", ".join(TAGS)
+        require(good, f"only an own circuit can follow another, and only {allowed}; got '{circuit.follows}'")
 
 
 def fast_path(bench: Fixture) -> None:
@@ -63,17 +50,11 @@ def fast_path(bench: Fixture) -> None:
         fast, fast_gradients = _outputs(bench, mechanism, real)
         with plain():
             slow, slow_gradients = _outputs(bench, mechanism, real)
-        error = relative(fast, slow)
-        require(
-            error < TOLERANCE, f"the fast path's output differs from the plain reference (by {error:.1e})"
-        )
+        require_close(fast, slow, "the fast path's output differs from the plain reference (by {error})")
         largest = max(float(gradient.abs().max()) for gradient in slow_gradients.values())
         for name, gradient in slow_gradients.items():
-            error = relative(fast_gradients[name], gradient, 1e-3 * largest)
-            require(
-                error < TOLERANCE,
-                f"the fast path's gradient of {name} differs from the plain reference (by {error:.1e})",
-            )
+            words = f"the fast path's gradient of {name} differs from the plain reference (by {{error}})"
+            require_close(fast_gradients[name], gradient, words, least=1e-3 * largest)
 
 
 def attention_map(bench: Fixture) -> None:
@@ -105,8 +86,8 @@ def compiles(bench: Fixture) -> None:
     except torch._dynamo.exc.TorchDynamoException as problem:
         first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
         require(False, f"torch.compile breaks the graph: {first}")
-    error = relative(output, bench.run(mechanism, x))
-    require(error < 1e-4, f"the compiled forward differs from the eager one (by {error:.1e})")
+    words = "the compiled forward differs from the eager one (by {error})"
+    require_close(output, bench.run(mechanism, x), words, 1e-4)
 
 
 def _outputs(bench: Fixture, mechanism: Mechanism, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,16 +7,14 @@ import random
 import torch
 
 from headtohead.mechanisms.contract.base import Cache
-from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, relative, require
+from headtohead.model.check.fixture import TIME, TOLERANCE, Fixture, require, require_close
 
 
 def cache_declared(bench: Fixture) -> None:
     """`cache_spec` declares the cache, and `forward` accepts one."""
     mechanism = bench.mechanism()
-    require(
-        mechanism.cache_spec() is not None,
-        "it declares no cache (cache_spec); decoding recomputes everything",
-    )
+    declared = mechanism.cache_spec() is not None
+    require(declared, "it declares no cache (cache_spec); decoding recomputes everything")
     require(mechanism.decodable, "it declares a cache but forward(x, frame, cache) does not accept one")
 
 
@@ -31,9 +29,8 @@ def cache_agrees(bench: Fixture) -> None:
             padded = mechanism.supports.padding and trial % 2 == 1
             real = None
             if padded:
-                real = torch.ones(batch, TIME, dtype=torch.bool)
-                for row in range(batch):
-                    real[row, : choose.randint(0, 4)] = False
+                fillers = torch.tensor([choose.randint(0, 4) for _ in range(batch)])
+                real = torch.arange(TIME) >= fillers[:, None]
             wanted = bench.run(mechanism, x, padding=real)
             cuts = sorted(choose.sample(range(1, TIME), choose.randint(1, 5)))
             parts = list(zip((0, *cuts), (*cuts, TIME), strict=True))
@@ -42,12 +39,9 @@ def cache_agrees(bench: Fixture) -> None:
             got = torch.cat(pieces, 1)
             if real is not None:
                 got, wanted = got[real], wanted[real]
-            error = relative(got, wanted)
             where = "with left padding" if padded else f"in parts of {[b - a for a, b in parts]}"
-            require(
-                error < max(TOLERANCE, mechanism.cache_error),
-                f"cached decoding differs from the full forward, {where} (by {error:.1e})",
-            )
+            words = f"cached decoding differs from the full forward, {where} (by {{error}})"
+            require_close(got, wanted, words, max(TOLERANCE, mechanism.cache_error))
 
 
 def recorded_agrees(bench: Fixture) -> None:
@@ -65,13 +59,13 @@ def recorded_agrees(bench: Fixture) -> None:
             row = x[:, place : place + 1]
             # As in a replay: Python values stay those of the capture, and only the position changes.
             frame = bench.frame(row, first)
-            frame.place = cache.place = torch.tensor([place])
-            error = relative(mechanism(row, frame, cache), wanted[:, place : place + 1])
-            require(
-                error < max(TOLERANCE, mechanism.cache_error),
+            frame.state.place = cache.place = torch.tensor([place])
+            words = (
                 f"it declares graph_safe, but a step captured at position {first} differs from the full forward at "
-                f"position {place} (by {error:.1e})",
+                f"position {place} (by {{error}})"
             )
+            output, same = mechanism(row, frame, cache), wanted[:, place : place + 1]
+            require_close(output, same, words, max(TOLERANCE, mechanism.cache_error))
 
 
 def cache_bytes(bench: Fixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import cached_property
 from typing import Any
@@ -132,10 +131,6 @@ class Fixture:
         cache.length = start + x.shape[1]
         return output
 
-    def cast(self, mechanism: Mechanism, dtype: torch.dtype) -> Mechanism:
-        """Return a copy of the mechanism in another precision."""
-        return copy.deepcopy(mechanism).to(dtype)
-
 
 @torch.no_grad()
 def _perturb(module: torch.nn.Module) -> None:
@@ -157,3 +152,11 @@ def require(condition: bool, message: str) -> None:
     """Raise Failure with the message unless the condition holds."""
     if not condition:
         raise Failure(message)
+
+
+def require_close(
+    got: Tensor, wanted: Tensor, message: str, tolerance: float = TOLERANCE, least: float = 1e-30
+) -> None:
+    """Raise Failure with the message, in which {error} is the relative error, unless two tensors agree."""
+    error = relative(got, wanted, least)
+    require(error < tolerance, message.replace("{error}", f"{error:.1e}"))

@@ -108,14 +108,14 @@ class _Findings:
         self.modes.setdefault(kind, {})["training" if training else "evaluation"] = None
 
     def inspection(self) -> GateResult:
-        failed: list[str] = []
-        marks: list[str] = []
-        for kind, words in self.words.items():
-            message = f"{words}, in {' and '.join(self.modes[kind])} mode"
-            (marks if kind == "random" else failed).append(message)
+        messages = {
+            kind: f"{text}, in {' and '.join(self.modes[kind])} mode" for kind, text in self.words.items()
+        }
+        marks = tuple(message for kind, message in messages.items() if kind == "random")
+        failed = tuple(message for kind, message in messages.items() if kind != "random")
         idle = sorted(set.intersection(*self.idle)) if self.idle else []
         warnings = [f"the gradient of {name} is zero everywhere; is its path detached?" for name in idle]
-        return GateResult(tuple(failed), tuple(marks), tuple(warnings))
+        return GateResult(failed, marks, tuple(warnings))
 
 
 class _NotFinite(Exception):
@@ -250,7 +250,7 @@ class _Mode:
         error, _ = _moved(base, self.after(others), kept & self.real)
         alone = self.counts(base, error)
         if alone:
-            self.found.add("neighbors", NEIGHBORS.format(error=error), self.training)
+            self.found.add("neighbors", NEIGHBORS.format(error=f"{error:.1e}"), self.training)
         seen = [self._future(base, changes, cuts)] if not alone else self._one_by_one(changes, cuts)
         largest, where = max(seen, default=(0.0, 0))
         if largest > self.tolerance:
@@ -260,8 +260,7 @@ class _Mode:
         """Return how much outputs change when only tokens from the cuts on change, and the cut of the largest change."""
         tokens, kept = self.tokens.clone(), torch.zeros_like(self.tokens, dtype=torch.bool)
         for row, cut in enumerate(cuts):
-            tokens[2 * row, cut:] = changes[2 * row, cut:]
-            kept[2 * row, :cut] = True
+            tokens[2 * row, cut:], kept[2 * row, :cut] = changes[2 * row, cut:], True
         error, row = _moved(base, self.after(tokens), kept & self.real)
         return error, cuts[row // 2] if cuts else 0
 
@@ -270,9 +269,8 @@ class _Mode:
         found = []
         for row, cut in enumerate(cuts[:MIN_CUTS]):
             own = slice(2 * row, 2 * row + 1)
-            tokens, padding = self.tokens[own].clone(), None
-            if self.trial.padding is not None:
-                padding = self.trial.padding[own]
+            tokens = self.tokens[own].clone()
+            padding = None if self.trial.padding is None else self.trial.padding[own]
             self.states(tokens, padding)
             before = self.states(tokens, padding)
             tokens[:, cut:] = changes[own, cut:]
@@ -294,13 +292,11 @@ class _Mode:
         self.states(filled, real)
         before, after = self.states(self.tokens, real), self.states(filled, real)
         short = self.states(self.tokens[:, :length], real[:, :length])
-        errors = [
-            _moved(before, after, real)[0],
-            _moved(short, before[:, :length], real[:, :length])[0]
-            - 1e-4,  # shapes differ, and so does rounding
-        ]
-        if self.counts(base, error := max(errors)):
-            self.found.add("padding", PADDING.format(side="right", error=error), self.training)
+        shorter = (
+            _moved(short, before[:, :length], real[:, :length])[0] - 1e-4
+        )  # other shapes round otherwise
+        if self.counts(base, error := max(_moved(before, after, real)[0], shorter)):
+            self.found.add("padding", PADDING.format(side="right", error=f"{error:.1e}"), self.training)
 
 
 _HIDES = ", too much to detect a leak; torch's default generator is seeded, a generator of its own is not"
@@ -341,12 +337,12 @@ def _gradients(model: Decoder, trial: Trial, found: _Findings) -> None:
     if leaked > _GRADIENT and not {"future", "neighbors"} & found.words.keys():
         rows = (sizes * (~kept & real)).amax(-1)
         row = int(rows.argmax())
-        words = (
-            NEIGHBORS.format(error=leaked)
-            if row % 2 or row // 2 >= len(cuts)
-            else f"it sees the future: outputs before position {cuts[row // 2]} have a gradient with respect to later "
-            f"embeddings (by {leaked:.1e})"
-        )
+        words = NEIGHBORS.format(error=f"{leaked:.1e}")
+        if not row % 2 and row // 2 < len(cuts):
+            words = (
+                f"it sees the future: outputs before position {cuts[row // 2]} have a gradient with respect to later "
+                f"embeddings (by {leaked:.1e})"
+            )
         found.add("neighbors" if row % 2 else "future", words, True)
     own = {
         f"blocks.{index}.mechanism.{name}": parameter
@@ -357,9 +353,8 @@ def _gradients(model: Decoder, trial: Trial, found: _Findings) -> None:
     # The mechanisms' own loss terms may depend on any token, and train parameters that nothing else does.
     total = score + sum((value.sum() for value in frame.losses.values()), start=score.new_zeros(()))
     gradients = torch.autograd.grad(total, list(own.values()), allow_unused=True) if own else ()
-    found.idle.append(
-        {name for name, one in zip(own, gradients, strict=True) if one is None or not bool(one.any())}
-    )
+    pairs = zip(own, gradients, strict=True)
+    found.idle.append({name for name, one in pairs if one is None or not bool(one.any())})
 
 
 def _states(

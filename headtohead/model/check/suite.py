@@ -11,7 +11,7 @@ import torch
 
 from headtohead.common.errors import UserError
 from headtohead.mechanisms.contract.terms import Composed
-from headtohead.model.check import accounted, decodable, raceable, whole_model
+from headtohead.model.check import accounted, decodable, raceable
 from headtohead.model.check.fixture import Failure, Fixture
 
 Check = Callable[[Fixture], None]
@@ -25,8 +25,8 @@ LEVELS: dict[str, tuple[Check, ...]] = {
         raceable.bidirectional,
         raceable.gradients,
         raceable.finite,
-        whole_model.padded_batch,
-        whole_model.autocast,
+        raceable.padded_batch,
+        raceable.autocast,
     ),
     "decodable": (
         decodable.cache_declared,
@@ -94,9 +94,8 @@ def check_composed(
             else:
                 passed[level].append(check.__name__)
         if level == "decodable" and any(finding.check == "cache_declared" for finding in findings):
-            findings = [
-                finding for finding in findings if finding.check not in ("cache_agrees", "cache_bytes")
-            ]
+            implied = ("cache_agrees", "cache_bytes")
+            findings = [finding for finding in findings if finding.check not in implied]
     return Verification(settings[0].text, findings, passed, time.perf_counter() - began)
 
 

@@ -312,3 +312,24 @@ def test_a_users_class_is_found_by_its_text_under_any_name(tmp_path: Path) -> No
         assert layer.base.kind.name == called
         assert parse_layout(layer.text).layers(1) == [layer]
     assert parse_layout("standard").layers(1)[0].base.kind.name == "standard"
+
+
+def test_an_authors_frame_has_no_state_of_decoding_or_capture() -> None:
+    fields = {field.name for field in dataclasses.fields(Frame)}
+    read = {
+        "start",
+        "time",
+        "causal",
+        "padding",
+        "rotary",
+        "embeddings",
+        "norm",
+        "companion",
+        "training",
+        "losses",
+    }
+    assert fields == read | {"state"}
+    mechanisms = Path(h2h.__file__).parent / "mechanisms"
+    files = [*mechanisms.glob("*.py"), *(mechanisms / "families").glob("*.py")]
+    assert len(files) > 20
+    assert [file.name for file in files if "frame.state" in file.read_text()] == []
