@@ -20,6 +20,8 @@ from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
+Results = dict[str, Row]
+"""result.json by run id."""
 _ROWS_READ = 100_000
 """Logged rows read per contest; with more, only every n-th row is read."""
 MAX_DRAWN = 40
@@ -44,6 +46,18 @@ class ArmFacts:
     def finished(self) -> dict[int, Row]:
         """Return the results of its completed runs by seed."""
         return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
+
+    def scores(self, metric: str) -> dict[int, float]:
+        """Return the test scores of its completed runs by seed."""
+        return {seed: row["test"][metric] for seed, row in self.finished().items()}
+
+    def tokens_per_byte(self) -> float:
+        """Return tokens per byte on the test split, which converts bits per token to bits per byte; 1 for a task."""
+        for row in self.finished().values():
+            return (
+                float(row["test"]["tokens"]) / float(row["test"]["bytes"]) if "bytes" in row["test"] else 1.0
+            )
+        return 1.0
 
     def found(self, probe: str) -> dict[int, list[Row]]:
         """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
@@ -84,7 +98,7 @@ def gather(
     path: Path,
     manifest: Manifest,
     contest: Contest,
-    results: dict[str, Row],
+    results: Results,
     damage: list[str],
     verdicts: Sequence[Verdict] = (),
 ) -> list[ArmFacts]:

@@ -19,7 +19,7 @@ from headtohead.study.store.manifest import metric_label
 def write_judged(path: Path, judged: Judged, source: str) -> Path:
     """Write the page of a judged table into a directory; return its path. `source` is the table's name."""
     manifest, measure = judged.manifest, judged.measure
-    unit, side = metric_label(measure.name), "left" if measure.better == "lower" else "right"
+    unit = metric_label(measure.name)
     contests = []
     for contest in manifest.contests():
         view = View(path, manifest, contest, [], [row for row in judged.verdicts if row.of(contest)])
@@ -29,7 +29,7 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
             for seed, run in sorted(manifest.runs(contest, label).items())
             if judged.results.get(run, {}).get("status") == "done"
         ]
-        chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
+        chart = seeds.seed_values(rows, view, unit, {})
         figures = {
             "forest": forest.figure(view),
             "seeds": Figure("Scores by seed.", "One dot per run; the bar is the mean.", chart)

@@ -15,10 +15,10 @@ from headtohead.common.files import digest, read_json, write_atomic, write_json
 from headtohead.common.version import VERSION
 from headtohead.data.shards import cache_dir
 from headtohead.report.advice import advice
+from headtohead.report.charts import VERDICTS
 from headtohead.report.figures import draw, draw_study
 from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments, gather
 from headtohead.report.panels import View
-from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import asset, templates
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label

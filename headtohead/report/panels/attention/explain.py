@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import altair as alt
 
 from headtohead.interpret.faithfulness import THRESHOLDS
-from headtohead.report.charts import AXIS, NARROW, Chart, Row
+from headtohead.report.charts import Chart, Choice, Row, category, dots, legend, named
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.study.judge.intervals import over_seeds
@@ -26,12 +25,9 @@ EXPLANATIONS = {
 class Measure:
     """One row of the chart: its label, the path of its number and of its reference."""
 
-    words: str
-    """Label; | separates lines."""
-    path: str
-    """Below explanations.NAME."""
-    factor: float = 100.0
-    """Converts to percent."""
+    words: str  # | separates lines
+    path: str  # below explanations.NAME
+    factor: float = 100.0  # converts to percent
     against: str = ""
     low: float = 0.0
 
@@ -116,76 +112,47 @@ def _means(rows: Sequence[Row]) -> list[Row]:
     found = []
     for (explanation, measure, arm), group in groups.items():
         over = over_seeds([float(row["value"]) for row in group])
-        references = [row["against"] for row in group if row["against"] is not None]
+        known = [row["against"] for row in group if row["against"] is not None]
         low, high = over["low"], over["high"]
         found.append(
             {"explanation": explanation, "measure": measure, "arm": arm, "mean": over["mean"]}
             | {"low": None if low is None else max(lowest[measure], low)}
             | {"high": None if high is None else min(100.0, high)}
-            | {"against": sum(references) / len(references) if references else None}
+            | {"against": sum(known) / len(known) if known else None}
         )
     return found
 
 
 def explained(rows: list[Row], view: View) -> Chart:
-    """Return every measure by arm; the parameter `axis` selects the explanation."""
-    names = [name for name in EXPLANATIONS if any(row["explanation"] == name for row in rows)]
-    labels = [label for label in view.labels if any(row["arm"] == label for row in rows)]
+    """Return every measure by arm; buttons select the explanation."""
+    names = {row["explanation"] for row in rows}
+    choice = Choice(
+        {name: (words, "") for name, words in EXPLANATIONS.items() if name in names}, group="explanation"
+    )
+    labels, means = view.ordered(rows), _means(rows)
     words = [measure.words for measure in MEASURES if any(row["measure"] == measure.words for row in rows)]
-    means = _means(rows)
     shown = [value for row in means for value in (row["mean"], row["against"]) if value is not None]
     shown += [row["value"] for row in rows]
-    axis = alt.param(name=AXIS, value=names[0])
-    y = alt.Y(
-        "measure:N",
-        sort=words,
-        title=None,
-        axis=alt.Axis(domain=False, ticks=False, labelFontSize=13, labelExpr="split(datum.label, '|')"),
-    )
-    offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
     # An interval over two seeds can be very wide; it is clipped at the frame.
-    span = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
-    color = alt.Color(
-        "arm:N",
-        scale=view.scale,
-        legend=alt.Legend(
-            title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4"), symbolOpacity=1
-        ),
+    scale = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
+    offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
+    known = named("means", choice).transform_filter("isValid(datum.against)")
+    diamond = known.mark_point(shape="diamond", size=70, strokeWidth=1.6, color="#888", opacity=1)
+    x = alt.X("against:Q", title="percent", scale=scale)
+    return dots(
+        means,
+        rows,
+        words,
+        view.color(legend()),
+        "percent",
+        field="measure",
+        offset=offset,
+        form=".2f",
+        scale=scale,
+        under=[diamond.encode(x=x, y=category("measure", words), yOffset=offset)],
+        height=max(44, 18 * len(labels) + 14),
+        choice=choice,
     )
-
-    def of(table: str) -> alt.Chart:
-        return alt.Chart(alt.NamedData(table)).transform_filter(f"datum.explanation == {AXIS}")
-
-    tips: list[Any] = ["arm:N", "seed:O", alt.Tooltip("value:Q", title="percent", format=".2f")]
-    tips.append(alt.Tooltip("against:Q", title="random reference", format=".2f"))
-    spread: list[Any] = ["arm:N"]
-    spread += [alt.Tooltip(f"{key}:Q", format=".2f") for key in ("mean", "low", "high")]
-
-    def x(field: str) -> alt.X:
-        return alt.X(f"{field}:Q", title="percent", scale=span)
-
-    layers = [
-        of("means")
-        .transform_filter("isValid(datum.against)")
-        .mark_point(shape="diamond", size=70, strokeWidth=1.6, color="#888", opacity=1)
-        .encode(x=x("against"), y=y, yOffset=offset),
-        of("means")
-        .transform_filter("isValid(datum.low)")
-        .mark_rule(strokeWidth=2, opacity=0.5, clip=True)
-        .encode(x=x("low"), x2="high:Q", y=y, yOffset=offset, color=color),
-        of("seeds")
-        .mark_circle(size=46, opacity=0.7)
-        .encode(x=x("value"), y=y, yOffset=offset, color=color, tooltip=tips),
-        of("means")
-        .mark_tick(thickness=2.5, size=16)
-        .encode(x=x("mean"), y=y, yOffset=offset, color=color, tooltip=spread),
-    ]
-    height = len(words) * max(44, 18 * len(labels) + 14)
-    chart = alt.layer(*layers).add_params(axis).properties(width="container", height=height)
-    if len(names) > 1:
-        chart = chart.properties(usermeta={"axes": {name: EXPLANATIONS[name] for name in names}})
-    chart.datasets = {"seeds": rows, "means": means}
-    return chart
 
 
 _HEAD = (
