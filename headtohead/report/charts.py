@@ -233,7 +233,7 @@ def line_layers(
     band: float = 0.0,
     bars: bool = False,
     width: float = 2,
-    dash: Sequence[float] = (1, 0),
+    dash: Sequence[float] = (),
     points: int = 0,
     filled: bool = True,
     pick: bool = False,
@@ -256,7 +256,7 @@ def line_layers(
     if bars:
         layers.append(data.mark_rule(strokeWidth=2, clip=True).encode(x=x, color=color, **low))
     if width:
-        line = data.mark_line(strokeWidth=width, clip=True, strokeDash=dash)
+        line = data.mark_line(strokeWidth=width, clip=True, strokeDash=list(dash) or alt.Undefined)
         tooltip = {"tooltip": list(hover)} if hover and (pick or not points) else {}
         encoded = line.encode(x=x, y=y, color=color, **tooltip, **shown(arms, 1.0, 0.07))
         layers.append(encoded.add_params(arms) if pick else encoded)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ def drawn_labels(manifest: Manifest, verdicts: Sequence[Verdict]) -> list[str]:
     return [label for label in labels if label in chosen]
 
 
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """Add an unreadable file to `damage` and continue."""
+    try:
+        yield
+    except UnreadableFile as error:
+        damage.append(str(error))
+
+
 @gc_paused()
 def gather(
     path: Path,
@@ -107,39 +117,38 @@ def gather(
     Unreadable files are added to `damage`.
     """
     store = Store(path)
-    arms = []
+    arms = arms_with_results(manifest, contest, results)
     drawn = set(drawn_labels(manifest, verdicts))
     runs = sum(len(manifest.runs(contest, label)) for label in drawn)
     every = max(1, math.ceil(runs * LOGGED_POINTS / _ROWS_READ))
-    for text, label in manifest.arms:
-        planned = manifest.runs(contest, label)
-        facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
-        for seed, run_id in planned.items():
+    for facts in arms:
+        for seed, run_id in manifest.runs(contest, facts.label).items():
             run = store.run(run_id)
             if not facts.record and (run.path / "spec.json").is_file():
-                try:
+                with _noted(damage):
                     facts.record = run.spec()
-                except UnreadableFile as error:
-                    damage.append(str(error))
-            if run_id in results:
-                facts.results[seed] = results[run_id]
-                for name in manifest.probes:
-                    try:
-                        if (found := read_probe(run, name)) is not None:
-                            facts.probes.setdefault(name, {})[seed] = found
-                    except UnreadableFile as error:
-                        damage.append(str(error))
+            for name in manifest.probes if run_id in results else ():
+                with _noted(damage):
+                    if (found := read_probe(run, name)) is not None:
+                        facts.probes.setdefault(name, {})[seed] = found
             if cost := run.costs(results.get(run_id), damage):
                 facts.costs.append(cost)
-            try:
-                rows = run.curve(results.get(run_id), every, damage) if label in drawn else []
+            with _noted(damage):
+                rows = run.curve(results.get(run_id), every, damage) if facts.label in drawn else []
                 if curve := [_point(row) for row in rows if row.get("nats") is not None]:
                     facts.curves[seed] = curve
-            except UnreadableFile as error:
-                damage.append(str(error))
         if not facts.record:
             facts.curves = {}
-        arms.append(facts)
+    return arms
+
+
+def arms_with_results(manifest: Manifest, contest: Contest, results: Results) -> list[ArmFacts]:
+    """Return the arms of a contest with the results of their runs and nothing else."""
+    arms = []
+    for text, label in manifest.arms:
+        planned = manifest.runs(contest, label)
+        found = {seed: results[run] for seed, run in planned.items() if run in results}
+        arms.append(ArmFacts(label, text, {}, len(planned), found, [], {}))
     return arms
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
-from headtohead.report.figures import Definition, at_axis, draw
+from headtohead.report.figures import choices, draw
 from headtohead.report.gather import drawn_labels, gather
 from headtohead.report.panels import View
+from headtohead.report.panels.base import Definition
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
@@ -49,10 +50,8 @@ class StatusReader:
         curves = []
         for contest in manifest.contests():
             arms = gather(self.path, manifest, contest, results, [])
-            picture = draw(View(self.path, manifest, contest, arms, []), ["curves"]).get("curves")
-            chart = picture.chart if picture else None
-            axes = chart["usermeta"]["axes"] if chart else {}
-            curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
+            figure = draw(View(self.path, manifest, contest, arms, []), ["curves"]).get("curves")
+            curves.append(choices(figure.definition) if figure and figure.definition else {})
         # No verdicts before the last planned run: they would invite early stopping.
         over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
         verdicts = study_verdicts(manifest, results, study_marks(self.path, manifest, added)) if over else []

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 from headtohead.report.charts import Chart, Row, colors
 from headtohead.report.gather import ArmFacts, Results, drawn_labels, gather
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
+
+Definition = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -138,3 +143,10 @@ class Figure:
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()
     """Linked pages: name and relative path."""
+
+    @cached_property
+    def definition(self) -> Definition | None:
+        """The chart as Vega-Lite, for a page or a file."""
+        # Validated in tests only, as in `figures.drawn`.
+        with debug_mode(False):
+            return None if self.chart is None else self.chart.to_dict(validate=False)
