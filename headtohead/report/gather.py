@@ -54,11 +54,8 @@ class ArmFacts:
 
     def tokens_per_byte(self) -> float:
         """Return tokens per byte on the test split, which converts bits per token to bits per byte; 1 for a task."""
-        for row in self.finished().values():
-            return (
-                float(row["test"]["tokens"]) / float(row["test"]["bytes"]) if "bytes" in row["test"] else 1.0
-            )
-        return 1.0
+        test: Row = next((row["test"] for row in self.finished().values()), {})
+        return float(test["tokens"]) / float(test["bytes"]) if "bytes" in test else 1.0
 
     def found(self, probe: str) -> dict[int, list[Row]]:
         """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
@@ -157,24 +154,21 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
     rows = []
     for arm in arms:
         done = [result["test"] for result in arm.finished().values()]
-        record = arm.record
-        seconds = arm.mean_cost("train_seconds")
-        rate = arm.mean_cost("tokens_per_second")
+        means = {
+            name: statistics.fmean(row[name] for row in done)
+            for name in dict.fromkeys((metric, "nats", "perplexity", *MARGINS))
+            if done and name in done[0]
+        }
+        record, rate, seconds = arm.record, arm.mean_cost("tokens_per_second"), arm.mean_cost("train_seconds")
         rows.append(
             {
                 "label": arm.label,
                 "text": arm.text,
                 "runs": f"{len(done)}/{arm.planned}",
-                "score": statistics.fmean(row[metric] for row in done) if done else None,
-                "nats": statistics.fmean(row["nats"] for row in done) if done else None,
-                "perplexity": statistics.fmean(row["perplexity"] for row in done)
-                if done and metric == METRIC
-                else None,
-                "others": {
-                    name: statistics.fmean(row[name] for row in done)
-                    for name in MARGINS
-                    if name != metric and done and name in done[0]
-                },
+                "score": means.get(metric),
+                "nats": means.get("nats"),
+                "perplexity": means.get("perplexity") if metric == METRIC else None,
+                "others": {name: means[name] for name in MARGINS if name != metric and name in means},
                 "spread": statistics.stdev(row[metric] for row in done) if len(done) > 1 else None,
                 "parameters": record.get("parameters"),
                 "flops": record.get("flops_per_token"),

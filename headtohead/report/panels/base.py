@@ -101,6 +101,14 @@ def study_views(
     return views
 
 
+def grouped(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+    """Return the rows in groups of equal fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
+    return list(groups.values())
+
+
 def number(value: float | None, form: str) -> str:
     """Return a number as a cell of a table; a dash without one."""
     return "–" if value is None else format(value, form)

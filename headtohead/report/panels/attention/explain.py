@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import altair as alt
 from headtohead.interpret.faithfulness import THRESHOLDS
 from headtohead.report.charts import Chart, Choice, Row, category, dots, legend, named
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.panels.base import Figure, Table, View, grouped, number
 from headtohead.study.judge.intervals import over_seeds
 from headtohead.study.probes import number_at
 
@@ -44,25 +45,44 @@ MEASURES = (
 )
 
 
+_COLUMNS = {
+    "relevant mass": ("explanations.{}.mass", ".3f"),
+    "uniform attention": ("uniform", ".3f"),
+    **{f"above {at} %": (f"explanations.{{}}.confidence.{at}", ".1f") for at in THRESHOLDS},
+    "correct and above 33 %": ("explanations.{}.confidence_correct.33", ".1f"),
+    "comprehensiveness": ("explanations.{}.comprehensiveness", ".3f"),
+    "sufficiency": ("explanations.{}.sufficiency", ".3f"),
+    "AOPC": ("explanations.{}.aopc_comprehensiveness", ".3f"),
+    "AOPC, random": ("chance.aopc_comprehensiveness", ".3f"),
+}
+"""Columns of the table: path and format of the number."""
+
+
 def figure(view: View) -> Figure | None:
     """Return attention on relevant tokens by arm, if the probe was run."""
-    rows = explained_rows(view.arms)
-    if not rows:
+    if not (rows := explained_rows(view.arms)):
         return None
-    found = [row for arm in view.arms for row in found_by_seed(arm).values()]
+    by_arm = {arm.label: list(found_by_seed(arm).values()) for arm in view.arms}
+    found = [row for several in by_arm.values() for row in several]
     words = (
         "Dots are seeds, ticks their mean, bars 95 % intervals; diamonds are the random reference: uniform attention, or "
         "deleting random tokens. Right of the diamond: attention is on relevant tokens (first row), and deleting the most "
         "attended tokens lowers the probability of the answer (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, "
         f"AOPC). Measured at the token the answer is read from, over {max(row['examples'] for row in found):,} test examples."
     )
-    if bare := [f"{arm.label} in {missing}" for arm in view.arms if (missing := _without_map(arm))]:
+    bare = [
+        f"{label} in {len(row['without_map'])} of {len(row['layers'])} layers"
+        for label, several in by_arm.items()
+        for row in several[:1]
+        if row["without_map"]
+    ]
+    if bare:
         words += f" No attention map, so no rollout: {', '.join(bare)}."
-    if signed := [arm.label for arm in view.arms if _signed(arm)]:
+    if signed := [label for label, several in by_arm.items() if any(row["signed_layers"] for row in several)]:
         words += f" Signed maps, shown by absolute value: {', '.join(signed)}."
     if not all(row["marked"] for row in found):
         words += " No test example has relevant tokens marked: only the deletion measures are shown."
-    table = Table(_HEAD, _lines(view.arms), left=2, folded="Table")
+    table = Table(("arm", "explanation", "seeds", *_COLUMNS), _lines(view.arms), left=2, folded="Table")
     return Figure("Attention on relevant tokens.", words, explained(rows, view), table=table)
 
 
@@ -71,18 +91,6 @@ def found_by_seed(arm: ArmFacts) -> dict[int, Row]:
     return {
         seed: max(rows, key=lambda row: int(row["examples"])) for seed, rows in arm.found("explain").items()
     }
-
-
-def _without_map(arm: ArmFacts) -> str:
-    """Return how many of an arm's layers have no map, as text; empty if all have one."""
-    row = next(iter(found_by_seed(arm).values()), None)
-    if row is None or not row["without_map"]:
-        return ""
-    return f"{len(row['without_map'])} of {len(row['layers'])} layers"
-
-
-def _signed(arm: ArmFacts) -> bool:
-    return any(row["signed_layers"] for row in found_by_seed(arm).values())
 
 
 def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
@@ -105,21 +113,14 @@ def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
 
 def _means(rows: Sequence[Row]) -> list[Row]:
     """Return one row per explanation, measure and arm: mean and interval over seeds, and the reference."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["explanation"], row["measure"], row["arm"]), []).append(row)
     lowest = {measure.words: measure.low for measure in MEASURES}
     found = []
-    for (explanation, measure, arm), group in groups.items():
+    for group in grouped(rows, "explanation", "measure", "arm"):
         over = over_seeds([float(row["value"]) for row in group])
         known = [row["against"] for row in group if row["against"] is not None]
-        low, high = over["low"], over["high"]
-        found.append(
-            {"explanation": explanation, "measure": measure, "arm": arm, "mean": over["mean"]}
-            | {"low": None if low is None else max(lowest[measure], low)}
-            | {"high": None if high is None else min(100.0, high)}
-            | {"against": sum(known) / len(known) if known else None}
-        )
+        if over["low"] is not None:
+            over |= {"low": max(lowest[group[0]["measure"]], over["low"]), "high": min(100.0, over["high"])}
+        found.append(group[0] | over | {"against": statistics.fmean(known) if known else None})
     return found
 
 
@@ -155,43 +156,18 @@ def explained(rows: list[Row], view: View) -> Chart:
     )
 
 
-_HEAD = (
-    "arm",
-    "explanation",
-    "seeds",
-    "relevant mass",
-    "uniform attention",
-    *(f"above {at} %" for at in THRESHOLDS),
-    "correct and above 33 %",
-    "comprehensiveness",
-    "sufficiency",
-    "AOPC",
-    "AOPC, random",
-)
-_PATHS = (
-    ("explanations.{}.mass", ".3f"),
-    ("uniform", ".3f"),
-    *((f"explanations.{{}}.confidence.{at}", ".1f") for at in THRESHOLDS),
-    ("explanations.{}.confidence_correct.33", ".1f"),
-    ("explanations.{}.comprehensiveness", ".3f"),
-    ("explanations.{}.sufficiency", ".3f"),
-    ("explanations.{}.aopc_comprehensiveness", ".3f"),
-    ("chance.aopc_comprehensiveness", ".3f"),
-)
-
-
 def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
     lines = []
     for arm in arms:
         found = list(found_by_seed(arm).values())
         for name, words in EXPLANATIONS.items():
             if any(name in row["explanations"] for row in found):
-                cells = (mean_at(found, path.format(name), form) for path, form in _PATHS)
+                cells = (_mean_at(found, path.format(name), form) for path, form in _COLUMNS.values())
                 lines.append((arm.label, words, str(len(found)), *cells))
     return lines
 
 
-def mean_at(found: Sequence[Row], path: str, form: str) -> str:
+def _mean_at(found: Sequence[Row], path: str, form: str) -> str:
     """Return the mean over seeds of the number at a path, formatted; a dash if missing."""
     values = [value for row in found if (value := number_at(row, path)) is not None]
-    return format(sum(values) / len(values), form) if values else "–"
+    return number(statistics.fmean(values) if values else None, form)

@@ -8,7 +8,7 @@ import altair as alt
 
 from headtohead.report.charts import Chart, Row, category, dots, legend, named
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.panels.base import Figure, Table, View, grouped
 
 _HEAD = ("task", "arm", "seeds", "mean", "standard error", "chance", "examples")
 
@@ -47,11 +47,8 @@ def task_rows(arms: list[ArmFacts]) -> list[Row]:
 
 def _means(rows: list[Row]) -> list[Row]:
     """Return one row per task and arm: mean over seeds, and standard error over the examples of one run."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["arm"]), []).append(row)
     found = []
-    for group in groups.values():
+    for group in grouped(rows, "task", "arm"):
         mean = statistics.fmean(row["value"] for row in group)
         errors = [row["error"] for row in group if row["error"] is not None]
         # Seeds share the examples, so their errors are correlated and do not average out.

@@ -96,7 +96,8 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], view: View) -> Chart
         ),
     }
     color = view.color()
-    means, dots = named("means", choice), named("seeds", choice)
+    means = named("means", choice)
+    circle = named("seeds", choice).mark_circle(size=26, opacity=0.4)
     hover = tips("arm", value=".4f")
     hover += [alt.Tooltip(f"{name}:Q", title=COST_AXES[name][0], format=",.4~s") for name in known]
     speed = f"indexof({json.dumps(_FAST)}, {AXIS}) >= 0"
@@ -104,9 +105,7 @@ def quality_against_cost(rows: list[Row], seeds: list[Row], view: View) -> Chart
     front = means.transform_filter(f"datum['front ' + {AXIS}]")
     layers = [
         front.mark_line(strokeDash=[5, 4], color="#888", interpolate=step).encode(**place),
-        dots.mark_circle(size=26, opacity=0.4).encode(
-            color=color, tooltip=tips("arm", "seed", value=".4f"), **place
-        ),
+        circle.encode(color=color, tooltip=tips("arm", "seed", value=".4f"), **place),
         means.mark_point(filled=True, size=130, opacity=1).encode(color=color, tooltip=hover, **place),
     ]
     # Labels of the right half are to the left of their dots.

@@ -61,8 +61,7 @@ def _table(trends: list[Trend]) -> Table:
     several = len(names) > 1
     rows = []
     for trend in trends:
-        words, numbers = "points only", ["–", "–"]
-        ahead = "–"
+        words, numbers, ahead = "points only", ["–", "–"], "–"
         if trend.line:
             slope, end = trend.line.slope, trend.line.beyond[-1]
             words = _DECISIONS.get(trend.decision, f"the gap {trend.decision}")
@@ -132,20 +131,15 @@ def _reach(reach: Reach) -> Row:
 
 def _ends(trends: list[Trend]) -> list[list[float]]:
     """Return the limits of both axes: all seeds, the line, and intervals as far as seeds stay distinguishable."""
-    values = [point.value for trend in trends for point in trend.points]
-    values += [reach.value for trend in trends if trend.line for reach in trend.line.beyond]
+    beyond = [reach for trend in trends if trend.line for reach in trend.line.beyond]
+    values = [point.value for trend in trends for point in trend.points] + [reach.value for reach in beyond]
     seeds = [gap for trend in trends for point in trend.points for gap in point.gaps]
-    seeds += [reach.gap for trend in trends if trend.line for reach in trend.line.beyond] + [0.0]
+    seeds += [reach.gap for reach in beyond] + [0.0]
     room = _ROOM * max(max(seeds) - min(seeds), 1e-4)
-    intervals = [
-        end
-        for trend in trends
-        for one in [*trend.points, *(trend.line.beyond if trend.line else ())]
-        for end in ((one.ci_low, one.ci_high) if hasattr(one, "ci_low") else (one.low, one.high))
-        if end is not None
-    ]
-    low = max(min([*intervals, *seeds]), min(seeds) - room)
-    high = min(max([*intervals, *seeds]), max(seeds) + room)
+    intervals = [end for trend in trends for one in trend.points for end in (one.ci_low, one.ci_high)]
+    intervals += [end for reach in beyond for end in (reach.low, reach.high)]
+    known = [*seeds, *(end for end in intervals if end is not None)]
+    low, high = max(min(known), min(seeds) - room), min(max(known), max(seeds) + room)
     return [[min(values) / 1.15, max(values) * 1.15], [low, high]]
 
 
