@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from headtohead.report.charts import Row, dots, legend, rule
+from headtohead.report.charts import NARROW, Row, dots, legend, rule
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 
@@ -28,7 +28,8 @@ def figure(view: View) -> Figure | None:
     kinds = list(_PARTS)
     scale = alt.Scale(domain=kinds, range=[color for _, _, color in _PARTS.values()])
     shown = legend()
-    shown.labelLimit = 200
+    # Two of these labels are wider than a phone.
+    shown.columns, shown.labelLimit = alt.ExprRef(f"{NARROW} ? 1 : 4"), 200
     chart = dots(
         [],
         rows,
