@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import lzma
@@ -26,6 +27,7 @@ from headtohead.report.panels import base as panels_base
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.probes import base as probes_base
+from headtohead.study.store.manifest import Contest, Manifest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -156,9 +158,11 @@ def test_the_probe_in_contributing_measures() -> None:
 
 
 def test_the_panel_in_contributing_is_drawn() -> None:
-    names = {**vars(panels_base), "alt": panels_base.alt}
+    names = dict(vars(panels_base))
     exec(snippet("A panel"), names)
-    rows = [SimpleNamespace(label="a", mean=1.0), SimpleNamespace(label="b", mean=None)]
-    figure = names["figure"](SimpleNamespace(verdicts=rows))
-    assert figure.chart.to_dict()["data"]["values"] == [{"arm": "a", "mean": 1.0}]
-    assert names["figure"](SimpleNamespace(verdicts=[])) is None
+    manifest = Manifest("s", (("a", "a"),), "a", None, 0.01, (1,), ())
+    view = panels_base.View(Path(), manifest, Contest("c", "c", "nano", "as_is", "tokens"), [], [])
+    assert names["figure"](view) is None
+    row = SimpleNamespace(label="a", seeds=[7], values=[1.0])
+    figure = names["figure"](dataclasses.replace(view, verdicts=[row]))
+    assert figure.chart.to_dict()["datasets"]["seeds"] == [{"arm": "a", "seed": 7, "value": 1.0}]

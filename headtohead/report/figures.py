@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from altair.utils.schemapi import debug_mode
 from headtohead.common.errors import UserError
 from headtohead.common.files import write_atomic
 from headtohead.report import charts
-from headtohead.report.gather import gather
-from headtohead.report.panels import CONTEST, STUDY, Figure, Table, View
+from headtohead.report.gather import Results
+from headtohead.report.panels import CONTEST, STUDY, Figure, View
+from headtohead.report.panels.base import Definition, study_views
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Manifest
 
-Definition = dict[str, Any]
 _FONT = "Liberation Sans, Arial, sans-serif"
 PAPER = charts.theme("#24292f", "#e3e6ea", _FONT) | {"background": "#ffffff"}
 NIGHT = charts.theme("#d7dae0", "#3a3f47", _FONT) | {"background": "#14171c"}
@@ -27,59 +26,39 @@ _WIDTH = 640
 _PNG_SCALE = 3  # 640 points wide at 216 dots per inch
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure whose chart is a Vega-Lite definition, ready for a page or a file."""
-
-    title: str
-    words: str
-    hint: str
-    chart: Definition | None
-    table: Table | None
-    links: Sequence[tuple[str, str]] = ()
-
-
-def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Picture]:
+def draw(view: View, only: Sequence[str] = tuple(CONTEST)) -> dict[str, Figure]:
     """Return a contest's figures by name, with at most `MAX_DRAWN` arms; figures without data are left out."""
     shown = view.drawn()
-    return drawn({name: CONTEST[name](shown) for name in only})
+    return drawn({name: CONTEST[name] for name in only}, shown)
 
 
-def draw_study(views: Sequence[View]) -> dict[str, Picture]:
+def draw_study(views: Sequence[View]) -> dict[str, Figure]:
     """Return the figures of the whole study by name."""
-    return drawn({name: figure(views) for name, figure in STUDY.items()})
+    return drawn(STUDY, views)
 
 
-def drawn(figures: dict[str, Figure | None]) -> dict[str, Picture]:
-    """Return figures with their charts as definitions; those without data are left out."""
+def drawn(panels: Mapping[str, Callable[[Any], Figure | None]], data: Any) -> dict[str, Figure]:
+    """Return the figures of panels; those without data are left out."""
     # Charts are validated in tests; validating ten thousand rows here would take seconds.
     with debug_mode(False):
-        return {
-            name: Picture(
-                figure.title,
-                figure.words,
-                figure.hint,
-                None if figure.chart is None else figure.chart.to_dict(validate=False),
-                figure.table,
-                figure.links,
-            )
-            for name, figure in figures.items()
-            if figure is not None
-        }
+        found = {name: panel(data) for name, panel in panels.items()}
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def variants(name: str, definition: Definition) -> dict[str, Definition]:
-    """Return one chart per x axis it offers, by name."""
-    axes = definition.get("usermeta", {}).get("axes", {})
-    return {f"{name}-{axis}": at_axis(definition, axis) for axis in axes} or {name: definition}
+    """Return one chart per choice it offers, by name."""
+    return {f"{name}-{key}": chart for key, chart in choices(definition).items()} or {name: definition}
 
 
-def at_axis(definition: Definition, axis: str) -> Definition:
-    """Return the chart with another x axis."""
-    changed = [
-        {**param, "value": axis} if param["name"] == charts.AXIS else param for param in definition["params"]
-    ]
-    return {**definition, "params": changed}
+def choices(definition: Definition) -> dict[str, Definition]:
+    """Return one chart per choice it offers, such as an x axis; empty if it offers none."""
+    found = {}
+    for key in definition.get("usermeta", {}).get("axes", {}):
+        params = [
+            row | ({"value": key} if row["name"] == charts.AXIS else {}) for row in definition["params"]
+        ]
+        found[key] = {**definition, "params": params}
+    return found
 
 
 def as_svg(definition: Definition, theme: Definition, width: int = _WIDTH) -> str:
@@ -93,7 +72,7 @@ def write_charts(
     path: Path,
     manifest: Manifest,
     verdicts: list[Verdict],
-    results: dict[str, Any],
+    results: Results,
     progress: Callable[[str, float], None],
 ) -> list[Path]:
     """Write every chart of a study as SVG and PNG into its folder `charts`; return the files."""
@@ -104,18 +83,12 @@ def write_charts(
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    wanted: dict[str, Definition] = {}
-    contests = manifest.contests()
-    views = []
-    for number, contest in enumerate(contests, start=1):
-        rows = [row for row in verdicts if row.of(contest)]
-        arms = gather(path, manifest, contest, results, [], rows)
+    views = study_views(path, manifest, verdicts, results, [])
+    wanted = _files(draw_study(views), "")
+    for number, view in enumerate(views, start=1):
         # Corpus names are user input; only letters and digits go into file names.
-        slug = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
-        prefix = f"{number}-{slug}-" if len(contests) > 1 else ""
-        views.append(View(path, manifest, contest, arms, rows))
-        wanted |= _files(draw(views[-1]), prefix)
-    wanted |= _files(draw_study(views), "")
+        slug = re.sub(r"[^a-z0-9]+", "-", view.contest.title.lower()).strip("-")[:60]
+        wanted |= _files(draw(view), f"{number}-{slug}-" if len(views) > 1 else "")
     written = []
     for count, (name, definition) in enumerate(wanted.items()):
         progress("drawing", count / len(wanted))
@@ -126,11 +99,11 @@ def write_charts(
     return written
 
 
-def _files(pictures: dict[str, Picture], prefix: str) -> dict[str, Definition]:
+def _files(figures: dict[str, Figure], prefix: str) -> dict[str, Definition]:
     """Return every chart by file name."""
     return {
         f"{prefix}{key}": value
-        for name, picture in pictures.items()
-        if picture.chart is not None
-        for key, value in variants(name, picture.chart).items()
+        for name, figure in figures.items()
+        if figure.definition
+        for key, value in variants(name, figure.definition).items()
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
 
 Row = dict[str, Any]
+Results = dict[str, Row]
+"""result.json by run id."""
 _ROWS_READ = 100_000
 """Logged rows read per contest; with more, only every n-th row is read."""
 MAX_DRAWN = 40
@@ -44,6 +47,15 @@ class ArmFacts:
     def finished(self) -> dict[int, Row]:
         """Return the results of its completed runs by seed."""
         return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
+
+    def scores(self, metric: str) -> dict[int, float]:
+        """Return the test scores of its completed runs by seed."""
+        return {seed: row["test"][metric] for seed, row in self.finished().items()}
+
+    def tokens_per_byte(self) -> float:
+        """Return tokens per byte on the test split, which converts bits per token to bits per byte; 1 for a task."""
+        test: Row = next((row["test"] for row in self.finished().values()), {})
+        return float(test["tokens"]) / float(test["bytes"]) if "bytes" in test else 1.0
 
     def found(self, probe: str) -> dict[int, list[Row]]:
         """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
@@ -79,12 +91,21 @@ def drawn_labels(manifest: Manifest, verdicts: Sequence[Verdict]) -> list[str]:
     return [label for label in labels if label in chosen]
 
 
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """Add an unreadable file to `damage` and continue."""
+    try:
+        yield
+    except UnreadableFile as error:
+        damage.append(str(error))
+
+
 @gc_paused()
 def gather(
     path: Path,
     manifest: Manifest,
     contest: Contest,
-    results: dict[str, Row],
+    results: Results,
     damage: list[str],
     verdicts: Sequence[Verdict] = (),
 ) -> list[ArmFacts]:
@@ -93,39 +114,38 @@ def gather(
     Unreadable files are added to `damage`.
     """
     store = Store(path)
-    arms = []
+    arms = arms_with_results(manifest, contest, results)
     drawn = set(drawn_labels(manifest, verdicts))
     runs = sum(len(manifest.runs(contest, label)) for label in drawn)
     every = max(1, math.ceil(runs * LOGGED_POINTS / _ROWS_READ))
-    for text, label in manifest.arms:
-        planned = manifest.runs(contest, label)
-        facts = ArmFacts(label, text, {}, len(planned), {}, [], {})
-        for seed, run_id in planned.items():
+    for facts in arms:
+        for seed, run_id in manifest.runs(contest, facts.label).items():
             run = store.run(run_id)
             if not facts.record and (run.path / "spec.json").is_file():
-                try:
+                with _noted(damage):
                     facts.record = run.spec().as_dict()
-                except UnreadableFile as error:
-                    damage.append(str(error))
-            if run_id in results:
-                facts.results[seed] = results[run_id]
-                for name in manifest.probes:
-                    try:
-                        if (found := read_probe(run, name)) is not None:
-                            facts.probes.setdefault(name, {})[seed] = found
-                    except UnreadableFile as error:
-                        damage.append(str(error))
+            for name in manifest.probes if run_id in results else ():
+                with _noted(damage):
+                    if (found := read_probe(run, name)) is not None:
+                        facts.probes.setdefault(name, {})[seed] = found
             if cost := run.costs(results.get(run_id), damage):
                 facts.costs.append(cost)
-            try:
-                rows = run.curve(results.get(run_id), every, damage) if label in drawn else []
+            with _noted(damage):
+                rows = run.curve(results.get(run_id), every, damage) if facts.label in drawn else []
                 if curve := [_point(row) for row in rows if row.get("nats") is not None]:
                     facts.curves[seed] = curve
-            except UnreadableFile as error:
-                damage.append(str(error))
         if not facts.record:
             facts.curves = {}
-        arms.append(facts)
+    return arms
+
+
+def arms_with_results(manifest: Manifest, contest: Contest, results: Results) -> list[ArmFacts]:
+    """Return the arms of a contest with the results of their runs and nothing else."""
+    arms = []
+    for text, label in manifest.arms:
+        planned = manifest.runs(contest, label)
+        found = {seed: results[run] for seed, run in planned.items() if run in results}
+        arms.append(ArmFacts(label, text, {}, len(planned), found, [], {}))
     return arms
 
 
@@ -134,24 +154,21 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
     rows = []
     for arm in arms:
         done = [result["test"] for result in arm.finished().values()]
-        record = arm.record
-        seconds = arm.mean_cost("train_seconds")
-        rate = arm.mean_cost("tokens_per_second")
+        means = {
+            name: statistics.fmean(row[name] for row in done)
+            for name in dict.fromkeys((metric, "nats", "perplexity", *MARGINS))
+            if done and name in done[0]
+        }
+        record, rate, seconds = arm.record, arm.mean_cost("tokens_per_second"), arm.mean_cost("train_seconds")
         rows.append(
             {
                 "label": arm.label,
                 "text": arm.text,
                 "runs": f"{len(done)}/{arm.planned}",
-                "score": statistics.fmean(row[metric] for row in done) if done else None,
-                "nats": statistics.fmean(row["nats"] for row in done) if done else None,
-                "perplexity": statistics.fmean(row["perplexity"] for row in done)
-                if done and metric == METRIC
-                else None,
-                "others": {
-                    name: statistics.fmean(row[name] for row in done)
-                    for name in MARGINS
-                    if name != metric and done and name in done[0]
-                },
+                "score": means.get(metric),
+                "nats": means.get("nats"),
+                "perplexity": means.get("perplexity") if metric == METRIC else None,
+                "others": {name: means[name] for name in MARGINS if name != metric and name in means},
                 "spread": statistics.stdev(row[metric] for row in done) if len(done) > 1 else None,
                 "parameters": record.get("parameters"),
                 "flops": record.get("flops_per_token"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor
 
 from headtohead.common.files import write_output
-from headtohead.common.version import VERSION
 from headtohead.interpret.inspection import Inspection
-from headtohead.report.templates import asset, templates
+from headtohead.report.templates import render, script_json
 
 _STEPS = 32767
 """Weights are stored as 16-bit integers relative to the largest."""
@@ -41,20 +39,15 @@ class InspectionView:
 
 def write_look(path: Path, views: Sequence[InspectionView]) -> Path:
     """Write the page of one model, or of several in columns; return its path."""
-    page = (
-        templates()
-        .get_template("look.html.jinja")
-        .render(
-            views=views,
-            sentences=[sentence(view) for view in views],
-            marked=any(any(view.relevant) for view in views),
-            signed=any(layer.signed for view in views for layer in view.inspection.layers),
-            data=_safe([_data(view) for view in views]),
-            title=" and ".join(view.label for view in views),
-            style=asset("page.css") + asset("look.css"),
-            script=asset("theme.js") + asset("look.js"),
-            version=VERSION,
-        )
+    page = render(
+        "look.html.jinja",
+        ("page.css", "look.css", "theme.js", "look.js"),
+        views=views,
+        sentences=[sentence(view) for view in views],
+        marked=any(any(view.relevant) for view in views),
+        signed=any(layer.signed for view in views for layer in view.inspection.layers),
+        data=script_json([_data(view) for view in views]),
+        title=" and ".join(view.label for view in views),
     )
     write_output(path, page)
     return path
@@ -135,9 +128,3 @@ def _packed(weights: Tensor, causal: bool) -> dict[str, Any]:
     kept = steps[:, torch.ones(time, time, dtype=torch.bool).tril()] if causal else steps.flatten(1)
     content = kept.numpy().astype("<i2").tobytes()
     return {"heads": heads, "largest": largest, "weights": base64.b64encode(content).decode()}
-
-
-def _safe(value: Any) -> str:
-    """Return JSON that is safe inside a script tag."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -2,67 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headtohead.common.files import write_atomic
-from headtohead.common.version import VERSION
 from headtohead.report.figures import drawn
-from headtohead.report.page import chart_library
+from headtohead.report.gather import arms_with_results
 from headtohead.report.panels import Figure, View
 from headtohead.report.panels.verdicts import forest, seeds
-from headtohead.report.templates import asset, templates
+from headtohead.report.templates import render
 from headtohead.study.judge.runs_csv import Judged
 from headtohead.study.judge.verdict import sentence
-from headtohead.study.store.manifest import metric_label
 
 
 def write_judged(path: Path, judged: Judged, source: str) -> Path:
     """Write the page of a judged table into a directory; return its path. `source` is the table's name."""
-    manifest, measure = judged.manifest, judged.measure
-    unit, side = metric_label(measure.name), "left" if measure.better == "lower" else "right"
+    places = judged.manifest.contests()
+    measures = {contest.corpus_label: judged.measure for contest in places}
+    manifest = replace(judged.manifest, measures=measures)
     contests = []
-    for contest in manifest.contests():
-        view = View(path, manifest, contest, [], [row for row in judged.verdicts if row.of(contest)])
-        rows = [
-            {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
-            for label in view.labels
-            for seed, run in sorted(manifest.runs(contest, label).items())
-            if judged.results.get(run, {}).get("status") == "done"
-        ]
-        chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
-        figures = {
-            "forest": forest.figure(view),
-            "seeds": Figure("Scores by seed.", "One dot per run; the bar is the mean.", chart)
-            if rows
-            else None,
-        }
-        contests.append(
-            {
-                "contest": contest,
-                "verdicts": view.verdicts,
-                "sentences": [(row.verdict, sentence(row)) for row in view.verdicts],
-                "pictures": drawn(figures),
-            }
-        )
-    warnings = [
-        f"{row.label}: {note}" for row in judged.verdicts for note in row.notes if note != "exploratory"
-    ]
-    page = (
-        templates()
-        .get_template("judged.html.jinja")
-        .render(
-            manifest=manifest,
-            contests=contests,
-            measure=measure,
-            unit=unit,
-            source=source,
-            warnings=list(dict.fromkeys(warnings)),
-            bundle=chart_library(),
-            style=asset("page.css"),
-            script=asset("theme.js") + asset("page.js"),
-            version=VERSION,
-        )
+    for contest in places:
+        rows = [row for row in judged.verdicts if row.of(contest)]
+        view = View(path, manifest, contest, arms_with_results(manifest, contest, judged.results), rows)
+        sentences = [(row.verdict, sentence(row)) for row in rows]
+        figures = drawn({"forest": forest.figure, "seeds": _seeds}, view)
+        contests.append({"contest": contest, "verdicts": rows, "sentences": sentences, "figures": figures})
+    notes = [f"{row.label}: {note}" for row in judged.verdicts for note in row.notes if note != "exploratory"]
+    page = render(
+        "judged.html.jinja",
+        manifest=manifest,
+        measure=judged.measure,
+        contests=contests,
+        source=source,
+        warnings=list(dict.fromkeys(notes)),
     )
-    target = path / "report.html"
-    write_atomic(target, page)
-    return target
+    write_atomic(path / "report.html", page)
+    return path / "report.html"
+
+
+def _seeds(view: View) -> Figure | None:
+    rows = seeds.seed_rows(view.arms, view.measure.name)
+    words = "One dot per run; the bar is the mean."
+    return Figure("Scores by seed.", words, seeds.seed_values(rows, view, view.unit, {})) if rows else None

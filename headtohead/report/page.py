@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import suppress
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headtohead.common.errors import UserError
-from headtohead.common.files import digest, read_json, write_atomic, write_json
-from headtohead.common.version import VERSION
-from headtohead.data.shards import cache_dir
+from headtohead.common.files import write_atomic
 from headtohead.report.advice import advice
+from headtohead.report.charts import VERDICTS
 from headtohead.report.figures import draw, draw_study
-from headtohead.report.gather import arm_rows, configuration, drawn_labels, environments, gather
+from headtohead.report.gather import Results, arm_rows, configuration, drawn_labels, environments
 from headtohead.report.panels import View
-from headtohead.report.panels.verdicts.forest import VERDICTS
-from headtohead.report.templates import asset, templates
+from headtohead.report.panels.base import study_views
+from headtohead.report.templates import render
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
+
+_NEAR = 0.005
+"""Relative mismatch of a budget above which the page warns."""
 
 
 def write_report(
     path: Path,
     manifest: Manifest,
     verdicts: list[Verdict],
-    results: dict[str, Any],
+    results: Results,
     damage: list[str],
     stamp: str,
 ) -> Path:
@@ -37,37 +33,25 @@ def write_report(
     `damage` lists files left out; `stamp` is a digest of the content, stored in the page's head.
     """
     damage = list(damage)
-    views = []
-    for contest in manifest.contests():
-        rows = [row for row in verdicts if row.of(contest)]
-        arms = gather(path, manifest, contest, results, damage, rows)
-        views.append(View(path, manifest, contest, arms, rows))
+    views = study_views(path, manifest, verdicts, results, damage)
     places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
-    page = (
-        templates()
-        .get_template("page.html.jinja")
-        .render(
-            manifest=manifest,
-            contests=contests,
-            pictures=draw_study(views),
-            verdicts=verdicts,
-            headlines=headlines(verdicts),
-            primary=_primary(verdicts, manifest),
-            better=_better(manifest),
-            environments=environments(path, manifest, damage),
-            warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
-            bundle=chart_library(),
-            style=asset("page.css"),
-            script=asset("theme.js") + asset("page.js"),
-            version=VERSION,
-            stamp=stamp,
-            folded=any(part["drawn"] for part in contests),
-        )
+    page = render(
+        "page.html.jinja",
+        manifest=manifest,
+        contests=contests,
+        figures=draw_study(views),
+        verdicts=verdicts,
+        headlines=headlines(verdicts),
+        primary=_primary(verdicts, manifest),
+        better=_better(manifest),
+        environments=environments(path, manifest, damage),
+        warnings=[*dict.fromkeys(damage), *manifest.notes, *warnings(verdicts, contests)],
+        stamp=stamp,
+        folded=any(part["drawn"] for part in contests),
     )
-    target = path / "report.html"
-    write_atomic(target, page)
-    return target
+    write_atomic(path / "report.html", page)
+    return path / "report.html"
 
 
 def _better(manifest: Manifest) -> str:
@@ -79,24 +63,27 @@ def _better(manifest: Manifest) -> str:
 
 
 def _contest(view: View) -> dict[str, Any]:
-    manifest, contest, arms, rows = view.manifest, view.contest, view.arms, view.verdicts
+    arms, rows = view.arms, view.verdicts
     equal, different = configuration(arms)
+    shown = arm_rows(arms, view.measure.name)
     return {
-        "contest": contest,
+        "contest": view.contest,
         "verdicts": rows,
-        "count": _count(rows),
+        "count": [
+            (name, number) for name in VERDICTS if (number := sum(row.verdict == name for row in rows))
+        ],
         "sentences": [(row.verdict, sentence(row)) for row in rows],
-        "arms": arm_rows(arms, view.measure.name),
+        "arms": shown,
         "unit": view.unit,
-        "others": [metric_label(name) for name in _others(view)],
+        # Further metrics of a task.
+        "others": [metric_label(name) for name in (shown[0]["others"] if shown else ())],
         "drawn": _drawn(view),
-        "task": view.contest.corpus_label in manifest.measures,
-        "pictures": draw(view),
-        "advice": advice(rows, arms, manifest.baseline),
+        "task": view.contest.corpus_label in view.manifest.measures,
+        "figures": draw(view),
+        "advice": advice(rows, arms, view.manifest.baseline),
         "equal": equal,
         "different": different,
-        "solved": [row for row in manifest.solved if row.contest == contest],
-        "size": arms[0].record.get("size", {}) if arms else {},
+        "solved": [row for row in view.manifest.solved if row.contest == view.contest],
     }
 
 
@@ -115,26 +102,8 @@ def _drawn(view: View) -> str:
 def _primary(verdicts: list[Verdict], manifest: Manifest) -> str:
     """Return the planned comparison as text."""
     places = manifest.contests()
-    return next(
-        (
-            f"{row.label} at {contest.title_among(places)}"
-            for contest in places
-            for row in verdicts
-            if row.primary and row.of(contest)
-        ),
-        "none",
-    )
-
-
-def _others(view: View) -> list[str]:
-    """Return a task's further metrics, if a run has them."""
-    return next(iter(arm_rows(view.arms, view.measure.name)), {"others": []})["others"]
-
-
-def _count(rows: list[Verdict]) -> list[tuple[str, int]]:
-    """Return the number of arms per verdict, undecided last."""
-    found = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in VERDICTS]
-    return [(verdict, number) for verdict, number in found if number]
+    planned = ((row, place) for place in places for row in verdicts if row.primary and row.of(place))
+    return next((f"{row.label} at {place.title_among(places)}" for row, place in planned), "none")
 
 
 def warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[str]:
@@ -166,30 +135,3 @@ def warnings(verdicts: list[Verdict], contests: list[dict[str, Any]]) -> list[st
                     f"parameters are not matched (shape {contest['contest'].shape}): {low:,} to {high:,}"
                 )
     return list(dict.fromkeys(found))
-
-
-_NEAR = 0.005
-"""Relative mismatch of a budget above which the page warns."""
-
-_MAKE_BUNDLE = """
-import sys, vl_convert
-sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
-"""
-
-
-@cache
-def chart_library() -> str:
-    """Return the chart library as one script; built once per version, in a subprocess since it needs 100 MB."""
-    kept = cache_dir() / "pages" / f"charts-{version('vl-convert-python')}.json"
-    try:
-        found = read_json(kept)
-        if digest(found["script"]) == found["sha256"]:
-            return str(found["script"])
-    except (UserError, KeyError, TypeError, AttributeError):
-        pass
-    made = subprocess.run([sys.executable, "-c", _MAKE_BUNDLE], capture_output=True, check=True)
-    script = made.stdout.decode().replace("</script", "<\\/script")
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"sha256": digest(script), "script": script})
-    return script

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import escape
 
+from headtohead.common.errors import UserError
+from headtohead.common.files import digest, read_json, write_json
 from headtohead.common.numbers import short_count
+from headtohead.common.version import VERSION
+from headtohead.data.shards import cache_dir
 from headtohead.report.charts import theme
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Manifest, metric_label
@@ -29,6 +38,13 @@ def verdict_table(manifest: Manifest, verdicts: list[Verdict]) -> str:
     return "".join(parts)
 
 
+def render(template: str, assets: Sequence[str] = ("page.css", "theme.js", "page.js"), **values: Any) -> str:
+    """Return a page with its style sheets and scripts inside."""
+    style, script = ("".join(asset(name) for name in assets if name.endswith(end)) for end in (".css", ".js"))
+    found = templates().get_template(template)
+    return found.render(style=style, script=script, version=VERSION, **values)
+
+
 @cache
 def asset(name: str) -> str:
     """Return the text of a style sheet or script in this directory."""
@@ -42,7 +58,8 @@ def templates() -> jinja2.Environment:
     found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.filters["signed"] = lambda value, digits=4: _shown(value, digits, "+")
     found.filters["fixed"] = _shown
-    found.filters["definition"] = definition_text
+    found.filters["definition"] = lambda chart: script_json(chart | {"config": _THEME})
+    found.globals["chart_library"] = chart_library
     found.filters["metric"] = metric_label
     found.filters["whole"] = lambda value: "–" if value is None else f"{value:,.0f}"
     found.filters["percent"] = lambda value: "–" if math.isnan(value) else f"{value:.2%}"
@@ -59,11 +76,34 @@ def _shown(value: float | None, digits: int = 4, sign: str = "") -> str:
     return f"{value:{sign}.2g}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:{sign}.{digits}f}"
 
 
-def definition_text(definition: dict[str, Any]) -> str:
-    """Return a chart as JSON that is safe inside a script tag."""
-    text = json.dumps(definition | {"config": _THEME}, ensure_ascii=False)
+def script_json(value: Any) -> str:
+    """Return JSON that is safe inside a script tag."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 # CSS variables: a chart switches between light, dark and print without being redrawn.
 _THEME = theme("var(--ink)", "var(--line)", "system-ui, sans-serif")
+
+_MAKE_BUNDLE = """
+import sys, vl_convert
+sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").encode())
+"""
+
+
+@cache
+def chart_library() -> str:
+    """Return the chart library as one script; built once per version, in a subprocess since it needs 100 MB."""
+    kept = cache_dir() / "pages" / f"charts-{version('vl-convert-python')}.json"
+    try:
+        found = read_json(kept)
+        if digest(found["script"]) == found["sha256"]:
+            return str(found["script"])
+    except (UserError, KeyError, TypeError, AttributeError):
+        pass
+    made = subprocess.run([sys.executable, "-c", _MAKE_BUNDLE], capture_output=True, check=True)
+    script = made.stdout.decode().replace("</script", "<\\/script")
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"sha256": digest(script), "script": script})
+    return script

@@ -101,7 +101,9 @@ def test_heat_maps_sum_over_seeds_and_leave_out_mismatched_grids() -> None:
     )
     assert name == "rollout"
     assert [
-        (row["arm"], row["mass"], row["right"], row["count"], row["share"]) for row in rows if row["count"]
+        (row["arm"], row["mass"], row["right"], row["examples"], row["share"])
+        for row in rows
+        if row["examples"]
     ] == [
         ("a", "0–50", "0–50", 2, 0.25),
         ("a", "50–100", "50–100", 6, 0.75),

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+pytest.importorskip("altair")
 
 from headtohead.report import gather
 from headtohead.report.gather import ArmFacts, arm_rows, configuration, drawn_labels
+from headtohead.report.panels.base import View
+from headtohead.report.panels.training import cost, curves, rates
 from headtohead.report.panels.training.cost import cost_rows
 from headtohead.report.panels.training.curves import curve_rows
-from headtohead.report.panels.verdicts.ratios import circuit_ratios, ratio_rows
+from headtohead.report.panels.verdicts import forest, ratios, seeds
+from headtohead.report.panels.verdicts.ratios import ratio_rows
 from headtohead.report.panels.verdicts.seeds import seed_rows
-from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.manifest import Contest, Manifest, Rate
 from tests.report.test_advice import verdict
 
 
@@ -130,24 +137,27 @@ def test_an_arm_without_runs_is_a_row_of_dashes() -> None:
 
 
 def test_charts_are_valid_vega_lite() -> None:
-    import pytest
-
-    pytest.importorskip("altair")
-    from headtohead.report import charts
-    from headtohead.report.panels.training import cost, curves
-    from headtohead.report.panels.training import rates as tuned
-    from headtohead.report.panels.verdicts import seeds
-
     arms = [facts("a", {1: 1.0, 2: 3.0}), facts("b", {1: 1.0, 2: 2.0})]
-    scale = charts.colors(["a", "b"], "a")
-    assert curves.learning_curves(curve_rows(arms), {"unigram": 4.0}, scale).to_dict(validate=True)
-    assert cost.quality_against_cost(*cost_rows(arms), scale).to_dict(validate=True)
-    assert seeds.seed_values(seed_rows(arms), ["a", "b"], scale).to_dict(validate=True)
-    rates = [{"arm": "a", "lr": lr, "value": 2.0 + lr, "chosen": lr == 1e-3} for lr in (1e-3, 2e-3)]
-    assert tuned.learning_rates(rates, scale).to_dict(validate=True)
-    ruled = facts("a", {1: 1.0})
-    ruled.record["training"] |= {"rates": "ffn=0.5,qk=0"}
-    assert circuit_ratios(ratio_rows([ruled]), scale).to_dict(validate=True)
+    arms[0].record["training"] |= {"rates": "ffn=0.5,qk=0"}
+    contest = Contest("c", "c@1", "nano", "as_is", "tokens")
+    tuning = tuple(Rate("c", "nano", "as_is", "a", lr, 2.0 + lr, lr == 1e-3, False) for lr in (1e-3, 2e-3))
+    manifest = Manifest(
+        "s",
+        (("a", "a"), ("b", "b")),
+        "a",
+        None,
+        0.01,
+        (1, 2),
+        (),
+        tuning=tuning,
+        references={"c@1": {"xz": 4.0}},
+    )
+    view = View(Path(), manifest, contest, arms, [verdict("worse", label="b")])
+    for panel in (curves, cost, seeds, rates, ratios, forest):
+        figure = panel.figure(view)
+        assert figure is not None
+        assert figure.chart is not None
+        assert figure.chart.to_dict(validate=True) == figure.definition
 
 
 def test_figures_show_the_baseline_the_primary_arm_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_scores_of_several_probes_are_joined() -> None:
             )
         ]
     )
-    assert [(row["task"], row["seed"], row["accuracy"]) for row in rows] == [
+    assert [(row["task"], row["seed"], row["value"]) for row in rows] == [
         ("copa", 1, 0.25),
         ("rte", 1, 0.75),
     ]
@@ -89,7 +89,7 @@ def test_skipped_layers_without_a_number_are_left_out() -> None:
     rows = skip_rows(
         [arm("a", skip={1: {"variant": part, "standard": part}}), arm("b", skip={1: {"none": "x"}})]
     )
-    assert [(row["skipped"], row["rise"]) for row in rows] == [
+    assert [(row["skipped"], row["value"]) for row in rows] == [
         ("variant layers", 0.5),
         ("standard layers", 0.5),
     ]

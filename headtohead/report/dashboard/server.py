@@ -22,13 +22,16 @@ from headtohead.common.errors import UserError, first_line
 from headtohead.common.files import digest, finite
 from headtohead.report.dashboard.status import StatusReader, StudyStatus
 from headtohead.report.figures import NIGHT, PAPER, as_svg
-from headtohead.report.templates import asset, templates
+from headtohead.report.templates import asset, render
 
 HOST = "127.0.0.1"
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 _EVERY, _SELDOM = 3.0, 60.0
 """Seconds between two reads: longer if a read is expensive, so that watching uses at most a tenth of a core."""
 _PATIENCE = 5.0
@@ -53,13 +56,10 @@ class Watch:
         self.read.set()
         self.began = self.seen = -math.inf
         self.pictures: dict[str, tuple[str, bytes]] = {}
-        page = templates().get_template("watch.html.jinja").render()
+        script = asset("theme.js") + asset("watch.js")
         self.fixed: dict[str, Answer] = {
-            "/": ("text/html; charset=utf-8", page.encode()),
-            "/watch.js": (
-                "text/javascript; charset=utf-8",
-                (asset("theme.js") + asset("watch.js")).encode(),
-            ),
+            "/": ("text/html; charset=utf-8", render("watch.html.jinja", ()).encode()),
+            "/watch.js": ("text/javascript; charset=utf-8", script.encode()),
             "/icon.svg": ("image/svg+xml", _ICON.encode()),
             "/page.css": ("text/css; charset=utf-8", asset("page.css").encode()),
         }
@@ -160,12 +160,9 @@ def server(path: Path, port: int) -> ThreadingHTTPServer:
 
         def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Content-Security-Policy", _POLICY)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Referrer-Policy", "no-referrer")
-            self.send_header("Cache-Control", "no-store")
+            own = {"Content-Type": kind, "Content-Length": str(len(content))}
+            for name, value in (own | _HEADERS).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 

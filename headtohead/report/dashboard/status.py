@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headtohead.common.errors import UnreadableFile
 from headtohead.common.numbers import short_count, short_time
-from headtohead.report.figures import Definition, at_axis, draw
+from headtohead.report.figures import choices, draw
 from headtohead.report.gather import drawn_labels, gather
 from headtohead.report.panels import View
+from headtohead.report.panels.base import Definition
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
-_GOING = ("running", "stopped", "waiting")
 
 
 @dataclass
@@ -45,29 +46,27 @@ class StatusReader:
         # A run that is retried (--retry failed) has no result while it is running.
         known = {run: row for run, row in self.finished.items() if run in names and store.run(run).finished()}
         results = self.finished = known | store.results([run for run in names if run not in known])
-        runs = [_run_facts(store, run, entry, results.get(run)) for run, entry in names.items()]
+        runs = [_run_status(store, run, entry, results.get(run)) for run, entry in names.items()]
         curves = []
         for contest in manifest.contests():
             arms = gather(self.path, manifest, contest, results, [])
-            picture = draw(View(self.path, manifest, contest, arms, []), ["curves"]).get("curves")
-            chart = picture.chart if picture else None
-            axes = chart["usermeta"]["axes"] if chart else {}
-            curves.append({axis: at_axis(chart, axis) for axis in axes} if chart else {})
+            figure = draw(View(self.path, manifest, contest, arms, []), ["curves"]).get("curves")
+            curves.append(choices(figure.definition) if figure and figure.definition else {})
         # No verdicts before the last planned run: they would invite early stopping.
-        over = all(row["state"] not in _GOING for row in runs if row["run"] in judged)
+        over = not any(run.going for run in runs if run.run in judged)
         verdicts = study_verdicts(manifest, results, study_marks(self.path, manifest, added)) if over else []
-        return StudyStatus(
-            {
-                "name": manifest.name,
-                "counts": _counts(runs),
-                "share": _share(runs),
-                "left": _left(runs),
-                "active": [row for row in runs if row["state"] in ("running", "stopped")],
-                "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
-                "contests": _contests(manifest, curves),
-            },
-            curves,
-        )
+        active = [run for run in runs if run.state in ("running", "stopped")]
+        total, left = _budget(runs)
+        facts = {
+            "name": manifest.name,
+            "counts": _counts(runs),
+            "share": 1 - left / total if total else 1.0,
+            "left": _time_left(runs, left),
+            "active": [{"title": run.title, "state": run.state, "words": run.progress()} for run in active],
+            "sentences": [{"verdict": row.verdict, "words": sentence(row)} for row in verdicts],
+            "contests": _contests(manifest, curves),
+        }
+        return StudyStatus(facts, curves)
 
 
 def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[Row]:
@@ -79,98 +78,93 @@ def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[R
     ]
 
 
-def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> Row:
-    """Return a run's state, progress and speed."""
+@dataclass
+class _Run:
+    """State, progress and speed of one run."""
+
+    run: str
+    title: str
+    state: str
+    first: int = 0
+    """The step it starts at: a branch starts at the trunk step it leaves from."""
+    step: int = 0
+    steps: int = 0
+    """0: not known before the run starts."""
+    tokens: int = 0
+    """Of its own steps."""
+    rate: float = 0.0
+    """Tokens per second; 0: not known."""
+
+    @property
+    def going(self) -> bool:
+        """Whether the run has no result yet."""
+        return self.state in ("running", "stopped", "waiting")
+
+    def left(self) -> float:
+        """Return the share of its own steps that remain."""
+        own = max(1, self.steps - self.first)
+        return 1 - (self.step - self.first) / own if self.steps else 1.0
+
+    def progress(self) -> str:
+        """Return its progress as text; empty for a run that has not started."""
+        if not self.steps:
+            return ""
+        if self.step >= self.steps:
+            return "trained, evaluating" if self.state == "running" else "trained, not evaluated"
+        text = f"step {self.step:,} of {self.steps:,}"
+        if not self.rate or self.state != "running":
+            return text
+        left = short_time(self.left() * self.tokens / self.rate)
+        return f"{text}, {short_count(self.rate)} tokens/s, about {left} left"
+
+
+def _run_status(store: Store, run_id: str, entry: Entry, result: Row | None) -> _Run:
     run = store.run(run_id)
     branch = f"{entry.contest.branch} tokens, " if entry.contest.branch else ""
-    facts: Row = {
-        "run": run_id,
-        "title": f"{entry.label}, {branch}seed {entry.seed}",
-        "state": run.state(result),
-        "first": 0,
-        "step": 0,
-        "steps": None,
-        "tokens": None,
-        "rate": None,
-        "words": "",
-    }
+    found = _Run(run_id, f"{entry.label}, {branch}seed {entry.seed}", run.state(result))
+    if not (run.path / "spec.json").is_file():
+        return found
     try:
-        spec = run.spec().as_dict() if (run.path / "spec.json").is_file() else None
+        spec = run.spec()
     except UnreadableFile:
-        spec = None
-    if spec is None:
-        return facts
-    training = spec["training"]
-    # A branch starts at the trunk step it leaves from.
-    facts["first"] = facts["step"] = spec.get("parent", {}).get("step", 0)
-    # Steps of a task hold whole examples; their number is in its record.
-    steps = spec.get("steps")
-    facts["steps"] = steps if isinstance(steps, int) else max(1, training["tokens"] // training["batch"])
-    facts["tokens"] = training["tokens"] - facts["first"] * training["batch"]
-    if facts["state"] not in _GOING:
-        facts["step"] = facts["steps"]
-        return facts
-    rows = [row for row in run.metrics() if row.get("nats") is not None]
-    if rows:
+        return found
+    tokens, batch = spec.training.tokens, spec.training.batch
+    found.first = found.step = spec.parent.step if spec.parent else 0
+    found.steps = max(1, spec.steps)
+    found.tokens = tokens - found.first * batch
+    if not found.going:
+        found.step = found.steps
+    elif rows := [row for row in run.metrics() if row.get("nats") is not None]:
         last = rows[-1]
-        facts["step"] = max(facts["first"], min(last["step"], facts["steps"]))
+        found.step = max(found.first, min(last["step"], found.steps))
         if seconds := last.get("seconds"):
-            facts["rate"] = (last.get("tokens") or last["step"] * training["batch"]) / seconds
-    facts["words"] = _progress(facts)
-    return facts
+            found.rate = (last.get("tokens") or last["step"] * batch) / seconds
+    return found
 
 
-def _progress(facts: Row) -> str:
-    if facts["step"] >= facts["steps"]:
-        return "trained, evaluating" if facts["state"] == "running" else "trained, not evaluated"
-    text = f"step {facts['step']:,} of {facts['steps']:,}"
-    if not facts["rate"] or facts["state"] != "running":
-        return text
-    left = _left_of(facts) * facts["tokens"] / facts["rate"]
-    return f"{text}, {short_count(facts['rate'])} tokens/s, about {short_time(left)} left"
+def _counts(runs: list[_Run]) -> Row:
+    found = Counter(run.state for run in runs)
+    waiting = found.pop("waiting", 0) + found.pop("stopped", 0)
+    counts = {"done": found.pop("done", 0), "running": found.pop("running", 0), "waiting": waiting}
+    return {**counts, **found, "all": len(runs)}
 
 
-def _left_of(facts: Row) -> float:
-    """Return the share of a run's own steps that remain."""
-    if not facts["steps"]:
-        return 1.0
-    own = max(1, facts["steps"] - facts["first"])
-    return float(1 - (facts["step"] - facts["first"]) / own)
-
-
-def _counts(runs: list[Row]) -> Row:
-    states = [row["state"] for row in runs]
-    counts = {"done": states.count("done"), "running": states.count("running")}
-    counts["waiting"] = states.count("waiting") + states.count("stopped")
-    others = {state: states.count(state) for state in states if state not in (*_GOING, "done")}
-    return {**counts, **others, "all": len(states)}
-
-
-def _budget(runs: list[Row]) -> tuple[float, float]:
+def _budget(runs: list[_Run]) -> tuple[float, float]:
     """Return the tokens of all runs and the remaining ones; a run not started counts as the mean of the others."""
-    known = [row["tokens"] for row in runs if row["tokens"]]
+    known = [run.tokens for run in runs if run.tokens]
     usual = sum(known) / len(known) if known else 1.0
-    total = left = 0.0
-    for row in runs:
-        tokens = row["tokens"] or usual
-        over = row["state"] not in _GOING
-        total += tokens
-        left += 0.0 if over else tokens * _left_of(row)
-    return total, left
+    total = sum(run.tokens or usual for run in runs)
+    return total, sum((run.tokens or usual) * run.left() for run in runs if run.going)
 
 
-def _share(runs: list[Row]) -> float:
-    total, left = _budget(runs)
-    return 1 - left / total if total else 1.0
-
-
-def _left(runs: list[Row]) -> str:
+def _time_left(runs: list[_Run], left: float) -> str:
     """Return the training time left as text: remaining tokens over the speed of the running runs."""
-    if all(row["state"] not in _GOING for row in runs):
+    if not any(run.going for run in runs):
         return "finished"
-    speed = sum(row["rate"] or 0.0 for row in runs if row["state"] == "running")
-    if not any(row["state"] == "running" for row in runs):
+    running = [run for run in runs if run.state == "running"]
+    if not running:
         return "no run is active"
-    if not (left := _budget(runs)[1]):
+    if not left:
         return "evaluating"
+    speed = sum(run.rate for run in running)
     return f"about {short_time(left / speed)} of training left" if speed else "time left unknown"

@@ -42,31 +42,4 @@ STUDY: dict[str, Callable[[Sequence[View]], Figure | None]] = {
 }
 """Drawn once per study, from all contests."""
 
-__all__ = [
-    "CONTEST",
-    "STUDY",
-    "Chip",
-    "Figure",
-    "Table",
-    "View",
-    "circuits",
-    "claims",
-    "corpora",
-    "cost",
-    "curves",
-    "explain",
-    "forest",
-    "heat",
-    "indicators",
-    "maps",
-    "matrix",
-    "positions",
-    "rates",
-    "ratios",
-    "seeds",
-    "skip",
-    "stability",
-    "tasks",
-    "trends",
-    "wins",
-]
+__all__ = ["CONTEST", "STUDY", "Chip", "Figure", "Table", "View"]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
-from headtohead.report.charts import Chart, colors
-from headtohead.report.gather import ArmFacts, drawn_labels
+from headtohead.report.charts import Chart, Row, colors
+from headtohead.report.gather import ArmFacts, Results, drawn_labels, gather
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
+
+Definition = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,23 @@ class View:
         """The arms' labels in order."""
         return [label for _, label in self.manifest.arms]
 
+    def color(self, legend: alt.Legend | None = None) -> alt.Color:
+        """Return one color per arm, the same in every chart."""
+        return alt.Color("arm:N", scale=colors(self.labels, self.manifest.baseline), legend=legend)
+
+    def ordered(self, rows: Sequence[Row]) -> list[str]:
+        """Return the labels of the arms that have a row, in order."""
+        known = {row["arm"] for row in rows}
+        return [label for label in self.labels if label in known]
+
     @property
-    def scale(self) -> alt.Scale:
-        """One color per arm, the same in every chart."""
-        return colors(self.labels, self.manifest.baseline)
+    def results(self) -> Results:
+        """The results of the runs by run id."""
+        found: Results = {}
+        for arm in self.arms:
+            runs = self.manifest.runs(self.contest, arm.label)
+            found |= {runs[seed]: result for seed, result in arm.results.items()}
+        return found
 
     @property
     def measure(self) -> Measure:
@@ -69,6 +87,36 @@ class View:
     def references(self) -> dict[str, float]:
         """Scores of trivial predictors by name, in bits per byte or a task's metric."""
         return self.manifest.references.get(self.contest.corpus_label, {})
+
+
+def study_views(
+    path: Path, manifest: Manifest, verdicts: Sequence[Verdict], results: Results, damage: list[str]
+) -> list[View]:
+    """Return the contests of a study with the stored data of their runs; unreadable files are added to `damage`."""
+    views = []
+    for contest in manifest.contests():
+        rows = [row for row in verdicts if row.of(contest)]
+        arms = gather(path, manifest, contest, results, damage, rows)
+        views.append(View(path, manifest, contest, arms, rows))
+    return views
+
+
+def grouped(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+    """Return the rows in groups of equal fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in fields), []).append(row)
+    return list(groups.values())
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a number as a cell of a table; a dash without one."""
+    return "–" if value is None else format(value, form)
+
+
+def interval(low: float | None, high: float | None, form: str) -> str:
+    """Return an interval as a cell of a table; a dash without one."""
+    return "–" if low is None or high is None else f"{low:{form}} to {high:{form}}"
 
 
 @dataclass(frozen=True)
@@ -103,3 +151,10 @@ class Figure:
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()
     """Linked pages: name and relative path."""
+
+    @cached_property
+    def definition(self) -> Definition | None:
+        """The chart as Vega-Lite, for a page or a file."""
+        # Validated in tests only, as in `figures.drawn`.
+        with debug_mode(False):
+            return None if self.chart is None else self.chart.to_dict(validate=False)

@@ -260,7 +260,7 @@ def test_the_page_and_the_pictures_show_the_gaps(raced: Path) -> None:
     ]
     drawn = draw_study(views)
     assert list(drawn) == ["gap-tokens-per-parameter", "gap-context"]
-    charts = {name: variants(name, picture.chart) for name, picture in drawn.items() if picture.chart}
+    charts = {name: variants(name, figure.definition) for name, figure in drawn.items() if figure.definition}
     # Two branches and three contexts: one picture per group of contests.
     assert [len(found) for found in charts.values()] == [3, 2]
     svg = as_svg(charts["gap-context"]["gap-context-2"], PAPER)

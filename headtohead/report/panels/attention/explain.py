@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import altair as alt
 
 from headtohead.interpret.faithfulness import THRESHOLDS
-from headtohead.report.charts import AXIS, NARROW, Chart, Row
+from headtohead.report.charts import Chart, Choice, Row, category, dots, legend, named
 from headtohead.report.gather import ArmFacts
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.panels.base import Figure, Table, View, grouped, number
 from headtohead.study.judge.intervals import over_seeds
 from headtohead.study.probes import number_at
 
@@ -26,12 +26,9 @@ EXPLANATIONS = {
 class Measure:
     """One row of the chart: its label, the path of its number and of its reference."""
 
-    words: str
-    """Label; | separates lines."""
-    path: str
-    """Below explanations.NAME."""
-    factor: float = 100.0
-    """Converts to percent."""
+    words: str  # | separates lines
+    path: str  # below explanations.NAME
+    factor: float = 100.0  # converts to percent
     against: str = ""
     low: float = 0.0
 
@@ -48,25 +45,44 @@ MEASURES = (
 )
 
 
+_COLUMNS = {
+    "relevant mass": ("explanations.{}.mass", ".3f"),
+    "uniform attention": ("uniform", ".3f"),
+    **{f"above {at} %": (f"explanations.{{}}.confidence.{at}", ".1f") for at in THRESHOLDS},
+    "correct and above 33 %": ("explanations.{}.confidence_correct.33", ".1f"),
+    "comprehensiveness": ("explanations.{}.comprehensiveness", ".3f"),
+    "sufficiency": ("explanations.{}.sufficiency", ".3f"),
+    "AOPC": ("explanations.{}.aopc_comprehensiveness", ".3f"),
+    "AOPC, random": ("chance.aopc_comprehensiveness", ".3f"),
+}
+"""Columns of the table: path and format of the number."""
+
+
 def figure(view: View) -> Figure | None:
     """Return attention on relevant tokens by arm, if the probe was run."""
-    rows = explained_rows(view.arms)
-    if not rows:
+    if not (rows := explained_rows(view.arms)):
         return None
-    found = [row for arm in view.arms for row in found_by_seed(arm).values()]
+    by_arm = {arm.label: list(found_by_seed(arm).values()) for arm in view.arms}
+    found = [row for several in by_arm.values() for row in several]
     words = (
         "Dots are seeds, ticks their mean, bars 95 % intervals; diamonds are the random reference: uniform attention, or "
         "deleting random tokens. Right of the diamond: attention is on relevant tokens (first row), and deleting the most "
         "attended tokens lowers the probability of the answer (last row: mean over the top 1, 5, 10, 20 and 50 % of tokens, "
         f"AOPC). Measured at the token the answer is read from, over {max(row['examples'] for row in found):,} test examples."
     )
-    if bare := [f"{arm.label} in {missing}" for arm in view.arms if (missing := _without_map(arm))]:
+    bare = [
+        f"{label} in {len(row['without_map'])} of {len(row['layers'])} layers"
+        for label, several in by_arm.items()
+        for row in several[:1]
+        if row["without_map"]
+    ]
+    if bare:
         words += f" No attention map, so no rollout: {', '.join(bare)}."
-    if signed := [arm.label for arm in view.arms if _signed(arm)]:
+    if signed := [label for label, several in by_arm.items() if any(row["signed_layers"] for row in several)]:
         words += f" Signed maps, shown by absolute value: {', '.join(signed)}."
     if not all(row["marked"] for row in found):
         words += " No test example has relevant tokens marked: only the deletion measures are shown."
-    table = Table(_HEAD, _lines(view.arms), left=2, folded="Table")
+    table = Table(("arm", "explanation", "seeds", *_COLUMNS), _lines(view.arms), left=2, folded="Table")
     return Figure("Attention on relevant tokens.", words, explained(rows, view), table=table)
 
 
@@ -75,18 +91,6 @@ def found_by_seed(arm: ArmFacts) -> dict[int, Row]:
     return {
         seed: max(rows, key=lambda row: int(row["examples"])) for seed, rows in arm.found("explain").items()
     }
-
-
-def _without_map(arm: ArmFacts) -> str:
-    """Return how many of an arm's layers have no map, as text; empty if all have one."""
-    row = next(iter(found_by_seed(arm).values()), None)
-    if row is None or not row["without_map"]:
-        return ""
-    return f"{len(row['without_map'])} of {len(row['layers'])} layers"
-
-
-def _signed(arm: ArmFacts) -> bool:
-    return any(row["signed_layers"] for row in found_by_seed(arm).values())
 
 
 def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
@@ -109,108 +113,47 @@ def explained_rows(arms: Sequence[ArmFacts]) -> list[Row]:
 
 def _means(rows: Sequence[Row]) -> list[Row]:
     """Return one row per explanation, measure and arm: mean and interval over seeds, and the reference."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["explanation"], row["measure"], row["arm"]), []).append(row)
     lowest = {measure.words: measure.low for measure in MEASURES}
     found = []
-    for (explanation, measure, arm), group in groups.items():
+    for group in grouped(rows, "explanation", "measure", "arm"):
         over = over_seeds([float(row["value"]) for row in group])
-        references = [row["against"] for row in group if row["against"] is not None]
-        low, high = over["low"], over["high"]
-        found.append(
-            {"explanation": explanation, "measure": measure, "arm": arm, "mean": over["mean"]}
-            | {"low": None if low is None else max(lowest[measure], low)}
-            | {"high": None if high is None else min(100.0, high)}
-            | {"against": sum(references) / len(references) if references else None}
-        )
+        known = [row["against"] for row in group if row["against"] is not None]
+        if over["low"] is not None:
+            over |= {"low": max(lowest[group[0]["measure"]], over["low"]), "high": min(100.0, over["high"])}
+        found.append(group[0] | over | {"against": statistics.fmean(known) if known else None})
     return found
 
 
 def explained(rows: list[Row], view: View) -> Chart:
-    """Return every measure by arm; the parameter `axis` selects the explanation."""
-    names = [name for name in EXPLANATIONS if any(row["explanation"] == name for row in rows)]
-    labels = [label for label in view.labels if any(row["arm"] == label for row in rows)]
+    """Return every measure by arm; buttons select the explanation."""
+    names = {row["explanation"] for row in rows}
+    choice = Choice(
+        {name: (words, "") for name, words in EXPLANATIONS.items() if name in names}, group="explanation"
+    )
+    labels, means = view.ordered(rows), _means(rows)
     words = [measure.words for measure in MEASURES if any(row["measure"] == measure.words for row in rows)]
-    means = _means(rows)
     shown = [value for row in means for value in (row["mean"], row["against"]) if value is not None]
     shown += [row["value"] for row in rows]
-    axis = alt.param(name=AXIS, value=names[0])
-    y = alt.Y(
-        "measure:N",
-        sort=words,
-        title=None,
-        axis=alt.Axis(domain=False, ticks=False, labelFontSize=13, labelExpr="split(datum.label, '|')"),
-    )
-    offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
     # An interval over two seeds can be very wide; it is clipped at the frame.
-    span = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
-    color = alt.Color(
-        "arm:N",
-        scale=view.scale,
-        legend=alt.Legend(
-            title=None, orient="top", columns=alt.ExprRef(f"{NARROW} ? 2 : 4"), symbolOpacity=1
-        ),
+    scale = alt.Scale(domain=[min(0.0, *shown), max(*shown, 1.0)], nice=True)
+    offset = alt.YOffset("arm:N", sort=labels, scale=alt.Scale(domain=labels, paddingOuter=0.25))
+    known = named("means", choice).transform_filter("isValid(datum.against)")
+    diamond = known.mark_point(shape="diamond", size=70, strokeWidth=1.6, color="#888", opacity=1)
+    x = alt.X("against:Q", title="percent", scale=scale)
+    return dots(
+        means,
+        rows,
+        words,
+        view.color(legend()),
+        "percent",
+        field="measure",
+        offset=offset,
+        form=".2f",
+        scale=scale,
+        under=[diamond.encode(x=x, y=category("measure", words), yOffset=offset)],
+        height=max(44, 18 * len(labels) + 14),
+        choice=choice,
     )
-
-    def of(table: str) -> alt.Chart:
-        return alt.Chart(alt.NamedData(table)).transform_filter(f"datum.explanation == {AXIS}")
-
-    tips: list[Any] = ["arm:N", "seed:O", alt.Tooltip("value:Q", title="percent", format=".2f")]
-    tips.append(alt.Tooltip("against:Q", title="random reference", format=".2f"))
-    spread: list[Any] = ["arm:N"]
-    spread += [alt.Tooltip(f"{key}:Q", format=".2f") for key in ("mean", "low", "high")]
-
-    def x(field: str) -> alt.X:
-        return alt.X(f"{field}:Q", title="percent", scale=span)
-
-    layers = [
-        of("means")
-        .transform_filter("isValid(datum.against)")
-        .mark_point(shape="diamond", size=70, strokeWidth=1.6, color="#888", opacity=1)
-        .encode(x=x("against"), y=y, yOffset=offset),
-        of("means")
-        .transform_filter("isValid(datum.low)")
-        .mark_rule(strokeWidth=2, opacity=0.5, clip=True)
-        .encode(x=x("low"), x2="high:Q", y=y, yOffset=offset, color=color),
-        of("seeds")
-        .mark_circle(size=46, opacity=0.7)
-        .encode(x=x("value"), y=y, yOffset=offset, color=color, tooltip=tips),
-        of("means")
-        .mark_tick(thickness=2.5, size=16)
-        .encode(x=x("mean"), y=y, yOffset=offset, color=color, tooltip=spread),
-    ]
-    height = len(words) * max(44, 18 * len(labels) + 14)
-    chart = alt.layer(*layers).add_params(axis).properties(width="container", height=height)
-    if len(names) > 1:
-        chart = chart.properties(usermeta={"axes": {name: EXPLANATIONS[name] for name in names}})
-    chart.datasets = {"seeds": rows, "means": means}
-    return chart
-
-
-_HEAD = (
-    "arm",
-    "explanation",
-    "seeds",
-    "relevant mass",
-    "uniform attention",
-    *(f"above {at} %" for at in THRESHOLDS),
-    "correct and above 33 %",
-    "comprehensiveness",
-    "sufficiency",
-    "AOPC",
-    "AOPC, random",
-)
-_PATHS = (
-    ("explanations.{}.mass", ".3f"),
-    ("uniform", ".3f"),
-    *((f"explanations.{{}}.confidence.{at}", ".1f") for at in THRESHOLDS),
-    ("explanations.{}.confidence_correct.33", ".1f"),
-    ("explanations.{}.comprehensiveness", ".3f"),
-    ("explanations.{}.sufficiency", ".3f"),
-    ("explanations.{}.aopc_comprehensiveness", ".3f"),
-    ("chance.aopc_comprehensiveness", ".3f"),
-)
 
 
 def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
@@ -219,12 +162,12 @@ def _lines(arms: Sequence[ArmFacts]) -> list[tuple[str, ...]]:
         found = list(found_by_seed(arm).values())
         for name, words in EXPLANATIONS.items():
             if any(name in row["explanations"] for row in found):
-                cells = (mean_at(found, path.format(name), form) for path, form in _PATHS)
+                cells = (_mean_at(found, path.format(name), form) for path, form in _COLUMNS.values())
                 lines.append((arm.label, words, str(len(found)), *cells))
     return lines
 
 
-def mean_at(found: Sequence[Row], path: str, form: str) -> str:
+def _mean_at(found: Sequence[Row], path: str, form: str) -> str:
     """Return the mean over seeds of the number at a path, formatted; a dash if missing."""
     values = [value for row in found if (value := number_at(row, path)) is not None]
-    return format(sum(values) / len(values), form) if values else "–"
+    return number(statistics.fmean(values) if values else None, form)

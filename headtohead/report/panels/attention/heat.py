@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import altair as alt
 
-from headtohead.report.charts import Chart, Row
+from headtohead.report.charts import Chart, Row, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.attention.explain import EXPLANATIONS, found_by_seed
 from headtohead.report.panels.base import Figure, View
@@ -56,15 +56,9 @@ def _cells(arm: ArmFacts, name: str) -> list[Row]:
     for column, mass in enumerate(edges):
         for other, right in enumerate(edges):
             count = sum(one["counts"][column][other] for one in maps)
-            rows.append(
-                {"arm": arm.label, "mass": _between(*mass), "right": _between(*right)}
-                | {
-                    "count": count,
-                    "share": count / total,
-                    "words": f"{100 * count / total:.0f}" if count else "",
-                }
-                | {"column": column, "row": other}
-            )
+            words = f"{100 * count / total:.0f}" if count else ""
+            place = {"arm": arm.label, "mass": _between(*mass), "right": _between(*right)}
+            rows.append(place | {"examples": count, "share": count / total, "words": words})
     return rows
 
 
@@ -78,18 +72,11 @@ def heat_maps(rows: list[Row], labels: Sequence[str]) -> Chart:
     plain = alt.Axis(labelAngle=0, domain=False, ticks=False, labelFontSize=11)
     x = alt.X("mass:N", sort=columns, title="attention on relevant tokens, %", axis=plain)
     y = alt.Y("right:N", sort=columns[::-1], title="probability of the correct answer, %", axis=plain)
-    base = alt.Chart(alt.NamedData("cells"))
+    base = named("cells")
     shade = alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 1]), legend=None)
-    tips = [
-        "arm:N",
-        "mass:N",
-        "right:N",
-        alt.Tooltip("count:Q", title="examples"),
-        alt.Tooltip("share:Q", format=".1%"),
-    ]
-    cells = base.mark_rect(color="#1f8ae0", stroke="#8886", strokeWidth=0.5).encode(
-        x=x, y=y, opacity=shade, tooltip=tips
-    )
+    hover = tips("arm", "mass", "right", "examples", share=".1%")
+    cells = base.mark_rect(color="#1f8ae0", stroke="#8886", strokeWidth=0.5)
+    cells = cells.encode(x=x, y=y, opacity=shade, tooltip=hover)
     text = base.mark_text(fontSize=12).encode(x=x, y=y, text="words:N")
     header = alt.Header(title=None, labelFontSize=13, labelFontWeight="normal", labelLimit=_SIDE)
     chart = (

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, legend
+from headtohead.report.charts import Chart, Choice, Row, legend, lines, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 
@@ -61,44 +58,26 @@ def indicator_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[str], int]:
 
 
 def indicators_by_layer(rows: list[Row], view: View) -> Chart:
-    """Return one indicator against the layer; the parameter `axis` selects it."""
-    names = [name for name in INDICATORS if any(row[name] is not None for row in rows)]
-    axis = alt.param(name=AXIS, value=names[0])
-    base = (
-        alt.Chart(alt.NamedData("layers"))
-        .transform_calculate(value=f"datum[{AXIS}]")
-        .transform_filter("isValid(datum.value)")
-    )
+    """Return one indicator against the layer; buttons select it."""
+    known = {name: words for name, words in INDICATORS.items() if any(row[name] is not None for row in rows)}
     count = max(row["layer"] for row in rows)
     # Arms are offset at each layer, so that their seeds do not overlap.
-    offset = f"datum.layer + (indexof({json.dumps(view.labels)}, datum.arm) - {(len(view.labels) - 1) / 2}) * {0.3 / len(view.labels)}"
-    base = base.transform_calculate(place=offset)
-    x = alt.X(
-        "place:Q",
-        title="layer",
-        scale=alt.Scale(domain=[0.7, count + 0.3], nice=False),
-        axis=alt.Axis(values=list(range(1, count + 1)), format="d", grid=False, labelOverlap=True),
-    )
+    middle, step = (len(view.labels) - 1) / 2, 0.3 / len(view.labels)
+    rows = [row | {"place": row["layer"] + (view.labels.index(row["arm"]) - middle) * step} for row in rows]
+    layers = alt.Axis(values=list(range(1, count + 1)), format="d", grid=False, labelOverlap=True)
+    scale = alt.Scale(domain=[0.7, count + 0.3], nice=False)
+    x = alt.X("place:Q", title="layer", scale=scale, axis=layers)
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8))
-    mean = alt.Y("mean(value):Q", title=None)
-    color = alt.Color("arm:N", scale=view.scale, legend=legend())
-    tips: list[Any] = ["arm:N", "layer:O", "seed:O", alt.Tooltip("value:Q", format=".4~g"), "signed:N"]
-    layers = [
-        base.mark_line(strokeWidth=2).encode(x=x, y=mean, color=color),
-        base.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=color),
-        base.mark_point(filled=True, opacity=0.75).encode(
-            x=x,
-            y=y,
-            color=color,
-            shape=alt.condition("datum.signed", alt.value("diamond"), alt.value("circle")),
-            size=alt.condition("datum.signed", alt.value(70), alt.value(34)),
-            tooltip=tips,
-        ),
-    ]
-    titles = json.dumps({name: INDICATORS[name][1] for name in names})
-    title = alt.TitleParams(alt.ExprRef(f"({titles})[{AXIS}]"), anchor="start", frame="group", offset=8)
-    chart = alt.layer(*layers).add_params(axis)
-    choices = {name: INDICATORS[name][0] for name in names}
-    chart = chart.properties(width="container", height=260, title=title, usermeta={"axes": choices})
-    chart.datasets = {"layers": rows}
-    return chart
+    mean, color = alt.Y("mean(value):Q", title=None), view.color(legend(lines=True))
+    choice = Choice(known, into="value")
+    data = named("points", choice)
+    seeds = data.mark_point(filled=True, opacity=0.75).encode(
+        x=x,
+        y=y,
+        color=color,
+        shape=alt.condition("datum.signed", alt.value("diamond"), alt.value("circle")),
+        size=alt.condition("datum.signed", alt.value(70), alt.value(34)),
+        tooltip=tips("arm", "layer", "seed", "signed", value=".4~g"),
+    )
+    tick = data.mark_tick(orient="horizontal", thickness=2.5, width=14).encode(x=x, y=mean, color=color)
+    return lines(rows, x, mean, color, (), over=[tick, seeds], height=260, choice=choice)

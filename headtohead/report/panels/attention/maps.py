@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row
+from headtohead.report.charts import AXIS, Chart, Row, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes import fits
@@ -34,9 +32,7 @@ def figure(view: View) -> Figure | None:
         words += f" Requested but not in the model: {', '.join(absent)}."
     if left_out:
         words += f" Left out to limit the page size: {', '.join(left_out)}."
-    chart = head_maps(
-        maps, tokens, [label for label in view.labels if any(row["arm"] == label for row in maps)]
-    )
+    chart = head_maps(maps, tokens, view.ordered(maps))
     return Figure("Attention maps of selected heads.", words, chart, "Hover for the tokens.")
 
 
@@ -50,10 +46,9 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
     left_out: list[str] = []
     cells = 0
     for arm in arms:
-        found = next(((seed, rows) for seed, rows in arm.found("maps").items()), None)
-        if found is None:
+        if not (found := arm.found("maps")):
             continue
-        seed, rows = found
+        seed, rows = next(iter(found.items()))
         chosen = [(row, one) for row in rows for one in row["maps"]]
         cells += sum(len(line) for _, one in chosen for line in one["rows"])
         if maps and cells > _MAX_CELLS:
@@ -63,17 +58,8 @@ def map_rows(arms: list[ArmFacts]) -> tuple[list[Row], list[Row], list[str]]:
         for row, one in known.values():
             texts = row["tokens"] if len(row["tokens"]) > len(texts) else texts
             flat = [value / max(1, row["scale"]) for line in one["rows"] for value in line]
-            maps.append(
-                {
-                    "arm": arm.label,
-                    "seed": seed,
-                    "layer": str(one["layer"]),
-                    "head": one["head"],
-                    "why": one["why"],
-                    "signed": one["signed"],
-                    "w": flat,
-                }
-            )
+            about = {name: one[name] for name in ("head", "why", "signed")}
+            maps.append({"arm": arm.label, "seed": seed, "layer": str(one["layer"]), "w": flat} | about)
     tokens = [{"place": place, "text": text} for place, text in enumerate(texts)]
     return maps, tokens, left_out
 
@@ -91,7 +77,7 @@ def absent_heads(arms: list[ArmFacts]) -> list[str]:
 
 def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
     """Return a grid of maps, one row per arm; the parameter `axis` selects the layer."""
-    layers = list(dict.fromkeys(row["layer"] for row in sorted(maps, key=lambda row: int(row["layer"]))))
+    layers = sorted({row["layer"] for row in maps}, key=int)
     axis = alt.param(name=AXIS, value=layers[0])
     # Cells are stored row by row, r + 1 of them in row r, so cell n is in row floor((sqrt(8 n + 1) - 1) / 2).
     count = len(tokens)
@@ -113,13 +99,8 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         )
     )
     span = alt.Scale(domain=[0, count], nice=False)
-    tips: list[Any] = [
-        "arm:N",
-        "head:O",
-        alt.Tooltip("tokens:N"),
-        alt.Tooltip("looks_at:N", title="attends to"),
-        alt.Tooltip("w:Q", title="weight", format=".3f"),
-    ]
+    hover = [*tips("arm", "head", "tokens"), alt.Tooltip("looks_at:N", title="attends to")]
+    hover.append(alt.Tooltip("w:Q", title="weight", format=".3f"))
     cells = base.mark_rect(strokeWidth=0).encode(
         x=alt.X("column:Q", scale=span, axis=None),
         x2="end",
@@ -127,15 +108,10 @@ def head_maps(maps: list[Row], tokens: list[Row], arms: list[str]) -> Chart:
         y2="bottom",
         color=alt.condition("datum.w >= 0", alt.value(PLUS), alt.value(MINUS)),
         opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
-        tooltip=tips,
+        tooltip=hover,
     )
     whys = list(dict.fromkeys(row["why"] for row in maps))
-    plain: dict[str, Any] = {
-        "title": None,
-        "labelFontSize": 13,
-        "labelFontWeight": "normal",
-        "labelPadding": 4,
-    }
+    plain: Row = {"title": None, "labelFontSize": 13, "labelFontWeight": "normal", "labelPadding": 4}
     row_header = alt.Header(labelOrient="left", labelAngle=-90, labelLimit=_SIDE, **plain)
     chart = (
         cells.add_params(axis)

@@ -7,7 +7,7 @@ import statistics
 
 import altair as alt
 
-from headtohead.report.charts import Chart, Row, legend
+from headtohead.report.charts import Row, legend, lines, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 
@@ -20,7 +20,13 @@ def figure(view: View) -> Figure | None:
         "Bits per token on the test split by position in the window, mean over seeds; the band spans all seeds. A curve that "
         "keeps falling to the right shows use of distant context."
     )
-    return Figure("Loss by position.", words, loss_by_position(rows, view.scale))
+    axis = alt.Axis(format="~s", grid=False, labelOverlap=True)
+    scale = alt.Scale(type="log", nice=False)
+    x = alt.X("position:Q", title="position in the window", scale=scale, axis=axis)
+    y = alt.Y("mean:Q", title="bits per token", scale=alt.Scale(zero=False, nice=True))
+    hover = tips("arm", "positions", mean=".4f", low=".4f", high=".4f")
+    chart = lines(rows, x, y, view.color(legend(lines=True)), hover, band=0.16, points=45, height=300)
+    return Figure("Loss by position.", words, chart)
 
 
 def position_rows(arms: list[ArmFacts]) -> list[Row]:
@@ -31,36 +37,8 @@ def position_rows(arms: list[ArmFacts]) -> list[Row]:
         for found in arm.probes.get("positions", {}).values():
             for first, last, nats in found["bins"]:
                 bins.setdefault((int(first), int(last)), []).append(nats / math.log(2))
-        rows += [
-            {
-                "arm": arm.label,
-                "position": math.sqrt(first * last),
-                "place": f"{first}" if first == last else f"{first} to {last}",
-                "mean": statistics.fmean(values),
-                "low": min(values),
-                "high": max(values),
-            }
-            for (first, last), values in sorted(bins.items())
-        ]
+        for (first, last), values in sorted(bins.items()):
+            place = f"{first}" if first == last else f"{first} to {last}"
+            row = {"arm": arm.label, "position": math.sqrt(first * last), "positions": place}
+            rows.append(row | {"mean": statistics.fmean(values), "low": min(values), "high": max(values)})
     return rows
-
-
-def loss_by_position(rows: list[Row], scale: alt.Scale) -> Chart:
-    """Return loss against position, one line and band per arm."""
-    data = alt.Chart(alt.Data(values=rows))
-    x = alt.X(
-        "position:Q",
-        title="position in the window",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format="~s", grid=False, labelOverlap=True),
-    )
-    y = alt.Y("mean:Q", title="bits per token", scale=alt.Scale(zero=False, nice=True))
-    color = alt.Color("arm:N", scale=scale, legend=legend())
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("place:N", title="positions")]
-    tips += [alt.Tooltip(f"{name}:Q", format=".4f") for name in ("mean", "low", "high")]
-    layers = [
-        data.mark_area(opacity=0.16).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color),
-        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=color),
-        data.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
-    ]
-    return alt.layer(*layers).properties(width="container", height=300)

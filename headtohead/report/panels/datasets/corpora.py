@@ -10,7 +10,7 @@ import altair as alt
 from headtohead.common.errors import UserError
 from headtohead.data.coherence import parse_dial
 from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
-from headtohead.report.charts import Chart, Row, legend
+from headtohead.report.charts import Chart, Row, legend, lines, rule, tips
 from headtohead.report.panels.base import Figure, Table, View
 
 
@@ -33,7 +33,7 @@ def figure(views: Sequence[View]) -> Figure | None:
     table = Table(
         ("corpus", *statistics_head()), [(label, *statistics_row(row)) for label, row in found.items()]
     )
-    chart = against_dial(rows, views[0].scale) if rows else None
+    chart = against_dial(rows, views[0]) if rows else None
     return Figure("Corpus statistics.", words, chart, table=table)
 
 
@@ -45,46 +45,25 @@ def dial_rows(views: Sequence[View]) -> list[Row]:
             dial = parse_dial(view.contest.corpus)
         except UserError:
             continue
-        contest = view.contest
-        rest = dataclasses.replace(contest, corpus="", corpus_label="").title
-        rows += [
-            {
-                "arm": row.label,
-                "dial": dial.setting,
-                "difference": row.difference,
-                "low": row.ci_low if row.ci_low is not None else row.difference,
-                "high": row.ci_high if row.ci_high is not None else row.difference,
-                "verdict": row.verdict,
-                "group": repr((dial.piece, dial.sources, rest)),
-                "rest": rest,
-            }
-            for row in view.verdicts
-            if row.difference is not None
-        ]
+        rest = dataclasses.replace(view.contest, corpus="", corpus_label="").title
+        here = {"dial": dial.setting, "group": repr((dial.piece, dial.sources, rest)), "rest": rest}
+        for row in view.verdicts:
+            if row.difference is not None:
+                low, high = (row.difference if end is None else end for end in (row.ci_low, row.ci_high))
+                about = {"arm": row.label, "verdict": row.verdict}
+                rows.append(here | about | {"difference": row.difference, "low": low, "high": high})
     # Show one mixture, size, context, branch and pair of rules; lines of several would overlap.
     rows = [row for row in rows if row["group"] == rows[0]["group"]]
     return rows if len({row["dial"] for row in rows}) > 1 else []
 
 
-def against_dial(rows: list[Row], scale: alt.Scale) -> Chart:
+def against_dial(rows: list[Row], view: View) -> Chart:
     """Return the difference from the baseline against the dial, with an interval at each setting."""
-    data = alt.Chart(alt.Data(values=rows))
-    x = alt.X(
-        "dial:Q",
-        title="coherence dial: 0 mixed, 1 coherent",
-        scale=alt.Scale(domain=[0, 1], padding=12),
-        axis=alt.Axis(grid=False, values=sorted({row["dial"] for row in rows})),
-    )
+    settings = alt.Axis(grid=False, values=sorted({row["dial"] for row in rows}))
+    scale = alt.Scale(domain=[0, 1], padding=12)
+    x = alt.X("dial:Q", title="coherence dial: 0 mixed, 1 coherent", scale=scale, axis=settings)
     title = ["difference in bits per byte", "(below 0 is better)"]
     y = alt.Y("difference:Q", title=title, scale=alt.Scale(nice=True))
-    color = alt.Color("arm:N", scale=scale, legend=legend())
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("dial:Q"), alt.Tooltip("verdict:N")]
-    tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("difference", "low", "high")]
-    zero = alt.Chart(alt.Data(values=[{"zero": 0}])).mark_rule(strokeDash=[4, 3], color="#888")
-    layers = [
-        zero.encode(y="zero:Q"),
-        data.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=color),
-        data.mark_line(strokeWidth=2).encode(x=x, y=y, color=color),
-        data.mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
-    ]
-    return alt.layer(*layers).properties(width="container", height=280)
+    hover = tips("arm", "dial", "verdict", difference="+.4f", low="+.4f", high="+.4f")
+    color = view.color(legend(lines=True))
+    return lines(rows, x, y, color, hover, bars=True, points=70, under=[rule(0, "y")])

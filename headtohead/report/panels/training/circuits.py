@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from typing import Any
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, legend
+from headtohead.report.charts import Chart, Choice, Row, legend, lines, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 
@@ -53,7 +51,7 @@ def circuit_rows(arms: list[ArmFacts]) -> list[Row]:
             }
             if any(mean is not None for mean in means.values()):  # a model without attention has none of them
                 tokens = found[0].get("tokens") or step
-                rows.append({"arm": arm.label, "tokens": tokens, "seeds": len(found)} | means)
+                rows.append({"arm": arm.label, "tokens": tokens} | means)
     return rows
 
 
@@ -73,25 +71,10 @@ def _values(circuits: dict[str, dict[str, list[float | None]]]) -> dict[str, flo
 
 
 def circuits_over_tokens(rows: list[Row], view: View) -> Chart:
-    """Return one value of the circuits over training; the parameter `axis` selects it."""
-    names = [name for name in VALUES if any(row[name] is not None for row in rows)]
-    axis = alt.param(name=AXIS, value=names[0])
-    base = (
-        alt.Chart(alt.NamedData("circuits"))
-        .transform_calculate(value=f"datum[{AXIS}]")
-        .transform_filter("isValid(datum.value)")
-    )
-    tips: list[Any] = ["arm:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("value:Q", format=".4~g")]
-    line = base.mark_line(strokeWidth=2).encode(
-        x=alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", grid=False)),
-        y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8)),
-        color=alt.Color("arm:N", scale=view.scale, legend=legend()),
-        tooltip=tips,
-    )
-    titles = json.dumps({name: VALUES[name][1] for name in names})
-    title = alt.TitleParams(alt.ExprRef(f"({titles})[{AXIS}]"), anchor="start", frame="group", offset=8)
-    choices = {name: VALUES[name][0] for name in names}
-    chart = alt.layer(line).add_params(axis)
-    chart = chart.properties(width="container", height=240, title=title, usermeta={"axes": choices})
-    chart.datasets = {"circuits": rows}
-    return chart
+    """Return one value of the circuits over training; buttons select it."""
+    values = {name: words for name, words in VALUES.items() if any(row[name] is not None for row in rows)}
+    x = alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s", grid=False))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=8))
+    hover = tips("arm", tokens=",", value=".4~g")
+    choice = Choice(values, into="value")
+    return lines(rows, x, y, view.color(legend(lines=True)), hover, height=240, choice=choice)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import statistics
+from typing import Any
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, at_axis_rows, switched
+from headtohead.report.charts import AXIS, Chart, Choice, Row, layered, named, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.probes.decode import HEADLINE
 from headtohead.study.store.manifest import Measure
+
+COST_AXES = {
+    "parameters": ("parameters", "parameters (left is cheaper)"),
+    "flops": ("FLOPs/token", "forward FLOPs per token (left is cheaper)"),
+    "cache": ("cache bytes/token", "cache bytes per token (left is cheaper)"),
+    "rate": ("tokens/s", "training tokens per second (right is faster)"),
+    "decode": ("decode tokens/s", f"decode tokens per second, {HEADLINE} window (right is faster)"),
+}
+"""By name of a row's value: button label and axis title."""
+_FAST = ("rate", "decode")
+"""Speeds: higher is better."""
+_GOOD = {"lower": "low", "higher": "high"}
 
 
 def figure(view: View) -> Figure | None:
@@ -24,10 +37,7 @@ def figure(view: View) -> Figure | None:
         "means; it ignores seed noise, so check the verdicts. Arms without a cache, or without timed decoding, are left out "
         "of the respective axis."
     )
-    return Figure("Quality against cost.", words, quality_against_cost(means, seeds, view.scale, view.unit))
-
-
-_GOOD = {"lower": "low", "higher": "high"}
+    return Figure("Quality against cost.", words, quality_against_cost(means, seeds, view))
 
 
 def cost_rows(
@@ -41,7 +51,7 @@ def cost_rows(
     means, seeds = [], []
     worth = 1 if measure.better == "lower" else -1
     for arm in arms:
-        scores = {seed: result["test"][measure.name] for seed, result in arm.finished().items()}
+        scores = arm.scores(measure.name)
         if not scores or not arm.record:
             continue
         costs = {
@@ -57,25 +67,11 @@ def cost_rows(
         sign = -1 if name in _FAST else 1
         points = [(sign * row[name], worth * row["value"]) for row in means if row[name] is not None]
         for row in means:
-            row[f"front {name}"] = row[name] is not None and not any(
-                cost <= sign * row[name]
-                and value <= worth * row["value"]
-                and (cost, value) != (sign * row[name], worth * row["value"])
-                for cost, value in points
+            own = None if row[name] is None else (sign * row[name], worth * row["value"])
+            row[f"front {name}"] = own is not None and not any(
+                point != own and point[0] <= own[0] and point[1] <= own[1] for point in points
             )
     return means, seeds
-
-
-COST_AXES = {
-    "parameters": ("parameters", "parameters (left is cheaper)"),
-    "flops": ("FLOPs/token", "forward FLOPs per token (left is cheaper)"),
-    "cache": ("cache bytes/token", "cache bytes per token (left is cheaper)"),
-    "rate": ("tokens/s", "training tokens per second (right is faster)"),
-    "decode": ("decode tokens/s", f"decode tokens per second, {HEADLINE} window (right is faster)"),
-}
-"""By name of a row's value: button label and axis title."""
-_FAST = ("rate", "decode")
-"""Speeds: higher is better."""
 
 
 def _decode_rate(arm: ArmFacts) -> float | None:
@@ -83,57 +79,42 @@ def _decode_rate(arm: ArmFacts) -> float | None:
     return statistics.fmean(rates) if rates else None
 
 
-def quality_against_cost(
-    rows: list[Row], seeds: list[Row], scale: alt.Scale, unit: str = "bits per byte"
-) -> Chart:
-    """Return score against cost for each arm and seed, with the Pareto front.
-
-    The parameter `axis` selects the cost: parameters, FLOPs or cache bytes per token, training or decoding speed.
-    """
+def quality_against_cost(rows: list[Row], seeds: list[Row], view: View) -> Chart:
+    """Return score against cost for each arm and seed, with the Pareto front; buttons select the cost."""
     known = {name: [row[name] for row in rows if row[name] is not None] for name in COST_AXES}
-    names = [name for name, values in known.items() if values]
+    known = {name: values for name, values in known.items() if values}
     # Start with a cost that differs between arms.
-    first = next((name for name in names if max(known[name]) > 1.05 * min(known[name])), names[0])
-    axis = alt.param(name=AXIS, value=first)
-    ends = {name: _ends(known[name]) for name in names}
-    low, high = (
-        alt.ExprRef(f"({json.dumps({name: end[side] for name, end in ends.items()})})[{AXIS}]")
-        for side in (0, 1)
-    )
-    x = alt.X(
-        "x:Q",
-        title=None,
-        scale=alt.Scale(domain=[low, high], nice=False, zero=False),
-        axis=alt.Axis(format="~s", grid=False, labelOverlap=True, tickCount=6),
-    )
-    y = alt.Y("value:Q", title=f"{unit} on test", scale=alt.Scale(zero=False, nice=True, padding=14))
-    color = alt.Color("arm:N", scale=scale, legend=None)
-    means, dots = at_axis_rows("means"), at_axis_rows("seeds")
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("value:Q", format=".4f")]
-    tips += [alt.Tooltip(f"{name}:Q", title=COST_AXES[name][0], format=",.4~s") for name in names]
-    seed_tips = [alt.Tooltip("arm:N"), alt.Tooltip("seed:O"), alt.Tooltip("value:Q", format=".4f")]
-    middle = f"({low.expr} + {high.expr}) / 2"
+    first = next((name for name, values in known.items() if max(values) > 1.05 * min(values)), "")
+    choice = Choice({name: COST_AXES[name] for name in known}, first=first)
+    ends = {name: _ends(values) for name, values in known.items()}
+    low, high = (choice.by_name({name: end[side] for name, end in ends.items()}) for side in (0, 1))
+    axis = alt.Axis(format="~s", grid=False, labelOverlap=True, tickCount=6)
+    place = {
+        "x": alt.X("x:Q", title=None, scale=alt.Scale(domain=[low, high], nice=False, zero=False), axis=axis),
+        "y": alt.Y(
+            "value:Q", title=f"{view.unit} on test", scale=alt.Scale(zero=False, nice=True, padding=14)
+        ),
+    }
+    color = view.color()
+    means = named("means", choice)
+    circle = named("seeds", choice).mark_circle(size=26, opacity=0.4)
+    hover = tips("arm", value=".4f")
+    hover += [alt.Tooltip(f"{name}:Q", title=COST_AXES[name][0], format=",.4~s") for name in known]
+    speed = f"indexof({json.dumps(_FAST)}, {AXIS}) >= 0"
+    step = alt.ExprRef(f"{speed} ? 'step-before' : 'step-after'")
+    front = means.transform_filter(f"datum['front ' + {AXIS}]")
     layers = [
-        means.transform_filter(f"datum['front ' + {AXIS}]")
-        .mark_line(
-            strokeDash=[5, 4],
-            color="#888",
-            interpolate=alt.ExprRef(
-                f"indexof({json.dumps(_FAST)}, {AXIS}) >= 0 ? 'step-before' : 'step-after'"
-            ),
-        )
-        .encode(x=x, y=y),
-        dots.mark_circle(size=26, opacity=0.4).encode(x=x, y=y, color=color, tooltip=seed_tips),
-        means.mark_point(filled=True, size=130, opacity=1).encode(x=x, y=y, color=color, tooltip=tips),
-        means.transform_filter(f"datum.x <= {middle}")
-        .mark_text(align="left", dx=5, dy=-14, fontSize=12, limit=170)
-        .encode(x=x, y=y, text="arm:N", color=color),
-        means.transform_filter(f"datum.x > {middle}")
-        .mark_text(align="right", dx=-5, dy=-14, fontSize=12, limit=170)
-        .encode(x=x, y=y, text="arm:N", color=color),
+        front.mark_line(strokeDash=[5, 4], color="#888", interpolate=step).encode(**place),
+        circle.encode(color=color, tooltip=tips("arm", "seed", value=".4f"), **place),
+        means.mark_point(filled=True, size=130, opacity=1).encode(color=color, tooltip=hover, **place),
     ]
-    axes = {name: COST_AXES[name] for name in names}
-    return switched(layers, axes, axis, {"means": rows, "seeds": seeds}, height=320)
+    # Labels of the right half are to the left of their dots.
+    side: Any
+    for sign, side, shift in (("<=", "left", 5), (">", "right", -5)):
+        half = means.transform_filter(f"datum.x {sign} ({low.expr} + {high.expr}) / 2")
+        text = half.mark_text(align=side, dx=shift, dy=-14, fontSize=12, limit=170)
+        layers.append(text.encode(text="arm:N", color=color, **place))
+    return layered(layers, {"means": rows, "seeds": seeds}, 320, choice)
 
 
 def _ends(values: list[float]) -> tuple[float, float]:

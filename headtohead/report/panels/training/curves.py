@@ -7,10 +7,22 @@ import statistics
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, at_axis_rows, legend, switched
+from headtohead.report.charts import Chart, Choice, Row, legend, lines, references, tips
 from headtohead.report.gather import ArmFacts
 from headtohead.report.panels.base import Figure, View
 from headtohead.study.store.manifest import METRIC
+
+_CURVE_POINTS = 80
+_LEAST = 1e-4
+_BACKWARD = 3
+"""Ratio of training to forward FLOPs: backward needs two products for each one of forward."""
+_TICKS = (1e-4, 1e-3, 0.01, 0.1, 0.3, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12)
+CURVE_AXES = {
+    "tokens": ("tokens", "tokens trained on"),
+    "flops": ("FLOPs", "training FLOPs (three times forward)"),
+    "seconds": ("seconds", "seconds of training, mean over seeds"),
+}
+"""By name of a row's value: button label and axis title."""
 
 
 def figure(view: View) -> Figure | None:
@@ -20,9 +32,9 @@ def figure(view: View) -> Figure | None:
     words = "Training loss, mean over seeds; the band spans all seeds."
     if view.measure.name == METRIC:
         words += " Dotted: references without a model (uniform, byte unigrams, byte bigrams, xz)."
-        chart = learning_curves(rows, view.references, view.scale)
+        chart = learning_curves(rows, view.references, view, "bits per byte")
     else:
-        chart = learning_curves(rows, {}, view.scale, "bits per target")
+        chart = learning_curves(rows, {}, view, "bits per target")
     return Figure("Learning curves.", words, chart, "Click labels to select arms, double-click to show all.")
 
 
@@ -33,7 +45,7 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
     """
     rows = []
     for arm in arms:
-        per_byte = _tokens_per_byte(arm)
+        per_byte = arm.tokens_per_byte()
         binned: dict[int, dict[int, list[float]]] = {}
         clock: dict[int, dict[int, float]] = {}
         last = max((row["step"] for curve in arm.curves.values() for row in curve), default=0)
@@ -59,86 +71,29 @@ def curve_rows(arms: list[ArmFacts]) -> list[Row]:
                     "mean": statistics.fmean(means),
                     "low": min(means),
                     "high": max(means),
-                    "seeds": len(means),
                 }
             )
     return rows
 
 
-_CURVE_POINTS = 80
-_LEAST = 1e-4
-
-
-_BACKWARD = 3
-"""Ratio of training to forward FLOPs: backward needs two products for each one of forward."""
-
-
-def _tokens_per_byte(arm: ArmFacts) -> float:
-    """Return tokens per byte on the test split, which converts bits per token to bits per byte."""
-    for result in arm.finished().values():
-        if "bytes" not in result["test"]:  # a task has no bytes
-            return 1.0
-        return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
-    return 1.0
-
-
-CURVE_AXES = {
-    "tokens": ("tokens", "tokens trained on"),
-    "flops": ("FLOPs", "training FLOPs (three times forward)"),
-    "seconds": ("seconds", "seconds of training, mean over seeds"),
-}
-
-
-def learning_curves(
-    rows: list[Row], references: dict[str, float], scale: alt.Scale, unit: str = "bits per byte"
-) -> Chart:
-    """Return training loss: mean over seeds, band of all seeds, and reference lines.
-
-    The parameter `axis` selects the x axis: tokens, FLOPs or seconds.
-    """
-    names = [name for name in CURVE_AXES if any(row[name] is not None for row in rows)]
-    axis = alt.param(name=AXIS, value=names[0])
-    pick = alt.selection_point(name="arms", fields=["arm"], bind="legend", toggle="true")
-    near = alt.selection_point(name="near", nearest=True, on="pointermove", clear="pointerout", empty=False)
-    data = at_axis_rows("points")
-    x = alt.X("x:Q", title=None, axis=alt.Axis(format="~s", grid=False, labelOverlap=True))
+def learning_curves(rows: list[Row], known: dict[str, float], view: View, unit: str) -> Chart:
+    """Return training loss over tokens, FLOPs or seconds: mean over seeds, band of all seeds, and reference lines."""
     # The loss of a task can reach zero, which a logarithmic axis cannot show.
     rows = [row | {name: max(row[name], _LEAST) for name in ("mean", "low", "high")} for row in rows]
-    top = max([row["high"] for row in rows] + list(references.values()), default=8.0)
-    floor = min([row["low"] for row in rows] + list(references.values()), default=1.0)
-    y_scale = alt.Scale(type="log", domain=[floor * 0.97, top * 1.02], nice=False)
-    ticks = [
-        tick
-        for tick in (1e-4, 1e-3, 0.01, 0.1, 0.3, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12)
-        if floor * 0.97 <= tick <= top * 1.02
+    low = 0.97 * min(row["low"] for row in rows + [{"low": value} for value in known.values()])
+    high = 1.02 * max(row["high"] for row in rows + [{"high": value} for value in known.values()])
+    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    ticks = alt.Axis(values=[tick for tick in _TICKS if low <= tick <= high], format="~g")
+    x = alt.X("x:Q", title=None, axis=alt.Axis(format="~s", grid=False, labelOverlap=True))
+    y = alt.Y("mean:Q", title=unit, scale=scale, axis=ticks)
+    base = references(known, ".2f").encode(y=alt.Y("value:Q", scale=scale))
+    label = base.mark_text(align="right", baseline="bottom", dx=-4, dy=-2, color="#888", fontSize=11)
+    under = [
+        base.mark_rule(strokeDash=[2, 3], color="#999"),
+        label.encode(x=alt.value("width"), text="words:N"),
     ]
-    y = alt.Y("mean:Q", title=unit, scale=y_scale, axis=alt.Axis(values=ticks, format="~g"))
-    color = alt.Color("arm:N", scale=scale, legend=legend())
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("tokens:Q", format=","), alt.Tooltip("flops:Q", format=".3s")]
-    tips += [alt.Tooltip("seconds:Q", format=".1f")]
-    tips += [alt.Tooltip(f"{name}:Q", format=".4f") for name in ("mean", "low", "high")]
-    lines = [{"value": value, "words": f"{name} {value:.2f}"} for name, value in references.items()]
-    base = alt.Chart(alt.Data(values=lines))
-    layers = [
-        base.mark_rule(strokeDash=[2, 3], color="#999").encode(y=alt.Y("value:Q", scale=y_scale)),
-        base.mark_text(align="right", baseline="bottom", dx=-4, dy=-2, color="#888", fontSize=11).encode(
-            x=alt.value("width"), y=alt.Y("value:Q", scale=y_scale), text="words:N"
-        ),
-        data.mark_area(opacity=0.16).encode(
-            x=x,
-            y=alt.Y("low:Q", scale=y_scale),
-            y2="high:Q",
-            color=color,
-            opacity=alt.condition(pick, alt.value(0.16), alt.value(0)),
-        ),
-        data.mark_line(strokeWidth=2)
-        .encode(
-            x=x, y=y, color=color, opacity=alt.condition(pick, alt.value(1.0), alt.value(0.07)), tooltip=tips
-        )
-        .add_params(pick),
-        data.mark_point(filled=True, size=70)
-        .encode(x=x, y=y, color=color, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0)))
-        .add_params(near),
-    ]
-    axes = {name: CURVE_AXES[name] for name in names}
-    return switched(layers, axes, axis, {"points": rows}, height=340)
+    choice = Choice({name: axis for name, axis in CURVE_AXES.items() if any(row[name] for row in rows)})
+    numbers = {"tokens": ",", "flops": ".3s", "seconds": ".1f", "mean": ".4f", "low": ".4f", "high": ".4f"}
+    style: Row = {"under": under, "band": 0.16, "points": 70, "height": 340}
+    color = view.color(legend(lines=True))
+    return lines(rows, x, y, color, tips("arm", **numbers), choice=choice, pick=True, **style)

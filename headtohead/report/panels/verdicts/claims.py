@@ -12,11 +12,12 @@ from headtohead.study.probes import fits
 
 FILE = "claims.json"
 """Written by `reproduce` in the study's directory."""
-_WORDS = ("id", "statement", "published", "direction", "size", "scale", "reason")
+_FIELDS = ("id", "statement", "direction", "size", "published", "reason", "scale")
+_HEAD = ("claim", "statement", "direction", "size", "published", "measured and reason", "scale")
 _MAX_OPEN = 6
 """More claims than this are folded, so that the verdicts below stay visible."""
 _CHIPS = ("supported", "contradicted", "open")
-_FORM = [dict.fromkeys(_WORDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
+_FORM = [dict.fromkeys(_FIELDS, str) | {"measured": [{str: (str, float, bool, None, [(str, float, None)])}]}]
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -36,21 +37,12 @@ def figure(views: Sequence[View]) -> Figure | None:
         + ". Size: whether the effect is as large as published."
     )
     rows = [
-        (
-            claim["id"],
-            claim["statement"],
-            _chip(claim["direction"]),
-            _chip(claim["size"]),
-            claim["published"],
-            claim["reason"],
-            claim["scale"],
-        )
+        [_chip(claim[name]) if name in ("direction", "size") else claim[name] for name in _FIELDS]
         # Decided claims first.
         for claim in sorted(claims, key=lambda claim: claim["direction"] not in _CHIPS[:2])
     ]
-    head = ("claim", "statement", "direction", "size", "published", "measured and reason", "scale")
     folded = f"All {len(rows)} claims" if len(rows) > _MAX_OPEN else ""
-    table = Table(head, rows, left=len(head), folded=folded)
+    table = Table(_HEAD, rows, left=len(_HEAD), folded=folded)
     links = _links(views[0].path)
     if links:
         words += " Pages of the paper's other studies:"

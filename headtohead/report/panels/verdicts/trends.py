@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import altair as alt
 
-from headtohead.report.charts import AXIS, Chart, Row, legend, switched
-from headtohead.report.panels.base import Figure, Table, View
+from headtohead.report.charts import Chart, Choice, Row, layered, legend, line_layers, named, tips
+from headtohead.report.panels.base import Figure, Table, View, interval, number
 from headtohead.study.judge.trends import OVER, Reach, Trend, study_trends
 from headtohead.study.store.manifest import Contest
 
@@ -16,6 +15,7 @@ _ROOM = 1.5
 """How far an interval may extend the y axis beyond the range of the seeds, in units of that range."""
 _APART = 0.008
 """Share of the x axis between two arms at the same value, so that they do not overlap."""
+_DECISIONS = {"undecided": "undecided", "turns": "the gap changes sign"}
 
 
 def figure(over: str, views: Sequence[View]) -> Figure | None:
@@ -36,18 +36,13 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
         )
     else:
         words += f"A trend line needs at least three values of {what}."
-    chart = gap_chart(trends, over, views[0].labels, views[0].scale)
+    chart = gap_chart(trends, over, views[0])
     return Figure(f"Gap to the baseline against {what}.", words, chart, table=_table(trends))
 
 
 def _trends(views: Sequence[View]) -> list[Trend]:
-    manifest = views[0].manifest
-    results: dict[str, Row] = {}
-    for view in views:
-        for arm in view.arms:
-            runs = manifest.runs(view.contest, arm.label)
-            results |= {runs[seed]: result for seed, result in arm.results.items()}
-    return study_trends(manifest, results, [row for view in views for row in view.verdicts])
+    results = {run: result for view in views for run, result in view.results.items()}
+    return study_trends(views[0].manifest, results, [row for view in views for row in view.verdicts])
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
@@ -66,93 +61,68 @@ def _table(trends: list[Trend]) -> Table:
     several = len(names) > 1
     rows = []
     for trend in trends:
-        line = trend.line
-        slope = line.slope if line else None
-        end = line.beyond[-1] if line else None
-        cells = [
-            "–" if slope is None else f"{slope.difference:+.4f}",
-            "–" if slope is None or slope.ci_low is None else f"{slope.ci_low:+.4f} to {slope.ci_high:+.4f}",
-            "–" if trend.p_holm is None else f"{trend.p_holm:.3g}",
-            str(trend.n),
-            "–" if end is None or end.low is None else f"{end.low:+.4f} to {end.high:+.4f}",
-        ]
-        verdict = {"undecided": "undecided", "turns": "the gap changes sign"}.get(
-            trend.decision, f"the gap {trend.decision}"
-        )
-        text = "; ".join([verdict if line else "points only", *trend.notes])
-        rows.append([trend.label, *([names[trend.where]] if several else []), text, *cells])
-    head = ["arm", *(["contests"] if several else []), "trend", "slope per doubling", "95 % interval"]
-    return Table([*head, "p (Holm)", "seeds", "prediction at 4 x"], rows, left=3 if several else 2)
+        words, numbers, ahead = "points only", ["–", "–"], "–"
+        if trend.line:
+            slope, end = trend.line.slope, trend.line.beyond[-1]
+            words = _DECISIONS.get(trend.decision, f"the gap {trend.decision}")
+            numbers = [f"{slope.difference:+.4f}", interval(slope.ci_low, slope.ci_high, "+.4f")]
+            ahead = interval(end.low, end.high, "+.4f")
+        text = "; ".join([words, *trend.notes])
+        place = [names[trend.where]] if several else []
+        rows.append([trend.label, *place, text, *numbers, number(trend.p_holm, ".3g"), str(trend.n), ahead])
+    head = ["arm", *(["contests"] if several else []), "trend"]
+    numbers = ["slope per doubling", "95 % interval", "p (Holm)", "seeds", "prediction at 4 x"]
+    return Table([*head, *numbers], rows, left=len(head))
 
 
-def gap_chart(trends: list[Trend], over: str, order: list[str], scale: alt.Scale) -> Chart:
-    """Return the gaps of every arm with their lines; the parameter `axis` selects a group of contests."""
-    names = list(dict.fromkeys(trend.where for trend in trends))
-    keys = {name: str(number) for number, name in enumerate(names, 1)}
+def gap_chart(trends: list[Trend], over: str, view: View) -> Chart:
+    """Return the gaps of every arm with their lines; buttons select a group of contests."""
+    short = _apart(trends)
+    keys = {name: str(number) for number, name in enumerate(short, 1)}
+    choice = Choice({key: (short[name], "") for name, key in keys.items()}, group="group")
     rows: dict[str, list[Row]] = {"points": [], "seeds": [], "lines": [], "beyond": []}
     ends: dict[str, list[list[float]]] = {}
+    ticks: dict[str, list[float]] = {}
     for name, key in keys.items():
         here = [trend for trend in trends if trend.where == name]
         ends[key] = _ends(here)
+        ticks[key] = sorted({point.value for trend in here for point in trend.points})
         left, right = ends[key][0]
         for trend in here:
-            apart = (order.index(trend.label) - len(order) / 2) * _APART
+            apart = (view.labels.index(trend.label) - len(view.labels) / 2) * _APART
             base = {"group": key, "arm": trend.label}
             for point in trend.points:
-                x = point.value * (right / left) ** apart
+                there = base | {"x": point.value * (right / left) ** apart, "at": point.name}
                 facts = {"gap": point.mean, "low": point.ci_low, "high": point.ci_high}
-                rows["points"].append(base | facts | {"x": x, "at": point.name, "value": point.value})
+                rows["points"].append(there | facts | {"value": point.value})
                 rows["seeds"] += [
-                    base | {"x": x, "gap": gap, "seed": seed, "at": point.name}
+                    there | {"gap": gap, "seed": seed}
                     for seed, gap in zip(point.seeds, point.gaps, strict=True)
                 ]
             if trend.line:
                 rows["lines"] += [base | _reach(reach) for reach in trend.line.within]
                 rows["beyond"] += [base | _reach(reach) for reach in trend.line.beyond]
-    data = {name: alt.Chart(alt.NamedData(name)).transform_filter(f"datum.group == {AXIS}") for name in rows}
-    ticks = {
-        key: sorted({row["value"] for row in rows["points"] if row["group"] == key})
-        + [row["x"] for row in rows["beyond"] if row["group"] == key][-1:]
-        for key in keys.values()
-    }
+        ticks[key] += [row["x"] for row in rows["beyond"] if row["group"] == key][-1:]
     form = {"size": ".3~s", "context": "d"}.get(over, ",.3~r")
-    x = alt.X(
-        "x:Q",
-        title=None,
-        scale=alt.Scale(type="log", domain=_domain(ends, 0), nice=False),
-        axis=alt.Axis(
-            values=alt.ExprRef(f"({json.dumps(ticks)})[{AXIS}]"), format=form, grid=False, labelOverlap=True
-        ),
-    )
-    y_scale = alt.Scale(domain=_domain(ends, 1), nice=True, zero=False)
-    title = "gap to the baseline, bits per byte"
-    y = alt.Y("gap:Q", title=title, scale=y_scale)
-    low, high = alt.Y("low:Q", scale=y_scale, title=title), alt.Y2("high:Q")
-    color = alt.Color("arm:N", scale=scale, legend=legend())
-    tips = [alt.Tooltip("arm:N"), alt.Tooltip("at:N", title=OVER[over].field)]
-    tips += [alt.Tooltip("value:Q", title=OVER[over].words, format=",.4~g")]
-    tips += [alt.Tooltip(f"{name}:Q", format="+.4f") for name in ("gap", "low", "high")]
-    seed_tips = [*tips[:2], alt.Tooltip("seed:O"), alt.Tooltip("gap:Q", format="+.4f")]
+    axis = alt.Axis(values=choice.by_name(ticks), format=form, grid=False, labelOverlap=True)
+    scale = alt.Scale(type="log", domain=_domain(choice, ends, 0), nice=False)
+    x = alt.X("x:Q", title=OVER[over].axis, scale=scale, axis=axis)
+    y_scale = alt.Scale(domain=_domain(choice, ends, 1), nice=True, zero=False)
+    y = alt.Y("gap:Q", title="gap to the baseline, bits per byte", scale=y_scale)
+    color = view.color(legend(lines=True))
+    data = {name: named(name, choice) for name in rows}
+    seeds = data["seeds"].mark_circle(size=20, opacity=0.5, clip=True)
+    about = [*tips("arm"), alt.Tooltip("at:N", title=OVER[over].field)]
+    value = alt.Tooltip("value:Q", title=OVER[over].words, format=",.4~g")
+    hover = [*about, value, *tips(gap="+.4f", low="+.4f", high="+.4f")]
     layers = [
         alt.Chart(alt.Data(values=[{"gap": 0.0}])).mark_rule(color="#7f7f7f").encode(y=y),
-        data["beyond"].mark_area(opacity=0.08, clip=True).encode(x=x, y=low, y2=high, color=color),
-        data["lines"].mark_area(opacity=0.18, clip=True).encode(x=x, y=low, y2=high, color=color),
-        data["beyond"].mark_line(strokeDash=[5, 4], strokeWidth=1.5, clip=True).encode(x=x, y=y, color=color),
-        data["lines"].mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=color),
-        data["seeds"]
-        .mark_circle(size=20, opacity=0.5, clip=True)
-        .encode(x=x, y=y, color=color, tooltip=seed_tips),
-        data["points"].mark_rule(strokeWidth=2, clip=True).encode(x=x, y=low, y2=high, color=color),
-        data["points"]
-        .mark_point(filled=True, size=90, opacity=1)
-        .encode(x=x, y=y, color=color, tooltip=tips),
+        *line_layers(data["beyond"], x, y, color, band=0.08, dash=[5, 4], width=1.5),
+        *line_layers(data["lines"], x, y, color, band=0.18),
+        seeds.encode(x=x, y=y, color=color, tooltip=[*about, *tips("seed", gap="+.4f")]),
+        *line_layers(data["points"], x, y, color, hover, bars=True, points=90, width=0),
     ]
-    short = _apart(trends)
-    axes = {key: (short[name], OVER[over].axis) for name, key in keys.items()}
-    chart = switched(layers, axes, alt.param(name=AXIS, value="1"), rows, height=320)
-    if len(axes) == 1:
-        chart.usermeta = {}
-    return chart
+    return layered(layers, rows, 320, choice)
 
 
 def _reach(reach: Reach) -> Row:
@@ -161,24 +131,18 @@ def _reach(reach: Reach) -> Row:
 
 def _ends(trends: list[Trend]) -> list[list[float]]:
     """Return the limits of both axes: all seeds, the line, and intervals as far as seeds stay distinguishable."""
-    values = [point.value for trend in trends for point in trend.points]
-    values += [reach.value for trend in trends if trend.line for reach in trend.line.beyond]
+    beyond = [reach for trend in trends if trend.line for reach in trend.line.beyond]
+    values = [point.value for trend in trends for point in trend.points] + [reach.value for reach in beyond]
     seeds = [gap for trend in trends for point in trend.points for gap in point.gaps]
-    seeds += [reach.gap for trend in trends if trend.line for reach in trend.line.beyond] + [0.0]
+    seeds += [reach.gap for reach in beyond] + [0.0]
     room = _ROOM * max(max(seeds) - min(seeds), 1e-4)
-    intervals = [
-        end
-        for trend in trends
-        for one in [*trend.points, *(trend.line.beyond if trend.line else ())]
-        for end in ((one.ci_low, one.ci_high) if hasattr(one, "ci_low") else (one.low, one.high))
-        if end is not None
-    ]
-    low = max(min([*intervals, *seeds]), min(seeds) - room)
-    high = min(max([*intervals, *seeds]), max(seeds) + room)
+    intervals = [end for trend in trends for one in trend.points for end in (one.ci_low, one.ci_high)]
+    intervals += [end for reach in beyond for end in (reach.low, reach.high)]
+    known = [*seeds, *(end for end in intervals if end is not None)]
+    low, high = max(min(known), min(seeds) - room), min(max(known), max(seeds) + room)
     return [[min(values) / 1.15, max(values) * 1.15], [low, high]]
 
 
-def _domain(ends: dict[str, list[list[float]]], axis: int) -> list[alt.ExprRef]:
+def _domain(choice: Choice, ends: dict[str, list[list[float]]], axis: int) -> list[alt.ExprRef]:
     """Return the limits of an axis for the selected group."""
-    tables = [json.dumps({key: pair[axis][side] for key, pair in ends.items()}) for side in (0, 1)]
-    return [alt.ExprRef(f"({table})[{AXIS}]") for table in tables]
+    return [choice.by_name({key: pair[axis][side] for key, pair in ends.items()}) for side in (0, 1)]

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headtohead.report.charts import Row
+from headtohead.report.charts import VERDICTS, Row, verdict_cell, verdict_grid
 from headtohead.report.panels.base import Chip, Figure, Table, View
-from headtohead.report.panels.datasets.matrix import heat_map
-from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.study.judge.verdict import Verdict
-
-_FAINT = 0.2
 
 
 def figure(views: Sequence[View]) -> Figure | None:
@@ -26,7 +22,7 @@ def figure(views: Sequence[View]) -> Figure | None:
         "interval over paired seeds. Color: verdict, stronger for larger decided differences within a task. Dots: single seeds, "
         "with 0 in the middle of the cell."
     )
-    chart = heat_map(win_rows(cells), "task", seed_rows(cells))
+    chart = verdict_grid(win_rows(cells), "task", seed_rows(cells))
     return Figure("Verdicts by task.", words, chart, table=_table(cells, list(columns)))
 
 
@@ -49,23 +45,9 @@ def win_rows(cells: Sequence[tuple[str, Verdict]]) -> list[Row]:
     order = list(dict.fromkeys(row.label for _, row in cells))
     rows = []
     for name, row in sorted(cells, key=lambda cell: order.index(cell[1].label)):
-        if row.difference is None:
-            continue
-        decided = row.verdict != "undecided"
         largest = max(abs(other.difference or 0.0) for column, other in cells if column == name) or 1.0
-        rows.append(
-            {
-                "arm": row.label,
-                "evaluated": name,
-                "difference": row.difference,
-                "low": row.ci_low,
-                "high": row.ci_high,
-                "verdict": row.verdict,
-                "strength": _FAINT + (0.6 * abs(row.difference) / largest if decided else 0.0),
-                "words": f"{row.difference:+.4f}",
-                "interval": "" if row.ci_low is None else f"{row.ci_low:+.3f} to {row.ci_high:+.3f}",
-            }
-        )
+        if row.difference is not None:
+            rows.append(verdict_cell(row.label, name, row, largest))
     return rows
 
 
