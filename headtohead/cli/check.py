@@ -8,9 +8,7 @@ from typing import Annotated
 import tyro
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import is_terminal, printable, say, write
 from headtohead.mechanisms.contract.registry import builtin_mechanisms

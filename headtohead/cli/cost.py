@@ -7,10 +7,7 @@ from typing import Annotated
 import tyro
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, short_bytes, short_count

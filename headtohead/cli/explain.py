@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    Json,
-    RunArguments,
-    flag,
-)
+from headtohead.cli.shared.options import DataDirectory, Json, RunArguments, flag
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say, say_json

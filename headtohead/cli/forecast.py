@@ -7,12 +7,7 @@ from typing import Annotated
 import tyro
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DeviceOptions,
-    Json,
-    StudyOptions,
-    flag,
-)
+from headtohead.cli.shared.options import DeviceOptions, Json, StudyOptions, flag
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.numbers import short_bytes, short_count, short_time
 from headtohead.common.terminal import say, say_json

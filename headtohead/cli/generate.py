@@ -7,10 +7,7 @@ import time
 from typing import Annotated
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    RunArgument,
-    flag,
-)
+from headtohead.cli.shared.options import RunArgument, flag
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
 from headtohead.model.generation import Sampling

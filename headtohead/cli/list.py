@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.terminal import say, say_json
@@ -52,10 +49,7 @@ def _show_probes() -> None:
 
 
 def command(
-    *,
-    json_: Json = False,
-    pages: Annotated[Path | None, flag("DIR")] = None,
-    probes: bool = False,
+    *, json_: Json = False, pages: Annotated[Path | None, flag("DIR")] = None, probes: bool = False
 ) -> int:
     """Show mechanisms with their options, sizes, corpora, named layouts and probes.
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    RunArguments,
-    flag,
-)
+from headtohead.cli.shared.options import DataDirectory, RunArguments, flag
 from headtohead.common.errors import UserError
 from headtohead.common.files import output_target
 from headtohead.common.terminal import say

@@ -6,11 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from headtohead.cli.shared.options import (
-    RunOptions,
-    StudyOptions,
-    flag,
-)
+from headtohead.cli.shared.options import RunOptions, StudyOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
 
 

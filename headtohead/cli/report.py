@@ -7,9 +7,7 @@ from typing import Annotated
 import tyro
 
 from headtohead.api import StudyResult, open_study
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.results import show_result
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.terminal import say

@@ -7,10 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 import headtohead.api as api
-from headtohead.cli.shared.options import (
-    RunOptions,
-    flag,
-)
+from headtohead.cli.shared.options import RunOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.terminal import say

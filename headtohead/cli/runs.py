@@ -7,9 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import output_target

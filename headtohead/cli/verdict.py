@@ -7,10 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.results import show_result, show_verdicts
 from headtohead.common.terminal import say_json
 

@@ -7,9 +7,7 @@ from typing import Annotated
 import tyro
 
 from headtohead.api import watch_study
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 
 
 def command(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from headtohead.cli.shared.options import (
-    DataDirectory,
-)
+from headtohead.cli.shared.options import DataDirectory
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
@@ -23,11 +21,7 @@ def command(*, data_dir: DataDirectory = None) -> int:
     for title, names, find in (
         ("corpora", corpus_names(), lambda name: ":" in name or find_corpus(name, data_dir)),
         ("tasks", task_names(), lambda name: task_files(name, data_dir)),
-        (
-            "zero-shot tasks",
-            zeroshot.task_names(),
-            lambda name: zeroshot.task_file(name, data_dir),
-        ),
+        ("zero-shot tasks", zeroshot.task_names(), lambda name: zeroshot.task_file(name, data_dir)),
     ):
         rows = []
         for name, about in names.items():

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    flag,
-)
+from headtohead.cli.shared.options import DataDirectory, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import unknown
 from headtohead.common.numbers import parse_count, short_bytes

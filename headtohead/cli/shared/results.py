@@ -147,10 +147,7 @@ def _show_solved(result: StudyResult) -> None:
         several = len(result.manifest.contests()) > 1
         shown = rows if several else [row[1:] for row in rows]
         print_table(
-            "solved budgets",
-            columns if several else columns[1:],
-            shown,
-            right=("from", "to", "match"),
+            "solved budgets", columns if several else columns[1:], shown, right=("from", "to", "match")
         )
         for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
             say(words)
