@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
 from headtohead.cli.shared.options import flag
 from headtohead.common.errors import UserError
@@ -19,7 +17,7 @@ _CLEAR_LINE = "\r\033[K"
 
 
 def command(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("ARM|FILE.py:Class")] = (),
+    names: Annotated[tuple[str, ...], flag("ARM|FILE.py:Class")] = (),
     /,
     *,
     all_: Annotated[bool, flag(name="all")] = False,
@@ -40,26 +38,20 @@ def command(
             f"h2h check needs a name, FILE.py:Class, or --all (allowed: {', '.join(builtin_mechanisms())})"
         )
     good = True
+    levels = list(LEVELS)
     for name in chosen:
-        composed = parse_layout(name).pattern[0]
-        settings = api.check_settings(composed)
-        show = (
-            (
-                lambda words, name=name: write(
-                    f"{_CLEAR_LINE}{printable(f'{name}: {words}')}", sys.stderr, flush=True
-                )
-            )
-            if is_terminal(sys.stderr)
-            else None
-        )
-        found = check_composed(settings, compile, show)
-        if show:
+
+        def show(words: str, name: str = name) -> None:
+            write(f"{_CLEAR_LINE}{printable(f'{name}: {words}')}", sys.stderr, flush=True)
+
+        live = is_terminal(sys.stderr)
+        settings = api.check_settings(parse_layout(name).pattern[0])
+        found = check_composed(settings, compile, show if live else None)
+        if live:
             write(_CLEAR_LINE, sys.stderr, flush=True)
+        level = "not raceable" if found.level == "none" else found.level
         plural = "setting" if len(settings) == 1 else "settings"
-        say(
-            f"{name}: {found.level if found.level != 'none' else 'not raceable'} ({len(settings)} {plural}, {found.seconds:.1f} s)"
-        )
-        levels = list(LEVELS)
+        say(f"{name}: {level} ({len(settings)} {plural}, {found.seconds:.1f} s)")
         for finding in found.findings:
             say(f"  {finding.check.replace('_', ' ')}: {finding.words}\n    at {finding.setting}")
         if not found.complete:

@@ -1,10 +1,8 @@
-"""h2h forecast, verdict."""
+"""h2h forecast."""
 
 from __future__ import annotations
 
 from typing import Annotated
-
-import tyro
 
 from headtohead import api
 from headtohead.cli.shared.options import DeviceOptions, Json, StudyOptions, flag
@@ -16,7 +14,7 @@ from headtohead.study.store.manifest import metric_label
 
 
 def command(
-    study: Annotated[str | None, tyro.conf.Positional, flag("STUDY.toml")] = None,
+    study: Annotated[str | None, flag("STUDY.toml")] = None,
     /,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
@@ -37,17 +35,7 @@ def command(
         spread: standard deviation over seeds of the paired difference (default: from --out)
         json_: print one JSON document
     """
-    found = api.forecast(
-        settings.study(study),
-        out,
-        spread=spread,
-        device=where.device,
-        workers=where.workers,
-        threads=where.threads,
-        data_dir=where.data_dir,
-        keep_weights=where.keep_weights,
-        quiet=json_,
-    )
+    found = api.forecast(settings.study(study), out, spread=spread, quiet=json_, **where.arguments())
     if json_:
         say_json(found.as_dict(), indent=1)
     else:
@@ -76,8 +64,7 @@ def _show(found: Forecast) -> None:
     say(f"tokens:  {short_count(found.tokens)}")
     say(f"FLOPs:   {found.flops:.3g}")
     say(f"time:    about {short_time(found.seconds)} on {found.device}{at_once}")
-    disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running"
-    say(f"disk:    {disk}")
+    say(f"disk:    {short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running")
     known = found.spread is not None
     unit = metric_label(found.metric) if known else "spreads"
     form = ".4f" if known else ".2f"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from typing import Annotated
 
 from headtohead import api
-from headtohead.cli.shared.options import RunArgument, flag
+from headtohead.cli.shared.options import ModelOptions, RunArgument
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
 from headtohead.model.generation import Sampling
@@ -22,8 +22,7 @@ def command(
     temperature: float = 0.8,
     top_p: float = 0.95,
     seed: int = 0,
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    trust_files: bool = False,
+    model: ModelOptions = ModelOptions(),  # noqa: B008  frozen
 ) -> int:
     """Generate text with a trained run: prefill the prompt, then decode from the cache.
 
@@ -36,21 +35,11 @@ def command(
         temperature: sampling temperature; 0: greedy
         top_p: sample from the most likely tokens that hold this probability
         seed: sampling seed
-        device: where to run
-        trust_files: execute the mechanism file that the run names
     """
     if tokens < 1:
         raise UserError(f"--tokens {tokens} is too small; at least 1 is allowed")
-    sampling = Sampling(temperature, top_p, seed)
-    pieces = api.generate_text(
-        run,
-        prompt,
-        tokens=tokens,
-        sampling=sampling,
-        device=device,
-        trust_files=trust_files,
-        warn=lambda words: say(words, file=sys.stderr),
-    )
+    sampling, warn = Sampling(temperature, top_p, seed), functools.partial(say, file=sys.stderr)
+    pieces = api.generate_text(run, prompt, tokens=tokens, sampling=sampling, warn=warn, **model.arguments())
     first = next(pieces, "")
     began = time.monotonic()
     say(prompt + first, end="", flush=True)

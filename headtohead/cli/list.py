@@ -1,4 +1,4 @@
-"""h2h list, check, cost."""
+"""h2h list."""
 
 from __future__ import annotations
 
@@ -21,24 +21,20 @@ from headtohead.study.probes import PROBES
 
 def catalogue() -> dict[str, Any]:
     """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
-    mechanisms = [describe(kind).as_dict() for kind in builtin_mechanisms().values()]
     sizes = []
     for name, size in SIZES.items():
         model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
-        sizes.append(
-            {"name": name, "dims": size.dims, "parameters": model.parameter_count()} | size.as_dict()
-        )
-    corpora = [{"name": name, "about": about} for name, about in corpus_names().items()]
-    probes = [
-        {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
-        for name, probe in PROBES.items()
-    ]
+        about = {"name": name, "dims": size.dims, "parameters": model.parameter_count()}
+        sizes.append(about | size.as_dict())
     return {
-        "mechanisms": mechanisms,
+        "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
         "sizes": sizes,
-        "corpora": corpora,
+        "corpora": [{"name": name, "about": about} for name, about in corpus_names().items()],
         "layouts": sorted(NAMED_LAYOUTS),
-        "probes": probes,
+        "probes": [
+            {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
+            for name, probe in PROBES.items()
+        ],
     }
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead.api import StudyResult, open_study
 from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.results import show_result
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import interval, number, print_table
 from headtohead.common.terminal import say
 
 
 def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    folder: Annotated[str, flag("DIR")],
     /,
     *,
     stability: bool = False,
@@ -45,19 +43,14 @@ def _show_stability(result: StudyResult) -> None:
     )
     rows = []
     for row in result.stability():
-        share = "–" if row.diverged_low is None else f"{row.diverged_low:.0%} to {row.diverged_high:.0%}"
-        low, high = row.tokens_ratio_low, row.tokens_ratio_high
+        ratio = row.tokens_ratio
         rows.append(
             (
-                row.label,
-                row.contest,
-                f"{row.diverged}/{row.runs}",
-                share,
-                number(row.spikes, ".2f"),
-                number(row.gradient_tail, ".2f"),
-                f"{row.reached}/{row.pairs}",
-                "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
-                "–" if low is None else f"{low:.3f} to {high:.3f}",
+                *(row.label, row.contest, f"{row.diverged}/{row.runs}"),
+                interval(row.diverged_low, row.diverged_high, ".0%"),
+                *(number(row.spikes, ".2f"), number(row.gradient_tail, ".2f"), f"{row.reached}/{row.pairs}"),
+                "–" if ratio is None else f"{ratio:.3f} x",
+                interval(row.tokens_ratio_low, row.tokens_ratio_high, ".3f"),
                 number(row.rate_rise, "+.4f"),
             )
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.errors import UnreadableFile, UserError
@@ -21,7 +19,7 @@ from headtohead.study.store.run_store import Store
 
 
 def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    folder: Annotated[str, flag("DIR")],
     /,
     *,
     export: Annotated[str | None, flag("FILE")] = None,

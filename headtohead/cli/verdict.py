@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import tyro
-
 from headtohead import api
 from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.results import show_result, show_verdicts
@@ -13,7 +11,7 @@ from headtohead.common.terminal import say_json
 
 
 def command(
-    table: Annotated[str, tyro.conf.Positional, flag("RUNS.csv")],
+    table: Annotated[str, flag("RUNS.csv")],
     /,
     *,
     arm: Annotated[str, flag("COLUMN")],

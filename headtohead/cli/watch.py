@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead.api import watch_study
 from headtohead.cli.shared.options import flag
 
 
 def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
+    folder: Annotated[str, flag("DIR")],
     /,
     *,
     port: Annotated[int, flag("NUMBER")] = 8642,

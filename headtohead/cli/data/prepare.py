@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import tyro
-
 from headtohead.cli.shared.options import DataDirectory, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import unknown
@@ -20,7 +18,7 @@ from headtohead.evaluation.references import reference_lines
 
 
 def command(
-    name: Annotated[str, tyro.conf.Positional, flag("NAME")],
+    name: Annotated[str, flag("NAME")],
     /,
     *,
     tokenizer: Annotated[str, flag("NAME")] = "bytes",

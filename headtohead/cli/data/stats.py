@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
 from headtohead.cli.shared.options import DataDirectory, Json, flag
 from headtohead.cli.shared.tables import print_table
@@ -16,7 +14,7 @@ from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
 
 
 def command(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("CORPUS")],
+    names: Annotated[tuple[str, ...], flag("CORPUS")],
     /,
     *,
     window: Annotated[str, flag("BYTES")] = "1024",

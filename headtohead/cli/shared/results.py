@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headtohead.api import StudyResult
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import interval, number, print_table
 from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
@@ -47,20 +47,13 @@ def show_verdicts(result: StudyResult) -> None:
         # Metrics other than bits per byte have any magnitude.
         form = ".4f" if metric == METRIC else ".5g"
         for row in found:
-            interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
-            remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
-            numbers = (number(row.mean, form), number(row.difference, f"+{form}"), interval)
-            rows.append(
-                (
-                    row.label,
-                    row.verdict,
-                    *numbers,
-                    number(row.p_holm, ".3g"),
-                    number(row.detectable, form),
-                    row.n,
-                    remarks,
-                )
+            numbers = (
+                *(number(row.mean, form), number(row.difference, f"+{form}")),
+                *(interval(row.ci_low, row.ci_high, f"+{form}"), number(row.p_holm, ".3g")),
+                *(number(row.detectable, form), row.n),
             )
+            remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
+            rows.append((row.label, row.verdict, *numbers, remarks))
         base = number(found[0].baseline_mean if found else None, form)
         rows.append((result.manifest.baseline, "baseline", base, "", "", "", "", "", ""))
         print_table(contest.title, columns, rows, right=columns[2:8])
@@ -129,25 +122,18 @@ def _show_explained(result: StudyResult) -> None:
 
 
 def _show_solved(result: StudyResult) -> None:
+    solved = result.manifest.solved
     columns = ("contest", "arm", "rule", "solved", "from", "to", "held equal", "match")
     rows = [
         (
-            row.contest.title,
-            row.label,
-            row.rule,
-            row.what,
-            f"{row.before:,.0f}",
-            f"{row.after:,.0f}",
-            row.held,
-            f"{row.match:.2%}",
+            *(row.contest.title, row.label, row.rule, row.what),
+            *(f"{row.before:,.0f}", f"{row.after:,.0f}", row.held, f"{row.match:.2%}"),
         )
-        for row in result.manifest.solved
+        for row in solved
     ]
+    first = 0 if len(result.manifest.contests()) > 1 else 1
     if rows:
-        several = len(result.manifest.contests()) > 1
-        shown = rows if several else [row[1:] for row in rows]
-        print_table(
-            "solved budgets", columns if several else columns[1:], shown, right=("from", "to", "match")
-        )
-        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
+        shown = [row[first:] for row in rows]
+        print_table("solved budgets", columns[first:], shown, right=("from", "to", "match"))
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in solved if row.note):
             say(words)

@@ -75,6 +75,11 @@ def _cell(value: object) -> str:
     return printable(str(value), keep="")
 
 
+def interval(low: float | None, high: float | None, form: str) -> str:
+    """Return an interval such as 0.1 to 0.2, or a dash where it is not defined."""
+    return "–" if low is None else f"{low:{form}} to {high:{form}}"
+
+
 def number(value: float | None, form: str) -> str:
     """Return a number in that form, or a dash where it is not defined."""
     return "–" if value is None else format(value, form)
