@@ -16,7 +16,7 @@ from headtohead.api.corpora import corpus_stats
 from headtohead.api.interpret import explain, look
 from headtohead.api.judge import TableResult, forecast, judge
 from headtohead.api.mechanisms import check, check_settings, cost
-from headtohead.api.reproduce import Reproduction, reproduce
+from headtohead.api.reproduce import Reproduction, Toy, ToyPlan, reproduce, run_toy
 from headtohead.api.runs import (
     evaluate,
     evaluate_task,
@@ -27,7 +27,6 @@ from headtohead.api.runs import (
     score_tasks,
 )
 from headtohead.api.study import Study, StudyResult, examine_study, open_study, watch_study
-from headtohead.api.toy import Toy, ToyPlan, run_toy
 
 __all__ = [
     "Reproduction",

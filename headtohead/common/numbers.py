@@ -45,9 +45,11 @@ def exact_count(value: int) -> str:
     return str(value)
 
 
-def parse_duration(text: str | int | float) -> float:
-    """Return seconds from 90, 90s, 8m, 1.5h or 2d."""
-    match = _DURATION.fullmatch(str(text).strip())
+def parse_duration(text: str | float) -> float:
+    """Return seconds from 90s, 8m, 1.5h or 2d; a number is seconds already."""
+    if not isinstance(text, str):
+        return text
+    match = _DURATION.fullmatch(text.strip())
     if not match:
         raise UserError(f"expected a duration such as 90s, 8m or 1.5h, got '{text}'")
     return float(match[1]) * _SECONDS[match[2] or "s"]

@@ -362,8 +362,7 @@ MISTAKES = [
         "unknown value for --retry 'faild'; did you mean 'failed'? (allowed: failed, none) (h2h race --help)",
     ),
     (["race", "--compile=maybe"], "unknown value for --compile 'maybe' (allowed: auto, off, on)"),
-    # A mistake that only the parser library finds.
-    (["race", "--arms", "a", "--set", "a=1", "--set=-b"], "(h2h race --help)"),
+    (["race", "--arms", "a", "--set", "a=1", "--set=-b"], "--set takes KEY=VALUE, got '-b'"),
 ]
 
 
