@@ -11,6 +11,7 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from headtohead.api import *  # noqa: F403
     from headtohead.common.errors import UserError as UserError
+    from headtohead.data.shards import prepare as prepare
     from headtohead.data.tasks.registry import prepare_task as prepare_task
     from headtohead.mechanisms.contract.base import Cache as Cache
     from headtohead.mechanisms.contract.base import Circuit as Circuit
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
     from headtohead.mechanisms.contract.wrap import wrap as wrap
     from headtohead.mechanisms.families.groups import Group as Group
     from headtohead.mechanisms.kuramoto import Kuramoto as Kuramoto
+    from headtohead.study.store.archive import export_runs as export_runs
+    from headtohead.study.store.archive import import_runs as import_runs
+    from headtohead.study.store.run_store import Store as Store
 
 # Names are imported on first use: `import headtohead` takes negligible time compared with importing torch.
 _HOME = {
     **dict.fromkeys(
         (
             *("bench_decode", "bench_generate", "bench_growth", "bench_kernels", "bench_population"),
-            *("bench_train", "check", "corpus_stats", "cost", "draw_growth", "evaluate"),
+            *("bench_train", "catalog", "check", "corpus_stats", "cost", "draw_growth", "evaluate"),
             *("evaluate_task", "examine_study", "explain", "forecast", "generate_text", "judge"),
             *("load", "load_model", "look", "open_study", "reproduce", "Reproduction", "run_toy"),
             *("score_task", "score_tasks", "Study", "StudyResult", "Toy", "ToyPlan", "watch_study"),
@@ -51,9 +55,12 @@ _HOME = {
     ),
     **dict.fromkeys(("Options", "option"), "headtohead.mechanisms.contract.options"),
     **dict.fromkeys(("Projected", "Stage"), "headtohead.mechanisms.contract.projected"),
+    **dict.fromkeys(("export_runs", "import_runs"), "headtohead.study.store.archive"),
     "Group": "headtohead.mechanisms.families.groups",
     "Kuramoto": "headtohead.mechanisms.kuramoto",
+    "Store": "headtohead.study.store.run_store",
     "UserError": "headtohead.common.errors",
+    "prepare": "headtohead.data.shards",
     "prepare_task": "headtohead.data.tasks.registry",
     "wrap": "headtohead.mechanisms.contract.wrap",
 }

@@ -20,7 +20,7 @@ def command(
     context: Annotated[str | None, flag("COUNT")] = None,
     batch: int = 1,
     json_: Json = False,
-) -> int:
+) -> None:
     """Show parameters, forward FLOPs per token and cache bytes per token of arms, by formula.
 
     Example: h2h cost standard sharing:tie=kv standard:kv_heads=1 --size 350m --context 8192
@@ -39,7 +39,7 @@ def command(
     rows = [api.cost(arm, size=size, context=parse_count(context or 0), batch=batch) for arm in arms]
     if json_:
         say_json(rows, indent=1)
-        return 0
+        return
     first = rows[0]
     table = []
     for row in rows:
@@ -57,4 +57,3 @@ def command(
     )
     title = f"{size}: {first['dims']}; context {first['context']}, cache in bf16"
     print_table(title, columns, table, right=columns[1:])
-    return 0

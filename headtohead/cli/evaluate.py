@@ -27,7 +27,7 @@ def command(
     keep_ffn: bool = False,
     model: ScoringOptions = ScoringOptions(),  # noqa: B008  frozen
     json_: Json = False,
-) -> int:
+) -> None:
     """Score a trained run on a corpus or on zero-shot tasks, with the tokenizer of the run.
 
     A run that was trained on a task is scored on that task when neither --corpus nor --task is given.
@@ -71,13 +71,12 @@ def command(
             say_json(
                 about | {"corpus": corpus, "split": split, **score.as_dict(), "blocks": len(score.blocks)}
             )
-            return 0
+            return
         numbers = (f"{score.bits_per_byte:.4f}", f"{score.nats:.4f}", f"{score.perplexity:.3f}")
         columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
         print_table(title, columns, [(corpus, split, *numbers, f"{score.tokens:,}")], right=columns[2:])
     else:
         raise UserError("give either --corpus or --task")
-    return 0
 
 
 def _of_task(run: str) -> bool:

@@ -22,7 +22,7 @@ def command(
     seed: int = 0,
     model: ScoringOptions = ScoringOptions(),  # noqa: B008  frozen
     json_: Json = False,
-) -> int:
+) -> None:
     """Measure what runs attend to on a task and whether that explains their answers.
 
     Several runs are treated as seeds of one arm.
@@ -44,7 +44,6 @@ def command(
         say_json(found, indent=1)
     else:
         _show(found)
-    return 0
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def command(
     out: Annotated[str | None, flag("DIR")] = None,
     spread: Annotated[float | None, flag("NUMBER")] = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Estimate what a study costs (time, FLOPs, disk) and which differences it can detect, before it runs.
 
     Speed is measured on a few training steps of each arm, or taken from finished runs in --out.
@@ -40,7 +40,6 @@ def command(
         say_json(found.as_dict(), indent=1)
     else:
         _show(found)
-    return 0
 
 
 def _show(found: Forecast) -> None:

@@ -23,7 +23,7 @@ def command(
     top_p: float = 0.95,
     seed: int = 0,
     model: ModelOptions = ModelOptions(),  # noqa: B008  frozen
-) -> int:
+) -> None:
     """Generate text with a trained run: prefill the prompt, then decode from the cache.
 
     Example: h2h generate races/quick/0f3a --prompt "def main("
@@ -48,4 +48,3 @@ def command(
     rate = (tokens - 1) / max(1e-9, time.monotonic() - began)
     say()
     say(f"{tokens} tokens, {rate:.0f} tokens/s after the prompt", file=sys.stderr)
-    return 0

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from headtohead import api
 from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
-from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.options import value_text
-from headtohead.mechanisms.contract.registry import builtin_mechanisms
-from headtohead.model.decoder import Decoder
-from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
-from headtohead.model.sizes import SIZES
 from headtohead.study.probes import PROBES
-
-
-def catalogue() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
-    sizes = []
-    for name, size in SIZES.items():
-        model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
-        about = {"name": name, "dims": size.dims, "parameters": model.parameter_count()}
-        sizes.append(about | size.as_dict())
-    return {
-        "mechanisms": [describe(kind).as_dict() for kind in builtin_mechanisms().values()],
-        "sizes": sizes,
-        "corpora": [{"name": name, "about": about} for name, about in corpus_names().items()],
-        "layouts": sorted(NAMED_LAYOUTS),
-        "probes": [
-            {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
-            for name, probe in PROBES.items()
-        ],
-    }
 
 
 def _show_probes() -> None:
@@ -46,7 +23,7 @@ def _show_probes() -> None:
 
 def command(
     *, json_: Json = False, pages: Annotated[Path | None, flag("DIR")] = None, probes: bool = False
-) -> int:
+) -> None:
     """Show mechanisms with their options, sizes, corpora, named layouts and probes.
 
     Args:
@@ -56,14 +33,14 @@ def command(
     """
     if pages is not None:
         say(f"{len(write_pages(pages))} pages written to {pages}")
-        return 0
+        return
     if probes and not json_:
         _show_probes()
-        return 0
-    everything = catalogue()
+        return
+    everything = api.catalog()
     if json_:
         say_json(everything, indent=1)
-        return 0
+        return
     for mechanism in everything["mechanisms"]:
         rows = [
             (option["name"], value_text(option["default"]), option_values(option), option["help"])
@@ -80,4 +57,3 @@ def command(
     print_table("corpora", ("corpus", "contents"), corpus_names().items())
     _show_probes()
     say("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
-    return 0

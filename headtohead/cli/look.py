@@ -21,7 +21,7 @@ def command(
     split: Annotated[str, flag("train|valid|test")] = "test",
     out: Annotated[str, flag("FILE")] = "look.html",
     model: ScoringOptions = ScoringOptions(device="cpu"),  # noqa: B008  frozen
-) -> int:
+) -> None:
     """Write a page that shows what a run attends to in a text, head by head; two runs side by side.
 
     Example: h2h look races/quick/0f3a --text "the cat sat on the mat"
@@ -39,4 +39,3 @@ def command(
     page = api.look(runs, text, task=task, example=example, split=split, out=out, **model.arguments())
     if output_target(page) is not None:  # nothing follows a page on standard output
         say(page)
-    return 0

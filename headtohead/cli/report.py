@@ -17,7 +17,7 @@ def command(
     *,
     stability: bool = False,
     charts: bool = False,
-) -> int:
+) -> None:
     """Judge the finished runs of a study again and rebuild its report.
 
     Args:
@@ -33,7 +33,6 @@ def command(
         _show_stability(result)
     if charts:
         say(f"charts:   {len(files)} files in {result.path / 'charts'}")
-    return 0
 
 
 def _show_stability(result: StudyResult) -> None:

@@ -24,7 +24,7 @@ def command(
     *,
     export: Annotated[str | None, flag("FILE")] = None,
     import_: Annotated[str | None, flag(name="import", metavar="FILE")] = None,
-) -> int:
+) -> None:
     """List the runs of a study with their states, or move finished runs between machines.
 
     Args:
@@ -42,7 +42,7 @@ def command(
         count = export_runs(store, Path(export))
         if output_target(Path(export)) is not None:  # nothing follows an archive on standard output
             say(f"{count} finished runs written to {export}")
-        return 0
+        return
     rows = []
     damage = []
     units = dict[str, None]()
@@ -69,4 +69,3 @@ def command(
         say(words)
     if damage:
         say(f"h2h doctor {folder} lists what can be repaired")
-    return 0

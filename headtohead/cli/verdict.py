@@ -24,7 +24,7 @@ def command(
     better: Literal["lower", "higher"] = "lower",
     out: Annotated[str | None, flag("DIR")] = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Judge runs that were trained elsewhere, from a CSV file with one row per run.
 
     Example: h2h verdict runs.csv --arm model --seed seed --metric val_loss --margin 0.01 --out judged
@@ -60,4 +60,3 @@ def command(
         show_result(result)
     else:
         show_verdicts(result)
-    return 0

@@ -13,7 +13,7 @@ def command(
     /,
     *,
     port: Annotated[int, flag("NUMBER")] = 8642,
-) -> int:
+) -> None:
     """Serve a live page about a running study: learning curves, progress, time left. Ctrl-C stops it.
 
     The page is read-only and reachable from this machine alone.
@@ -23,4 +23,3 @@ def command(
         port: port on 127.0.0.1; 0: any free port
     """
     watch_study(folder, port=port)
-    return 0

@@ -12,7 +12,7 @@ from headtohead.data.tasks import zeroshot
 from headtohead.data.tasks.registry import task_files, task_names
 
 
-def command(*, data_dir: DataDirectory = None) -> int:
+def command(*, data_dir: DataDirectory = None) -> None:
     """List corpora and tasks and whether each is available.
 
     Args:
@@ -33,4 +33,3 @@ def command(*, data_dir: DataDirectory = None) -> int:
             rows.append((name, about, state))
         print_table(title, ("task" if "task" in title else "corpus", "contents", "state"), rows)
     say(f"prepared data is stored in {cache_dir()} (H2H_CACHE)")
-    return 0

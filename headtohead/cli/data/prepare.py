@@ -24,7 +24,7 @@ def command(
     tokenizer: Annotated[str, flag("NAME")] = "bytes",
     context: Annotated[str, flag("COUNT")] = "128",
     data_dir: DataDirectory = None,
-) -> int:
+) -> None:
     """Tokenize a corpus into shards ahead of a race, or show the contents of a task.
 
     Args:
@@ -59,10 +59,9 @@ def command(
     )
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
     say(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
-    return 0
 
 
-def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> int:
+def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> None:
     with progress_bar(f"preparing {name}") as progress:
         task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
     columns = ("split", "examples", "mean tokens", "with relevant tokens", *task.classes)
@@ -76,4 +75,3 @@ def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) ->
     print_table(f"{name}: {task.about}; vocabulary {task.vocabulary:,}", columns, rows, right=columns[1:])
     for words, count in task.notes.items():
         say(f"{words}: {count:,}")
-    return 0

@@ -20,7 +20,7 @@ def command(
     window: Annotated[str, flag("BYTES")] = "1024",
     data_dir: DataDirectory = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Show statistics of corpora: size, entropy, xz ratio, repetition within a window, coherence.
 
     Example: h2h data stats "coherence:0(stdlib)" "coherence:1(stdlib)" --window 256
@@ -36,8 +36,7 @@ def command(
     found = api.corpus_stats(names, window=parse_count(window, "--window"), data_dir=data_dir)
     if json_:
         say_json(found, indent=1)
-        return 0
+        return
     head = statistics_head()
     rows = [(label, *statistics_row(row)) for label, row in found.items()]
     print_table(f"train splits, windows of {window} bytes", ("corpus", *head), rows, right=head)
-    return 0
