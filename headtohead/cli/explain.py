@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from headtohead import api
 from headtohead.cli.shared.options import Json, RunArguments, ScoringOptions, flag
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
+from headtohead.common.numbers import number
 from headtohead.common.terminal import say, say_json
 from headtohead.interpret.faithfulness import THRESHOLDS
 

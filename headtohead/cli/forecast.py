@@ -6,8 +6,8 @@ from typing import Annotated
 
 from headtohead import api
 from headtohead.cli.shared.options import DeviceOptions, Json, StudyOptions, flag
-from headtohead.cli.shared.tables import number, print_table
-from headtohead.common.numbers import short_bytes, short_count, short_time
+from headtohead.cli.shared.tables import print_table
+from headtohead.common.numbers import number, short_bytes, short_count, short_time
 from headtohead.common.terminal import say, say_json
 from headtohead.study.judge.forecast import Forecast
 from headtohead.study.store.manifest import metric_label

@@ -7,7 +7,8 @@ from typing import Annotated
 from headtohead.api import StudyResult, open_study
 from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.results import show_result
-from headtohead.cli.shared.tables import interval, number, print_table
+from headtohead.cli.shared.tables import print_table
+from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
 
 

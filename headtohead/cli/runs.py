@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from headtohead.cli.shared.options import flag
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import output_target
-from headtohead.common.numbers import exact_count
+from headtohead.common.numbers import exact_count, number
 from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS, numerics_of

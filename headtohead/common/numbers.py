@@ -79,3 +79,13 @@ def short_bytes(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.3g} {suffix}"
     return f"{count:.0f} B"
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a number in that form, or a dash where it is not defined."""
+    return "–" if value is None else format(value, form)
+
+
+def interval(low: float | None, high: float | None, form: str) -> str:
+    """Return an interval such as 0.1 to 0.2, or a dash where it is not defined."""
+    return "–" if low is None else f"{low:{form}} to {high:{form}}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from msgspec import inspect
 from headtohead.common.errors import UserError, unknown
 
 T = TypeVar("T")
+_info = functools.cache(inspect.type_info)
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]")
 _CONSTRAINT = re.compile(r"` ((?:>|<|of length).*)")
 _WORDS: dict[type[inspect.Type], tuple[str, str]] = {
@@ -30,7 +32,7 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
     `where` is the name of the value, such as `model` or `scale.small`. The error names the setting, what it takes and
     what was given; that of an unknown key names the closest one.
     """
-    info = inspect.type_info(kind)
+    info = _info(kind)
     if isinstance(info, inspect.StructType | inspect.DataclassType) and isinstance(value, dict):
         known = [field.encode_name for field in info.fields]
         for key in value:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headtohead.api import StudyResult
-from headtohead.cli.shared.tables import interval, number, print_table
+from headtohead.cli.shared.tables import print_table
+from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels

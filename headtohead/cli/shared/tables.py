@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headtohead.common.numbers import number as number
 from headtohead.common.terminal import is_terminal, printable, say, write
 
 _MAX_LAID_OUT = 200
@@ -73,13 +74,3 @@ def _print_plainly(
 def _cell(value: object) -> str:
     """Return a cell as one line without control characters."""
     return printable(str(value), keep="")
-
-
-def interval(low: float | None, high: float | None, form: str) -> str:
-    """Return an interval such as 0.1 to 0.2, or a dash where it is not defined."""
-    return "–" if low is None else f"{low:{form}} to {high:{form}}"
-
-
-def number(value: float | None, form: str) -> str:
-    """Return a number in that form, or a dash where it is not defined."""
-    return "–" if value is None else format(value, form)
