@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ from msgspec import inspect
 from headtohead.common.errors import UserError, unknown
 
 T = TypeVar("T")
-_info = functools.cache(inspect.type_info)
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]")
 _CONSTRAINT = re.compile(r"` ((?:>|<|of length).*)")
 _WORDS: dict[type[inspect.Type], tuple[str, str]] = {
@@ -32,16 +30,14 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
     `where` is the name of the value, such as `model` or `scale.small`. The error names the setting, what it takes and
     what was given; that of an unknown key names the closest one.
     """
-    info = _info(kind)
-    if isinstance(info, inspect.StructType | inspect.DataclassType) and isinstance(value, dict):
-        known = [field.encode_name for field in info.fields]
-        for key in value:
-            if key not in known:
-                raise unknown(f"{where} setting".strip(), str(key), known)
+    known = getattr(kind, "__struct_encode_fields__", getattr(kind, "__dataclass_fields__", None))
+    for key in value if known and isinstance(value, dict) else ():
+        if key not in known:
+            raise unknown(f"{where} setting".strip(), str(key), known)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _readable(str(error), info, value, where) from None
+        raise _readable(str(error), inspect.type_info(kind), value, where) from None
 
 
 def _readable(message: str, info: inspect.Type, value: Any, where: str) -> UserError:
