@@ -30,10 +30,11 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
     `where` is the name of the value, such as `model` or `scale.small`. The error names the setting, what it takes and
     what was given; that of an unknown key names the closest one.
     """
-    known = getattr(kind, "__struct_encode_fields__", getattr(kind, "__dataclass_fields__", None))
-    for key in value if known and isinstance(value, dict) else ():
-        if key not in known:
-            raise unknown(f"{where} setting".strip(), str(key), known)
+    known: Any = getattr(kind, "__struct_encode_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
+    if known and isinstance(value, dict):
+        for key in value:
+            if key not in known:
+                raise unknown(f"{where} setting".strip(), str(key), known)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

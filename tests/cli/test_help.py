@@ -63,26 +63,27 @@ def test_old_spellings_are_accepted_and_not_shown() -> None:
         assert new.replace("--no-", "--[no-]") in page or f"{new} " in page or f"--[no-]{new[2:]}" in page
     flags = flags_of(command_of("race"))
     given = ["--for", "8m", "--from=a/b", "--stack", "--no-compile", "--no-quiet", "--keep-weights"]
-    assert read_words(given, flags) == (
-        [],
-        {
-            **{"time-limit": ["8m"], "init-from": ["a/b"], "population": ["on"], "compile": ["off"]},
-            **{"quiet": ["off"], "keep-weights": ["on"]},
-        },
-    )
+    assert read_words(given, flags) == {
+        "time-limit": ["8m"],
+        "init-from": ["a/b"],
+        "population": ["on"],
+        "compile": ["off"],
+        "quiet": ["off"],
+        "keep-weights": ["on"],
+    }
     found = read_words(["--no-stack", "--data_dir", "x"], flags)
-    assert found == ([], {"population": ["off"], "data-dir": ["x"]})
+    assert found == {"population": ["off"], "data-dir": ["x"]}
 
 
 def test_values_that_look_like_options_and_arguments_after_options() -> None:
     flags = flags_of(command_of("generate"))
     found = read_words(["--prompt=--x", "--trust-files", "run"], flags)
-    assert found == (["run"], {"prompt": ["--x"], "trust-files": ["on"]})
-    assert read_words(["--prompt", "-5", "--", "-run"], flags) == (["-run"], {"prompt": ["-5"]})
+    assert found == {"run": ["run"], "prompt": ["--x"], "trust-files": ["on"]}
+    assert read_words(["--prompt", "-5", "--", "-run"], flags) == {"run": ["-run"], "prompt": ["-5"]}
     flags = flags_of(command_of("race"))
     given = ["--seeds", "2", "mine.toml", "--arms=a", "b", "--no-keep-weights", "--quiet"]
     options = {"seeds": ["2"], "arms": ["a", "b"], "keep-weights": ["off"], "quiet": ["on"]}
-    assert read_words(given, flags) == (["mine.toml"], options)
+    assert read_words(given, flags) == {"study": ["mine.toml"]} | options
 
 
 def test_words_become_typed_arguments_and_defaults_stay() -> None:
@@ -103,7 +104,7 @@ def test_ratios_of_circuits_are_settings_and_lists_are_joined() -> None:
     flags = flags_of(command_of("race"))
     given = ["mine.toml", "--lr.qk", "30x", "--set", "a=1", "--arms", "x", "--set", "b=2", "--lr.ov=2x"]
     options = {"set": ["a=1", "b=2", "lr.qk=30x", "lr.ov=2x"], "arms": ["x"]}
-    assert read_words(given, flags) == (["mine.toml"], options)
+    assert read_words(given, flags) == {"study": ["mine.toml"]} | options
     with pytest.raises(UserError, match=r"--lr\.qk takes a ratio"):
         read_words(["--lr.qk"], flags)
     with pytest.raises(UserError, match="--tokens is given twice"):

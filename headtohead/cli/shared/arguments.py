@@ -27,28 +27,26 @@ def parse_command(name: str, command: Callable[..., Any], words: Sequence[str]) 
     """Return the call of a command with the arguments in `words`."""
     flags = flags_of(command)
     try:
-        places, given = read_words(words, flags)
+        given = read_words(words, flags)
     except UserError as error:
         raise UserError(f"{error} (h2h {name} --help)") from None
     parameters = inspect.signature(command).parameters
     arguments: list[Any] = []
     options: dict[str, Any] = {}
     for one in flags:
+        value = one.value(given[one.name]) if one.name in given else one.default
         if one.positional:
-            own = places[len(arguments) :] if one.several else places[len(arguments) :][:1]
-            arguments.append(one.value(own) if own or one.default is inspect.Parameter.empty else one.default)
+            arguments.append(() if value is inspect.Parameter.empty else value)
+        elif one.name in given and one.holder:
+            held = options.get(one.holder, parameters[one.holder].default)
+            options[one.holder] = dataclasses.replace(held, **{one.parameter: value})
         elif one.name in given:
-            value = one.value(given[one.name])
-            if one.holder:
-                held = options.get(one.holder, parameters[one.holder].default)
-                options[one.holder] = dataclasses.replace(held, **{one.parameter: value})
-            else:
-                options[one.parameter] = value
+            options[one.parameter] = value
     return functools.partial(command, *arguments, **options)
 
 
-def read_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the positional arguments of a command line, and the values of each option that is given.
+def read_words(words: Sequence[str], flags: Sequence[Flag]) -> dict[str, list[str]]:
+    """Return the values of each option and positional argument that is given, by name.
 
     Old spellings become new ones; `--no-compile` is the value off of `compile`; `--lr.qk 30x` is the value lr.qk=30x
     of `set`; the values of `--set a --set b` are joined, and an option that takes one value and is given twice is rejected.
@@ -83,11 +81,17 @@ def read_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], 
                 values.append(value if sign else "on" if on else "off")
             if one.several or not (one.switch or sign):
                 target, room = values, math.inf if one.several else 1
-    _check(known, given)
-    _check_places([one for one in flags if one.positional], places)
+    for one in (one for one in flags if one.positional):
+        if own := places[:] if one.several else places[:1]:
+            given[one.name] = own
+        del places[: len(own)]
+    for one in (*known.values(), *(one for one in flags if one.positional)):
+        _check(one, given.get(one.name))
+    if places:
+        raise UserError(f"unexpected argument '{places[0]}'")
     for name in [name for name in given if name.startswith("lr.")]:
         given.setdefault("set", []).append(f"{name}={given.pop(name)[0]}")
-    return places, given
+    return given
 
 
 def _option(written: str, known: dict[str, Flag]) -> tuple[Flag, bool]:
@@ -112,37 +116,19 @@ def _spellings(one: Flag) -> list[str]:
     return [f"no-{one.name}" if one.boolean and one.default else one.name]
 
 
-def _check(known: dict[str, Flag], given: dict[str, list[str]]) -> None:
-    """Raise UserError for an option without a value, with a wrong value, or missing."""
-    for name, one in known.items():
-        if one.name not in given:
-            if one.default is inspect.Parameter.empty:
-                raise UserError(f"{one.spelling} is missing")
-            continue
-        if not given[one.name] and not one.several:  # a list may be empty: --peers
-            ratio = name.startswith("--lr.")
-            raise UserError(f"{name} takes a ratio such as 30x" if ratio else f"{one.spelling} needs a value")
-        for value in given[one.name]:
-            _check_value(name, one, value)
-
-
-def _check_places(expected: Sequence[Flag], places: Sequence[str]) -> None:
-    """Raise UserError for a positional argument that is missing, wrong, or one too many."""
-    for index, one in enumerate(expected):
-        own = places[index:] if one.several else places[index : index + 1]
-        if not own and not one.several and one.default is inspect.Parameter.empty:
-            raise UserError(f"{one.spelling} is missing")
-        for value in own:
-            _check_value(one.metavar, one, value)
-    if len(places) > len(expected) and not any(one.several for one in expected):
-        raise UserError(f"unexpected argument '{places[len(expected)]}'")
-
-
-def _check_value(name: str, one: Flag, value: str) -> None:
-    if one.choices and value not in one.choices:
-        raise unknown(f"value for {name}", value, [choice for choice in one.choices if choice])
-    try:
-        one.kind(value)
-    except ValueError:
-        what = "a whole number" if one.kind is int else "a number"
-        raise UserError(f"{name} takes {what}, got '{value}'") from None
+def _check(one: Flag, values: list[str] | None) -> None:
+    """Raise UserError for an option or positional argument that is missing, has no value or a wrong one."""
+    if values is None and one.default is inspect.Parameter.empty and not (one.positional and one.several):
+        raise UserError(f"{one.spelling} is missing")
+    name = one.metavar if one.positional else f"--{one.name}"
+    if values == [] and not one.several:  # a list may be empty: --peers
+        ratio = name.startswith("--lr.")
+        raise UserError(f"{name} takes a ratio such as 30x" if ratio else f"{one.spelling} needs a value")
+    for value in values or ():
+        if one.choices and value not in one.choices:
+            raise unknown(f"value for {name}", value, [choice for choice in one.choices if choice])
+        try:
+            one.kind(value)
+        except ValueError:
+            what = "a whole number" if one.kind is int else "a number"
+            raise UserError(f"{name} takes {what}, got '{value}'") from None
