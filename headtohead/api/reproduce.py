@@ -166,8 +166,8 @@ class _Work:
             return
         found.studies[name] = result
         found.ran.append(name)
-        for word in ("done", "left"):
-            setattr(found.summary, word, getattr(found.summary, word) + getattr(result.summary, word))
+        found.summary.done += result.summary.done
+        found.summary.left += result.summary.left
         found.summary.stopped = found.summary.stopped or result.summary.stopped
         found.summary.trouble += result.summary.trouble
 
