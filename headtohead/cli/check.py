@@ -8,12 +8,12 @@ from typing import Annotated
 from headtohead import api
 from headtohead.cli.shared.options import flag
 from headtohead.common.errors import UserError
-from headtohead.common.terminal import is_terminal, printable, say, write
+from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import is_terminal, say
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
-from headtohead.model.check import LEVELS, check_composed
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.check import LEVELS, Verification, check_composed
 from headtohead.model.layout import parse_layout
-
-_CLEAR_LINE = "\r\033[K"
 
 
 def command(
@@ -40,15 +40,8 @@ def command(
     good = True
     levels = list(LEVELS)
     for name in chosen:
-
-        def show(words: str, name: str = name) -> None:
-            write(f"{_CLEAR_LINE}{printable(f'{name}: {words}')}", sys.stderr, flush=True)
-
-        live = is_terminal(sys.stderr)
         settings = api.check_settings(parse_layout(name).pattern[0])
-        found = check_composed(settings, compile, show if live else None)
-        if live:
-            write(_CLEAR_LINE, sys.stderr, flush=True)
+        found = _checked(name, settings, compile)
         level = "not raceable" if found.level == "none" else found.level
         plural = "setting" if len(settings) == 1 else "settings"
         say(f"{name}: {level} ({len(settings)} {plural}, {found.seconds:.1f} s)")
@@ -59,3 +52,8 @@ def command(
             say(f"  fix these to be {missing}")
         good = good and (found.complete if all_ else found.level != "none")
     return 0 if good else 1
+
+
+def _checked(name: str, settings: list[Composed], compile: bool) -> Verification:
+    with progress_bar(name, quiet=not is_terminal(sys.stderr)) as progress:
+        return check_composed(settings, compile, lambda words: progress(f"{name}: {words}", 0.0))
