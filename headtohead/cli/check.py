@@ -18,7 +18,6 @@ from headtohead.model.layout import parse_layout
 
 def command(
     names: Annotated[tuple[str, ...], flag("ARM|FILE.py:Class")] = (),
-    /,
     *,
     all_: Annotated[bool, flag(name="all")] = False,
     compile: bool = False,

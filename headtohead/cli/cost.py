@@ -14,7 +14,6 @@ from headtohead.common.terminal import say_json
 
 def command(
     arms: Annotated[tuple[str, ...], flag("ARM")],
-    /,
     *,
     size: Annotated[str, flag("NAME")] = "nano",
     context: Annotated[str | None, flag("COUNT")] = None,

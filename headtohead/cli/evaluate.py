@@ -18,7 +18,6 @@ from headtohead.study.store.run_store import find_run
 
 def command(
     run: RunArgument,
-    /,
     *,
     corpus: Annotated[str | None, flag("NAME")] = None,
     task: Annotated[tuple[str, ...], flag("NAME|all")] = (),

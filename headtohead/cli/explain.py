@@ -15,7 +15,6 @@ from headtohead.interpret.faithfulness import THRESHOLDS
 
 def command(
     runs: RunArguments,
-    /,
     *,
     task: Annotated[str, flag("NAME")] = "",
     split: Annotated[str, flag("train|valid|test")] = "test",

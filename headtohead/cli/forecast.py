@@ -15,7 +15,6 @@ from headtohead.study.store.manifest import metric_label
 
 def command(
     study: Annotated[str | None, flag("STUDY.toml")] = None,
-    /,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     where: DeviceOptions = DeviceOptions(),  # noqa: B008  frozen

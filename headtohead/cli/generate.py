@@ -15,7 +15,6 @@ from headtohead.model.generation import Sampling
 
 def command(
     run: RunArgument,
-    /,
     *,
     prompt: str,
     tokens: int = 200,

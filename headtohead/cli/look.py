@@ -13,7 +13,6 @@ from headtohead.common.terminal import say
 
 def command(
     runs: RunArguments,
-    /,
     *,
     text: str = "",
     task: Annotated[str, flag("NAME")] = "",

@@ -10,7 +10,6 @@ from headtohead.cli.shared.results import show_left, show_result
 
 def command(
     study: Annotated[str | None, flag("STUDY.toml")] = None,
-    /,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     run: RunOptions = RunOptions(),  # noqa: B008  frozen

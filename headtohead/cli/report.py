@@ -12,13 +12,7 @@ from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
 
 
-def command(
-    folder: Annotated[str, flag("DIR")],
-    /,
-    *,
-    stability: bool = False,
-    charts: bool = False,
-) -> None:
+def command(folder: Annotated[str, flag("DIR")], *, stability: bool = False, charts: bool = False) -> None:
     """Judge the finished runs of a study again and rebuild its report.
 
     Args:

@@ -13,7 +13,6 @@ from headtohead.common.terminal import say
 
 def command(
     paper: Annotated[str, flag("PAPER")],
-    /,
     *,
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
     scale: Literal["smoke", "small", "paper"] = "smoke",

@@ -20,7 +20,6 @@ from headtohead.study.store.run_store import Store
 
 def command(
     folder: Annotated[str, flag("DIR")],
-    /,
     *,
     export: Annotated[str | None, flag("FILE")] = None,
     import_: Annotated[str | None, flag(name="import", metavar="FILE")] = None,

@@ -12,7 +12,6 @@ from headtohead.common.terminal import say_json
 
 def command(
     table: Annotated[str, flag("RUNS.csv")],
-    /,
     *,
     arm: Annotated[str, flag("COLUMN")],
     seed: Annotated[str, flag("COLUMN")],

@@ -8,12 +8,7 @@ from headtohead.api import watch_study
 from headtohead.cli.shared.options import flag
 
 
-def command(
-    folder: Annotated[str, flag("DIR")],
-    /,
-    *,
-    port: Annotated[int, flag("NUMBER")] = 8642,
-) -> None:
+def command(folder: Annotated[str, flag("DIR")], *, port: Annotated[int, flag("NUMBER")] = 8642) -> None:
     """Serve a live page about a running study: learning curves, progress, time left. Ctrl-C stops it.
 
     The page is read-only and reachable from this machine alone.

@@ -19,7 +19,6 @@ from headtohead.evaluation.references import reference_lines
 
 def command(
     name: Annotated[str, flag("NAME")],
-    /,
     *,
     tokenizer: Annotated[str, flag("NAME")] = "bytes",
     context: Annotated[str, flag("COUNT")] = "128",

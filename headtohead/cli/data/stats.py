@@ -15,7 +15,6 @@ from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
 
 def command(
     names: Annotated[tuple[str, ...], flag("CORPUS")],
-    /,
     *,
     window: Annotated[str, flag("BYTES")] = "1024",
     data_dir: DataDirectory = None,

@@ -74,7 +74,7 @@ class Flag:
 
 
 def flags_of(command: Callable[..., Any]) -> list[Flag]:
-    """Return the options of a command; a dataclass parameter gives one option per field."""
+    """Return the arguments of a command; keyword-only ones are options, a dataclass has one option per field."""
     return [*_flags(command)]
 
 
@@ -97,7 +97,7 @@ def _flags(owner: Any, holder: str = "", defaults: Any = None) -> Iterator[Flag]
             about=about.get(parameter.name, ""),
             default=getattr(defaults, parameter.name, parameter.default),
             group=getattr(owner, "heading", ""),
-            positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
+            positional=not holder and parameter.kind is not inspect.Parameter.KEYWORD_ONLY,
             several="tuple[" in str(plain),
             switch=plain == Switch,
             holder=holder,
