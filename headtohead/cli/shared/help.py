@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headtohead.cli.shared.options import Mark, Switch
+from headtohead.cli.shared.options import Switch, flag
 
 WIDTH = 100
 _COLUMN = 30
@@ -87,7 +87,7 @@ def _flags(owner: Any, holder: str = "", defaults: Any = None) -> Iterator[Flag]
         if dataclasses.is_dataclass(plain):
             yield from _flags(plain, parameter.name, parameter.default)
             continue
-        mark = next((mark for mark in marks if isinstance(mark, Mark)), Mark())
+        mark = next((mark for mark in marks if isinstance(mark, flag)), flag())
         choices = tuple(map(str, typing.get_args(plain))) if typing.get_origin(plain) is Literal else ()
         kinds = (plain, *typing.get_args(plain))
         yield Flag(

@@ -13,14 +13,12 @@ from headtohead.common.numbers import parse_count, parse_duration
 
 
 @dataclass(frozen=True)
-class Mark:
+class flag:
     """The annotation of an option: how its value is shown, and its name if it differs from the parameter's."""
 
     metavar: str = ""
     name: str = ""
 
-
-flag = Mark
 
 Switch = Literal["auto", "on", "off"]
 """An option given as --NAME or --no-NAME; `auto` when neither is given."""
