@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,27 +73,25 @@ class Flag:
         return f"{self.about} [{', '.join(map(str, values))}]"
 
 
-def flags_of(command: Callable[..., Any]) -> list[Flag]:
+def flags_of(owner: Any, holder: str = "", defaults: Any = None) -> list[Flag]:
     """Return the arguments of a command; keyword-only ones are options, a dataclass has one option per field."""
-    return [*_flags(command)]
-
-
-def _flags(owner: Any, holder: str = "", defaults: Any = None) -> Iterator[Flag]:
     hints = typing.get_type_hints(owner, include_extras=True)
     about = _descriptions(owner)
+    flags: list[Flag] = []
     for parameter in inspect.signature(owner).parameters.values():
         hint = hints[parameter.name]
         plain, marks = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
         if dataclasses.is_dataclass(plain):
-            yield from _flags(plain, parameter.name, parameter.default)
+            flags += flags_of(plain, parameter.name, parameter.default)
             continue
         mark = next((mark for mark in marks if isinstance(mark, flag)), flag())
         choices = tuple(map(str, typing.get_args(plain))) if typing.get_origin(plain) is Literal else ()
         kinds = (plain, *typing.get_args(plain))
-        yield Flag(
+        word = {int: "COUNT", float: "NUMBER"}.get(plain, "TEXT")
+        one = Flag(
             name=mark.name or parameter.name.rstrip("_").replace("_", "-"),
             parameter=parameter.name,
-            metavar=mark.metavar or "|".join(choices) or _kind(plain),
+            metavar=mark.metavar or "|".join(choices) or word,
             about=about.get(parameter.name, ""),
             default=getattr(defaults, parameter.name, parameter.default),
             group=getattr(owner, "heading", ""),
@@ -104,10 +102,8 @@ def _flags(owner: Any, holder: str = "", defaults: Any = None) -> Iterator[Flag]
             kind=next((kind for kind in (int, float, Path) if kind in kinds), str),
             choices=choices,
         )
-
-
-def _kind(hint: Any) -> str:
-    return {int: "COUNT", float: "NUMBER"}.get(hint, "TEXT")
+        flags.append(one)
+    return flags
 
 
 def _descriptions(owner: Any) -> dict[str, str]:
