@@ -21,7 +21,11 @@ def command(*, data_dir: DataDirectory = None) -> None:
     for title, names, find in (
         ("corpora", corpus_names(), lambda name: ":" in name or find_corpus(name, data_dir)),
         ("tasks", task_names(), lambda name: task_files(name, data_dir)),
-        ("zero-shot tasks", zeroshot.task_names(), lambda name: zeroshot.task_file(name, data_dir)),
+        (
+            "zero-shot tasks",
+            zeroshot.task_names(),
+            lambda name: zeroshot.task_file(name, data_dir),
+        ),
     ):
         rows = []
         for name, about in names.items():
