@@ -240,11 +240,8 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
         if isinstance(model, Pointer):
             answer = row.tokens[slice(*(row.span or (0, 0)))].tolist()
         right = "".join(map(words, answer))
-    return _Input(
-        *(row.tokens[:stop].tolist(), words, place, relevant[:stop].tolist(), right),
-        classes=task.classes,
-        apart=task.tokenizer is None,
-    )
+    tokens, marked = row.tokens[:stop].tolist(), relevant[:stop].tolist()
+    return _Input(tokens, words, place, marked, right, task.classes, apart=task.tokenizer is None)
 
 
 def _names(task: Task) -> Callable[[int], str]:
@@ -278,5 +275,5 @@ def _view(subject: _Subject, matter: _Input) -> InspectionView:
         notes.append(f"{names} has no attention map; only the prediction is shown.")
     words, relevant = [matter.words(token) for token in tokens], matter.relevant[cut:]
     return InspectionView(
-        *(subject.label, subject.about, words, inspection, relevant, matter.right, matter.apart, notes)
+        subject.label, subject.about, words, inspection, relevant, matter.right, matter.apart, notes
     )

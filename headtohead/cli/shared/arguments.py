@@ -81,11 +81,12 @@ def read_words(words: Sequence[str], flags: Sequence[Flag]) -> dict[str, list[st
                 values.append(value if sign else "on" if on else "off")
             if one.several or not (one.switch or sign):
                 target, room = values, math.inf if one.several else 1
-    for one in (one for one in flags if one.positional):
+    positional = [one for one in flags if one.positional]
+    for one in positional:
         if own := places[:] if one.several else places[:1]:
             given[one.name] = own
         del places[: len(own)]
-    for one in (*known.values(), *(one for one in flags if one.positional)):
+    for one in (*known.values(), *positional):
         _check(one, given.get(one.name))
     if places:
         raise UserError(f"unexpected argument '{places[0]}'")
