@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from headtohead import api
 from headtohead.cli.shared.options import Json, RunArgument, ScoringOptions, flag
-from headtohead.cli.shared.tables import print_table
+from headtohead.cli.shared.tables import print_rows, print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import number
 from headtohead.common.terminal import say, say_json
@@ -103,19 +104,19 @@ def _show_own_task(title: str, found: dict[str, Any]) -> None:
 
 def _show_tasks(title: str, scores: list[TaskScore]) -> None:
     """Print scores on tasks with standard errors and chance."""
-    columns = (
-        *("task", "n", "accuracy", "standard error", "by bytes", "its standard error"),
-        *("chance", "one answer", "nats of the answer", "cut"),
-    )
-    rows = []
-    for score in scores:
-        shares = (
-            *(score.accuracy, score.standard_error, score.accuracy_by_bytes),
-            *(score.standard_error_by_bytes, score.chance, score.one_answer),
-        )
-        cells = [number(share, ".4f") for share in shares]
-        rows.append((score.task, f"{score.n:,}", *cells, f"{score.nats:.2f}", f"{score.cut:,}"))
-    print_table(title, columns, rows, right=columns[1:])
+    columns: dict[str, Callable[[TaskScore], object]] = {
+        "task": lambda score: score.task,
+        "n": lambda score: f"{score.n:,}",
+        "accuracy": lambda score: number(score.accuracy, ".4f"),
+        "standard error": lambda score: number(score.standard_error, ".4f"),
+        "by bytes": lambda score: number(score.accuracy_by_bytes, ".4f"),
+        "its standard error": lambda score: number(score.standard_error_by_bytes, ".4f"),
+        "chance": lambda score: number(score.chance, ".4f"),
+        "one answer": lambda score: number(score.one_answer, ".4f"),
+        "nats of the answer": lambda score: f"{score.nats:.2f}",
+        "cut": lambda score: f"{score.cut:,}",
+    }
+    print_rows(title, scores, columns, text=("task",))
     cut = sum(score.cut for score in scores)
     if cut:
         say(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")

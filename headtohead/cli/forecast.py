@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from headtohead import api
 from headtohead.cli.shared.options import DeviceOptions, Json, StudyOptions, flag
-from headtohead.cli.shared.tables import print_table
+from headtohead.cli.shared.tables import print_rows, print_table
 from headtohead.common.numbers import number, short_bytes, short_count, short_time
 from headtohead.common.terminal import say, say_json
-from headtohead.study.judge.forecast import Forecast
+from headtohead.study.judge.forecast import ArmForecast, Forecast
 from headtohead.study.store.manifest import metric_label
 
 
@@ -42,22 +43,18 @@ def command(
 
 
 def _show(found: Forecast) -> None:
-    columns = ("arm", "contest", "runs", "tokens", "FLOPs", "tokens/s", "time", "speed")
-    rows = [
-        (
-            arm.label,
-            arm.contest,
-            arm.runs,
-            short_count(arm.tokens),
-            f"{arm.flops:.2g}",
-            short_count(arm.tokens_per_second),
-            short_time(arm.seconds),
-            arm.source,
-        )
-        for arm in found.arms
-    ]
-    left = found.runs - found.done
-    print_table(f"{left} of {found.runs} runs to do", columns, rows, right=columns[2:7])
+    columns: dict[str, Callable[[ArmForecast], object]] = {
+        "arm": lambda arm: arm.label,
+        "contest": lambda arm: arm.contest,
+        "runs": lambda arm: arm.runs,
+        "tokens": lambda arm: short_count(arm.tokens),
+        "FLOPs": lambda arm: f"{arm.flops:.2g}",
+        "tokens/s": lambda arm: short_count(arm.tokens_per_second),
+        "time": lambda arm: short_time(arm.seconds),
+        "speed": lambda arm: arm.source,
+    }
+    title = f"{found.runs - found.done} of {found.runs} runs to do"
+    print_rows(title, found.arms, columns, text=("arm", "contest", "speed"))
     at_once = f", {found.workers} at the same time" if found.workers > 1 else ""
     say(f"tokens:  {short_count(found.tokens)}")
     say(f"FLOPs:   {found.flops:.3g}")

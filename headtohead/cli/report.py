@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from headtohead.api import StudyResult, open_study
 from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.results import show_result
-from headtohead.cli.shared.tables import print_table
+from headtohead.cli.shared.tables import print_rows
 from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
+from headtohead.study.judge.stability import Stability
 
 
 def command(folder: Annotated[str, flag("DIR")], *, stability: bool = False, charts: bool = False) -> None:
@@ -31,21 +33,16 @@ def command(folder: Annotated[str, flag("DIR")], *, stability: bool = False, cha
 
 
 def _show_stability(result: StudyResult) -> None:
-    columns = (
-        *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
-        *("reached", "tokens to target", "interval of it", "one rate off"),
-    )
-    rows = []
-    for row in result.stability():
-        ratio = row.tokens_ratio
-        rows.append(
-            (
-                *(row.label, row.contest, f"{row.diverged}/{row.runs}"),
-                interval(row.diverged_low, row.diverged_high, ".0%"),
-                *(number(row.spikes, ".2f"), number(row.gradient_tail, ".2f"), f"{row.reached}/{row.pairs}"),
-                "–" if ratio is None else f"{ratio:.3f} x",
-                interval(row.tokens_ratio_low, row.tokens_ratio_high, ".3f"),
-                number(row.rate_rise, "+.4f"),
-            )
-        )
-    print_table("stability and sample efficiency", columns, rows, right=columns[2:])
+    columns: dict[str, Callable[[Stability], object]] = {
+        "arm": lambda row: row.label,
+        "contest": lambda row: row.contest,
+        "diverged": lambda row: f"{row.diverged}/{row.runs}",
+        "95 % interval": lambda row: interval(row.diverged_low, row.diverged_high, ".0%"),
+        "spikes per run": lambda row: number(row.spikes, ".2f"),
+        "gradient tail": lambda row: number(row.gradient_tail, ".2f"),
+        "reached": lambda row: f"{row.reached}/{row.pairs}",
+        "tokens to target": lambda row: number(row.tokens_ratio, ".3f"),
+        "interval of it": lambda row: interval(row.tokens_ratio_low, row.tokens_ratio_high, ".3f"),
+        "one rate off": lambda row: number(row.rate_rise, "+.4f"),
+    }
+    print_rows("stability and sample efficiency", result.stability(), columns, text=("arm", "contest"))

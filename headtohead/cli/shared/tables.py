@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.text import Text
 from headtohead.common.numbers import number as number
 from headtohead.common.terminal import is_terminal, printable, say, write
 
+Row = TypeVar("Row")
 _MAX_LAID_OUT = 200
 COLORS = {
     "better": "green",
@@ -58,6 +60,14 @@ def print_table(
     with console.capture() as laid_out:
         console.print(table)
     write(laid_out.get())
+
+
+def print_rows(
+    title: str, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], text: Sequence[str] = ()
+) -> None:
+    """Print a table of objects; a column is its heading and the cell of an object. `text` names columns without numbers."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print_table(title, [*columns], cells, right=[name for name in columns if name not in text])
 
 
 def _print_plainly(
