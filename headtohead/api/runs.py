@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def evaluate(
     _skipping(model, skip, keep_ffn)
     with progress_bar("scoring", quiet) as progress:
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
-        shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
-        return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+        return score_split(
+            model, data, tokenizer.token_bytes(), progress=partial(progress, f"scoring {corpus}")
+        )
 
 
 def evaluate_task(
@@ -103,7 +105,7 @@ def evaluate_task(
         model = _skipping(load_model(run, device=device, trust_files=trust_files), skip, keep_ffn)
         dataset = dataset_of(folder, record, data_dir)
         name, precision = dataset.label, training_of(record).precision
-        score = dataset.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
+        score = dataset.score(model, split, precision, partial(progress, f"scoring {name}"))
     return {"task": name, "split": split, **score, "without_a_model": dataset.references()}
 
 

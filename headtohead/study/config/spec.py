@@ -23,8 +23,8 @@ from headtohead.study.config.validation import as_text, check_known
 from headtohead.study.probes import check_probes_apply, corpora, probe_names
 from headtohead.training.settings import TrainSettings, defaults_of, train_settings
 
-Shape = Literal["as_is", "params", "cache"]
-Length = Literal["tokens", "flops", "time", "time_plain"]
+ShapeRule = Literal["as_is", "params", "cache"]
+LengthRule = Literal["tokens", "flops", "time", "time_plain"]
 _Names = str | Annotated[list[str], msgspec.Meta(min_length=1)]
 _TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
 _MAX_BYTES = 16 * 2**20
@@ -168,8 +168,8 @@ class _Given(msgspec.Struct, rename={"start": "from"}):
     corpus: _Names = "stdlib"
     size: _Names = "nano"
     seeds: Any = 5
-    shape: Shape | Annotated[list[Shape], msgspec.Meta(min_length=1)] = "as_is"
-    length: Length | Annotated[list[Length], msgspec.Meta(min_length=1)] = "tokens"
+    shape: ShapeRule | Annotated[list[ShapeRule], msgspec.Meta(min_length=1)] = "as_is"
+    length: LengthRule | Annotated[list[LengthRule], msgspec.Meta(min_length=1)] = "tokens"
     baseline: str = ""
     primary: str = ""
     margin: Annotated[float, msgspec.Meta(ge=0, lt=1e6)] | None = None
@@ -258,7 +258,6 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
 
 _MARGIN = 0.005
 _OF_TASKS = ("causal", "answer", "metric", "from")
-_SHOWN = {"from": "init_from"}
 _OF_CORPORA = ("corpus", "bytes", "branches")
 
 
@@ -268,8 +267,9 @@ def _tasks(values: Mapping[str, Any], tasks: tuple[str, ...], arms: tuple[Arm, .
         if tasks and key in _OF_CORPORA:
             raise UserError(f"{key} applies to corpora only; remove it or tasks = {list(tasks)}")
         if not tasks and key in _OF_TASKS:
+            name = "init_from" if key == "from" else key
             raise UserError(
-                f"{_SHOWN.get(key, key)} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
+                f"{name} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
             )
     for arm in arms:
         if arm.start and not tasks:
