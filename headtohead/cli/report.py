@@ -41,7 +41,7 @@ def _show_stability(result: StudyResult) -> None:
         "spikes per run": lambda row: number(row.spikes, ".2f"),
         "gradient tail": lambda row: number(row.gradient_tail, ".2f"),
         "reached": lambda row: f"{row.reached}/{row.pairs}",
-        "tokens to target": lambda row: number(row.tokens_ratio, ".3f"),
+        "tokens to target": lambda row: "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
         "interval of it": lambda row: interval(row.tokens_ratio_low, row.tokens_ratio_high, ".3f"),
         "one rate off": lambda row: number(row.rate_rise, "+.4f"),
     }
