@@ -1,68 +1,37 @@
 """The public Python API, exported by `import headtohead`; the command line is a thin layer over it."""
 
-from __future__ import annotations
-
-from headtohead.api.bench import (
-    bench_decode,
-    bench_generate,
-    bench_growth,
-    bench_kernels,
-    bench_population,
-    bench_train,
-    check_growth_picture,
-    draw_growth,
-)
-from headtohead.api.corpora import corpus_stats
-from headtohead.api.interpret import explain, look
-from headtohead.api.judge import TableResult, forecast, judge
-from headtohead.api.mechanisms import check, check_settings, cost
-from headtohead.api.reproduce import Reproduction, reproduce
-from headtohead.api.result import StudyResult
-from headtohead.api.runs import (
-    evaluate,
-    evaluate_task,
-    generate_text,
-    load,
-    load_model,
-    score_task,
-    score_tasks,
-)
-from headtohead.api.study import Study, examine_study, open_study, watch_study
-from headtohead.api.toy import Toy, ToyPlan, run_toy
-
-__all__ = [
-    "Reproduction",
-    "Study",
-    "StudyResult",
-    "TableResult",
-    "Toy",
-    "ToyPlan",
-    "bench_decode",
-    "bench_generate",
-    "bench_growth",
-    "bench_kernels",
-    "bench_population",
-    "bench_train",
-    "check",
-    "check_growth_picture",
-    "check_settings",
-    "corpus_stats",
-    "cost",
-    "draw_growth",
-    "evaluate",
-    "evaluate_task",
-    "examine_study",
-    "explain",
-    "forecast",
-    "generate_text",
-    "judge",
-    "load",
-    "load_model",
-    "look",
-    "open_study",
-    "reproduce",
-    "run_toy",
-    "score_task",
-    "score_tasks",
-    "watch_study",
-]
+from headtohead.api.bench import bench_decode as bench_decode
+from headtohead.api.bench import bench_generate as bench_generate
+from headtohead.api.bench import bench_growth as bench_growth
+from headtohead.api.bench import bench_kernels as bench_kernels
+from headtohead.api.bench import bench_population as bench_population
+from headtohead.api.bench import bench_train as bench_train
+from headtohead.api.bench import check_growth_picture as check_growth_picture
+from headtohead.api.bench import draw_growth as draw_growth
+from headtohead.api.catalog import catalog as catalog
+from headtohead.api.catalog import check as check
+from headtohead.api.catalog import check_settings as check_settings
+from headtohead.api.catalog import corpus_stats as corpus_stats
+from headtohead.api.catalog import cost as cost
+from headtohead.api.interpret import explain as explain
+from headtohead.api.interpret import look as look
+from headtohead.api.judge import TableResult as TableResult
+from headtohead.api.judge import forecast as forecast
+from headtohead.api.judge import judge as judge
+from headtohead.api.reproduce import Reproduction as Reproduction
+from headtohead.api.reproduce import Toy as Toy
+from headtohead.api.reproduce import ToyPlan as ToyPlan
+from headtohead.api.reproduce import reproduce as reproduce
+from headtohead.api.reproduce import run_toy as run_toy
+from headtohead.api.result import StudyResult as StudyResult
+from headtohead.api.runs import evaluate as evaluate
+from headtohead.api.runs import evaluate_task as evaluate_task
+from headtohead.api.runs import generate_text as generate_text
+from headtohead.api.runs import load as load
+from headtohead.api.runs import load_model as load_model
+from headtohead.api.runs import score_task as score_task
+from headtohead.api.runs import score_tasks as score_tasks
+from headtohead.api.study import Study as Study
+from headtohead.api.study import examine_study as examine_study
+from headtohead.api.study import open_study as open_study
+from headtohead.api.study import watch_study as watch_study

@@ -54,7 +54,7 @@ class _Input:
     tokens: list[int]
     words: Callable[[int], str]
     place: int | None = None
-    relevant: list[bool] | None = None
+    relevant: Sequence[bool] = ()
     right: str = ""
     classes: Sequence[str] = ()
     apart: bool = False
@@ -81,7 +81,7 @@ def look(
     """
     from headtohead.report.inspection_page import write_look
 
-    given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
+    given = _listed(runs)
     if not 1 <= len(given) <= 2:
         raise UserError(f"look takes one or two runs; {len(given)} were given")
     if text and task:
@@ -120,7 +120,7 @@ def explain(
     The default task is the one they were trained on. Several runs must be the seeds of one arm; every number then
     becomes a mean with its 95 % t interval over seeds.
     """
-    given = [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
+    given = _listed(runs)
     folders = [find_run(run) for run in given if not isinstance(run, Decoder)]
     labels = [folder.spec().corpus.label for folder in folders]
     if seed < 0:
@@ -140,6 +140,10 @@ def explain(
             explained = explain_model(subject.model, found, split, limit=limit, seed=seed, progress=shown)
             summaries.append(explained.summary())
     return summaries[0] if len(summaries) == 1 else over_seeds(summaries)
+
+
+def _listed(runs: Looking | Sequence[Looking]) -> list[Looking]:
+    return [runs] if isinstance(runs, str | Path | Decoder) else list(runs)
 
 
 def _check_seeds(folders: Sequence[RunDirectory]) -> None:
@@ -182,30 +186,23 @@ def _task(
     if isinstance(given, Task):
         return given
     if given:
-        return _prepared(given, subject, data_dir, progress)
+        size = subject.model.size
+        task = prepare_task(given, subject.encoding, size.context, data_dir=data_dir, progress=progress)
+        if task.vocabulary != size.vocabulary:
+            raise UserError(
+                f"task '{given}' has a vocabulary of {task.vocabulary:,} tokens and {subject.label} of "
+                f"{size.vocabulary:,}; give a task with the model's vocabulary"
+            )
+        return task
     if subject.run is None:
         raise UserError(f"a model in memory has no training task; give {needed}")
     spec = subject.run.spec()
     if spec.task is None:
         raise UserError(f"run {subject.run.id} was trained on a corpus; give {needed}")
     progress(f"preparing {spec.corpus.label}", 0.0)
-    task = data_of(dataset_of(subject.run, spec, data_dir))
-    assert isinstance(task, Task)
-    return task
-
-
-def _prepared(
-    name: str, subject: _Subject, data_dir: str | Path | None, progress: Callable[[str, float], None]
-) -> Task:
-    """Return a task by name, encoded with the subject's tokenizer."""
-    context = subject.model.size.context
-    task = prepare_task(name, subject.encoding, context, data_dir=data_dir, progress=progress)
-    if task.vocabulary != subject.model.size.vocabulary:
-        raise UserError(
-            f"task '{name}' has a vocabulary of {task.vocabulary:,} tokens and {subject.label} of "
-            f"{subject.model.size.vocabulary:,}; give a task with the model's vocabulary"
-        )
-    return task
+    trained_on = data_of(dataset_of(subject.run, spec, data_dir))
+    assert isinstance(trained_on, Task)
+    return trained_on
 
 
 def _text(text: str, subject: _Subject) -> _Input:
@@ -230,35 +227,21 @@ def _example(task: Task, split: str, number: int, model: Decoder) -> _Input:
             f"task '{task.name}' has no example {number} in {split}; allowed: 0 to {len(rows) - 1:,}"
         )
     row: Example = rows[number]
-    tokenizer, words = task.tokenizer, _names(task)
+    words = _names(task)
+    relevant, place, stop, right = np.asarray(row.relevant.any(0)), None, len(row.tokens), ""
     if row.targets is None:
         right = task.classes[row.label] if isinstance(model, Classifier) else ""
-        return _Input(
-            row.tokens.tolist(),
-            words,
-            None,
-            np.asarray(row.relevant.any(0)).tolist(),
-            right,
-            task.classes,
-            tokenizer is None,
-        )
-    # The answer itself is not given to the model. Of several queries take the last, which sees the whole input.
-    asked = np.flatnonzero(row.targets >= 0)
-    place = row.prompt - 1 if row.prompt else int(asked[-1])
-    stop = row.prompt or len(row.tokens)
-    which = 0 if row.prompt or len(row.relevant) == 1 else len(row.relevant) - 1
-    answer = [int(row.targets[place])]
-    if isinstance(model, Pointer):
-        answer = row.tokens[slice(*(row.span or (0, 0)))].tolist()
-    return _Input(
-        row.tokens[:stop].tolist(),
-        words,
-        place,
-        np.asarray(row.relevant[which, :stop]).tolist(),
-        "".join(map(words, answer)),
-        task.classes,
-        tokenizer is None,
-    )
+    else:
+        # The answer itself is not given to the model. Of several queries take the last, which sees the whole input.
+        place = row.prompt - 1 if row.prompt else int(np.flatnonzero(row.targets >= 0)[-1])
+        stop = row.prompt or stop
+        relevant = row.relevant[0 if row.prompt else -1]
+        answer = [int(row.targets[place])]
+        if isinstance(model, Pointer):
+            answer = row.tokens[slice(*(row.span or (0, 0)))].tolist()
+        right = "".join(map(words, answer))
+    tokens, marked = row.tokens[:stop].tolist(), relevant[:stop].tolist()
+    return _Input(tokens, words, place, marked, right, task.classes, apart=task.tokenizer is None)
 
 
 def _names(task: Task) -> Callable[[int], str]:
@@ -281,9 +264,8 @@ def _view(subject: _Subject, matter: _Input) -> InspectionView:
     notes = []
     if cut:
         why = f"the context is {most}" if most == model.size.context else f"the page limit is {most}"
-        lost = sum(matter.relevant[:cut]) if matter.relevant else 0
-        words = f", {lost} of them relevant" if lost else ""
-        notes.append(f"{count} tokens, but {why}: the first {cut} were cut off{words}.")
+        lost = f", {sum(matter.relevant[:cut])} of them relevant" if any(matter.relevant[:cut]) else ""
+        notes.append(f"{count} tokens, but {why}: the first {cut} were cut off{lost}.")
     place = None if matter.place is None else max(0, matter.place - cut)
     tokens = matter.tokens[cut:]
     inspection = inspect_text(model, tokens, matter.words, matter.classes, place)
@@ -291,13 +273,7 @@ def _view(subject: _Subject, matter: _Input) -> InspectionView:
     if len(without) == len(inspection.layers):
         names = ", ".join(dict.fromkeys(without))
         notes.append(f"{names} has no attention map; only the prediction is shown.")
+    words, relevant = [matter.words(token) for token in tokens], matter.relevant[cut:]
     return InspectionView(
-        subject.label,
-        subject.about,
-        [matter.words(token) for token in tokens],
-        inspection,
-        matter.relevant[cut:] if matter.relevant else (),
-        matter.right,
-        matter.apart,
-        notes,
+        subject.label, subject.about, words, inspection, relevant, matter.right, matter.apart, notes
     )

@@ -1,4 +1,4 @@
-"""Run the studies of a paper and judge its claims."""
+"""Run the studies of a paper, its toy model among them, and judge its claims."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headtohead.api.result import CLAIMS, StudyResult
-from headtohead.api.study import Study, open_study, plain
-from headtohead.api.toy import as_seconds, run_toy
+from headtohead.api.result import CLAIMS, StudyResult, report_skipped
+from headtohead.api.study import Study, open_study, plain, processes
 from headtohead.common.deprecation import old_names
 from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknown
 from headtohead.common.files import write_json
+from headtohead.common.numbers import parse_duration
+from headtohead.common.progress import progress_bar
 from headtohead.common.schema import read_document
-from headtohead.papers.faster_qk.work import Toy, read_toy
+from headtohead.papers.faster_qk.work import Toy, ToyPlan, read_toy, work_toy
 from headtohead.study.claims import ClaimResult, Finished, judge_claims
 from headtohead.study.claims.criteria import MAIN
 from headtohead.study.claims.evidence import Finder
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
+from headtohead.study.environment import choose_device
 from headtohead.study.run.execute import Summary
 from headtohead.study.store.run_store import Store, read_probe
 
@@ -77,13 +79,50 @@ def reproduce(
     return work.judged(quiet=bool(execution.get("quiet")))
 
 
+@old_names(seconds="time_limit")
+def run_toy(
+    plan: ToyPlan | str,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    workers: int = 0,
+    time_limit: float | str = math.inf,
+    quiet: bool = False,
+) -> Toy:
+    """Run what is missing of the toy in `out`, write toy.json, toy.html and the charts there, and return the result.
+
+    `plan` may be a scale of `faster_qk`: smoke, small or paper.
+
+    >>> run_toy(ToyPlan(runs=("FAFO", "FACO"), seeds=2, until=0.1), "races/toy").findings
+    """
+    limit = parse_duration(time_limit)
+    if isinstance(plan, str):
+        scales = read_paper(find_paper("faster_qk")).toy
+        if plan not in scales:
+            raise unknown("scale of the toy", plan, scales)
+        plan = scales[plan]
+    chosen = choose_device(device)
+    toy = work_toy(plan, Path(out), chosen, processes(chosen, workers), limit, quiet)
+    try:
+        from headtohead.report.toy import write_toy
+    except ImportError as error:
+        report_skipped(error, quiet)
+        return toy
+    with progress_bar("drawing", quiet) as progress:
+        try:
+            write_toy(Path(out), toy, progress)
+        except OSError as error:
+            raise UserError(f"cannot write the toy's page to {out}: {error.strerror}") from None
+    return toy
+
+
 class _Work:
     """A paper at one scale: runs or reads its studies one by one, then judges them together."""
 
     def __init__(self, paper: Paper, scale: str, folder: Path, execution: dict[str, Any]) -> None:
         self.paper, self.scale, self.folder, self.execution = paper, scale, folder, execution
         self.settings = paper.studies(scale)
-        self.end = time.monotonic() + as_seconds(execution.get("time_limit", math.inf))
+        self.end = time.monotonic() + parse_duration(execution.get("time_limit", math.inf))
         self.absent: dict[str, str] = {}
         self.found = Reproduction(scale, [], folder / CLAIMS, {})
 
@@ -128,8 +167,8 @@ class _Work:
             return
         found.studies[name] = result
         found.ran.append(name)
-        for word in ("done", "left"):
-            setattr(found.summary, word, getattr(found.summary, word) + getattr(result.summary, word))
+        found.summary.done += result.summary.done
+        found.summary.left += result.summary.left
         found.summary.stopped = found.summary.stopped or result.summary.stopped
         found.summary.trouble += result.summary.trouble
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,13 @@ def evaluate(
     """
     from headtohead.data.shards import tokens_of
 
-    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    model, tokenizer = _load_reader(run, device, trust_files)
+    _skipping(model, skip, keep_ffn)
     with progress_bar("scoring", quiet) as progress:
         data = tokens_of(corpus, split, tokenizer, data_dir=data_dir, progress=progress)
-        shown = lambda share: progress(f"scoring {corpus}", share)  # noqa: E731
-        return score_split(model, data, tokenizer.token_bytes(), progress=shown)
+        return score_split(
+            model, data, tokenizer.token_bytes(), progress=partial(progress, f"scoring {corpus}")
+        )
 
 
 def evaluate_task(
@@ -99,11 +102,10 @@ def evaluate_task(
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     with progress_bar("scoring", quiet) as progress:
-        model = load_model(run, device=device, trust_files=trust_files)
+        model = _skipping(load_model(run, device=device, trust_files=trust_files), skip, keep_ffn)
         dataset = dataset_of(folder, spec, data_dir)
-        _leave_out(model, skip, keep_ffn)
         name, precision = dataset.label, spec.training.precision
-        score = dataset.score(model, split, precision, lambda share: progress(f"scoring {name}", share))
+        score = dataset.score(model, split, precision, partial(progress, f"scoring {name}"))
     return {"task": name, "split": split, **score, "without_a_model": dataset.references()}
 
 
@@ -143,7 +145,8 @@ def score_tasks(
     """
     # Read every file before scoring, so that a missing one fails immediately.
     found = [find_task(name, data_dir).part(limit) for name in chosen_tasks(tasks)]
-    model, tokenizer = _load_skipping(run, device, trust_files, skip, keep_ffn)
+    model, tokenizer = _load_reader(run, device, trust_files)
+    _skipping(model, skip, keep_ffn)
     total = sum(len(task.examples) for task in found)
     scores: list[TaskScore] = []
     with progress_bar("scoring", quiet) as progress:
@@ -157,32 +160,24 @@ def score_tasks(
     return scores
 
 
-def _load_skipping(
-    run: str | Path, device: str, trust_files: bool, skip: str, keep_ffn: bool
-) -> tuple[Decoder, Tokenizer]:
-    """Return a run's model without the skipped blocks, and its tokenizer."""
-    chosen = choose_device(device)
-    _check_not_task(run)
-    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
-    _leave_out(model, skip, keep_ffn)
-    return model, tokenizer
-
-
-def _check_not_task(run: str | Path) -> None:
-    """Raise if the run was trained on a task and cannot score plain text."""
-    spec = find_run(run).spec()
+def _load_reader(run: str | Path, device: str, trust_files: bool) -> tuple[Decoder, Tokenizer]:
+    """Return the model and tokenizer of a run; raise if it was trained on a task and cannot read plain text."""
+    chosen, spec = choose_device(device), find_run(run).spec()
     if spec.task:
         raise UserError(
             f"run {spec.id} was trained on the task '{spec.corpus.label}' only; "
             "score it there with: h2h evaluate RUN"
         )
+    return load(run, device=str(chosen), trust_files=trust_files)
 
 
-def _leave_out(model: Decoder, skip: str, keep_ffn: bool) -> None:
+def _skipping(model: Decoder, skip: str, keep_ffn: bool) -> Decoder:
+    """Return the model, which from now on leaves out the skipped blocks."""
     if keep_ffn and not skip:
         raise UserError("keep_ffn applies to skipped layers; give skip too (--skip)")
     if skip:
         model.skip(skipped_layers(model.arms, skip), keep_ffn)
+    return model
 
 
 def generate_text(
@@ -200,19 +195,17 @@ def generate_text(
     A prompt longer than the context is cut on the left. On a GPU decoding steps run as a CUDA graph. `warn` receives a
     message about a cut prompt, and the reason if the run's mechanism does not allow a graph.
     """
-    chosen = choose_device(device)
     if tokens > MAX_TOKENS:
         raise UserError(f"tokens={tokens:,} is too many; at most {MAX_TOKENS:,}")
     encoded = check_unicode(prompt, "the prompt").encode("utf-8")
-    _check_not_task(run)
-    model, tokenizer = load(run, device=str(chosen), trust_files=trust_files)
+    model, tokenizer = _load_reader(run, device, trust_files)
     read = tokenizer.encode(encoded).astype("int64").tolist()
     context = model.size.context
     if len(read) > context:
         warn(
             f"the prompt has {len(read):,} tokens and the context {context:,}: only the last {context:,} are read"
         )
-    start = torch.tensor([read[-context:]], device=chosen)
+    start = torch.tensor([read[-context:]], device=choose_device(device))
     written: list[int] = []
     shown = ""
     for token in generate(model, start, tokens, sampling or Sampling(), warn=warn):

@@ -5,24 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.common.errors import UserError
-from headtohead.common.terminal import is_terminal, printable, say, write
+from headtohead.common.progress import progress_bar
+from headtohead.common.terminal import is_terminal, say
 from headtohead.mechanisms.contract.registry import builtin_mechanisms
-from headtohead.model.check import LEVELS, check_composed
+from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.check import LEVELS, Verification, check_composed
 from headtohead.model.layout import parse_layout
-
-_CLEAR_LINE = "\r\033[K"
 
 
 def command(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("ARM|FILE.py:Class")] = (),
-    /,
+    names: Annotated[tuple[str, ...], flag("ARM|FILE.py:Class")] = (),
     *,
     all_: Annotated[bool, flag(name="all")] = False,
     compile: bool = False,
@@ -42,26 +37,13 @@ def command(
             f"h2h check needs a name, FILE.py:Class, or --all (allowed: {', '.join(builtin_mechanisms())})"
         )
     good = True
+    levels = list(LEVELS)
     for name in chosen:
-        composed = parse_layout(name).pattern[0]
-        settings = api.check_settings(composed)
-        show = (
-            (
-                lambda words, name=name: write(
-                    f"{_CLEAR_LINE}{printable(f'{name}: {words}')}", sys.stderr, flush=True
-                )
-            )
-            if is_terminal(sys.stderr)
-            else None
-        )
-        found = check_composed(settings, compile, show)
-        if show:
-            write(_CLEAR_LINE, sys.stderr, flush=True)
+        settings = api.check_settings(parse_layout(name).pattern[0])
+        found = _checked(name, settings, compile)
+        level = "not raceable" if found.level == "none" else found.level
         plural = "setting" if len(settings) == 1 else "settings"
-        say(
-            f"{name}: {found.level if found.level != 'none' else 'not raceable'} ({len(settings)} {plural}, {found.seconds:.1f} s)"
-        )
-        levels = list(LEVELS)
+        say(f"{name}: {level} ({len(settings)} {plural}, {found.seconds:.1f} s)")
         for finding in found.findings:
             say(f"  {finding.check.replace('_', ' ')}: {finding.words}\n    at {finding.setting}")
         if not found.complete:
@@ -69,3 +51,8 @@ def command(
             say(f"  fix these to be {missing}")
         good = good and (found.complete if all_ else found.level != "none")
     return 0 if good else 1
+
+
+def _checked(name: str, settings: list[Composed], compile: bool) -> Verification:
+    with progress_bar(name, quiet=not is_terminal(sys.stderr)) as progress:
+        return check_composed(settings, compile, lambda words: progress(f"{name}: {words}", 0.0))

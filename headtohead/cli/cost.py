@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, short_bytes, short_count
@@ -18,14 +13,13 @@ from headtohead.common.terminal import say_json
 
 
 def command(
-    arms: Annotated[tuple[str, ...], tyro.conf.Positional, flag("ARM")],
-    /,
+    arms: Annotated[tuple[str, ...], flag("ARM")],
     *,
     size: Annotated[str, flag("NAME")] = "nano",
     context: Annotated[str | None, flag("COUNT")] = None,
     batch: int = 1,
     json_: Json = False,
-) -> int:
+) -> None:
     """Show parameters, forward FLOPs per token and cache bytes per token of arms, by formula.
 
     Example: h2h cost standard sharing:tie=kv standard:kv_heads=1 --size 350m --context 8192
@@ -44,38 +38,21 @@ def command(
     rows = [api.cost(arm, size=size, context=parse_count(context or 0), batch=batch) for arm in arms]
     if json_:
         say_json(rows, indent=1)
-        return 0
+        return
     first = rows[0]
     table = []
     for row in rows:
         flops, cached = row["flops_per_token"], row["cache_bytes_per_token"]
         fixed = (row["cache_bytes_per_sequence"] or 0) + (row["cache_bytes_shared"] or 0)
-        table.append(
-            (
-                row["label"],
-                f"{row['parameters']:,}",
-                f"{row['parameters'] / first['parameters']:.3f}",
-                short_count(flops["causal"]),
-                short_count(flops["full"]),
-                short_count(row["decode_flops_per_token"]),
-                "none: recomputes" if cached is None else f"{cached:,}",
-                short_bytes(cached * row["context"] + fixed) if cached is not None else "–",
-            )
-        )
+        counts = map(short_count, (flops["causal"], flops["full"], row["decode_flops_per_token"]))
+        cache = ("none: recomputes", "–")
+        if cached is not None:
+            cache = (f"{cached:,}", short_bytes(cached * row["context"] + fixed))
+        ratio = f"{row['parameters'] / first['parameters']:.3f}"
+        table.append((row["label"], f"{row['parameters']:,}", ratio, *counts, *cache))
     columns = (
-        "arm",
-        "parameters",
-        "ratio",
-        "FLOPs/token causal",
-        "full",
-        "decode",
-        "cache bytes/token",
-        "cache at context",
+        *("arm", "parameters", "ratio", "FLOPs/token causal", "full", "decode"),
+        *("cache bytes/token", "cache at context"),
     )
-    print_table(
-        f"{size}: {first['dims']}; context {first['context']}, cache in bf16",
-        columns,
-        table,
-        right=columns[1:],
-    )
-    return 0
+    title = f"{size}: {first['dims']}; context {first['context']}, cache in bf16"
+    print_table(title, columns, table, right=columns[1:])

@@ -5,22 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from headtohead.api import examine_study
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.common.terminal import say
 from headtohead.study.store.run_store import Store
 
 
-def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
-    /,
-    *,
-    dry_run: bool = False,
-) -> int:
+def command(folder: Annotated[str, flag("DIR")], /, *, dry_run: bool = False) -> int:
     """Check a study directory (checksums, complete files, stale locks, disk space) and repair what is safe.
 
     Damaged files are renamed, never deleted. The exit code is 1 when something is left to do.

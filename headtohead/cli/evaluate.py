@@ -1,18 +1,15 @@
-"""h2h data, generate, evaluate."""
+"""h2h evaluate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    Json,
-    RunArgument,
-    flag,
-)
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.options import Json, RunArgument, ScoringOptions, flag
+from headtohead.cli.shared.tables import print_rows, print_table
 from headtohead.common.errors import UserError
+from headtohead.common.numbers import number
 from headtohead.common.terminal import say, say_json
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.evaluation.zeroshot import TaskScore
@@ -22,7 +19,6 @@ from headtohead.study.store.run_store import find_run
 
 def command(
     run: RunArgument,
-    /,
     *,
     corpus: Annotated[str | None, flag("NAME")] = None,
     task: Annotated[tuple[str, ...], flag("NAME|all")] = (),
@@ -30,11 +26,9 @@ def command(
     limit: Annotated[int | None, flag("COUNT")] = None,
     skip: Annotated[str, flag("variant|standard|LAYERS")] = "",
     keep_ffn: bool = False,
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    data_dir: DataDirectory = None,
+    model: ScoringOptions = ScoringOptions(),  # noqa: B008  frozen
     json_: Json = False,
-    trust_files: bool = False,
-) -> int:
+) -> None:
     """Score a trained run on a corpus or on zero-shot tasks, with the tokenizer of the run.
 
     A run that was trained on a task is scored on that task when neither --corpus nor --task is given.
@@ -48,76 +42,42 @@ def command(
         limit: examples per task, spread evenly over it (default: all)
         skip: layers to skip: all but standard ones (variant), standard ones, or 2,4-6 (default: none)
         keep_ffn: skip only the attention of those layers
-        device: where to run
-        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
         json_: print one JSON document
-        trust_files: execute the mechanism file that the run names
     """
+    about = {"run": run, "skip": skip, "keep_ffn": keep_ffn}
+    title = f"without {skip}{' (feed-forward kept)' if keep_ffn else ''}" if skip else ""
+    how = {"skip": skip, "keep_ffn": keep_ffn, "quiet": json_, **model.arguments()}
     if corpus is None and not task and limit is None and _of_task(run):
-        found = api.evaluate_task(
-            run,
-            split=split or "test",
-            device=device,
-            data_dir=data_dir,
-            trust_files=trust_files,
-            quiet=json_,
-            skip=skip,
-            keep_ffn=keep_ffn,
-        )
-        _show_own_task(run, found, json_, skip, keep_ffn)
-        return 0
-    if (corpus is None) == (not task):
-        raise UserError("give either --corpus or --task")
-    if task:
+        found = api.evaluate_task(run, split=split or "test", **how)
+        if json_:
+            say_json(about | found)
+        else:
+            _show_own_task(title, found)
+    elif task and corpus is None:
         if split is not None:
             raise UserError(f"--split {split} applies to a corpus; a task has one set of examples")
         if limit is not None and limit < 1:
             raise UserError(f"--limit {limit} is too small; at least 1 is allowed")
-        scores = api.score_tasks(
-            run,
-            task,
-            limit=limit or 0,
-            device=device,
-            data_dir=data_dir,
-            trust_files=trust_files,
-            quiet=json_,
-            skip=skip,
-            keep_ffn=keep_ffn,
-        )
-        _show_tasks(run, scores, json_, skip, keep_ffn)
-        return 0
-    if limit is not None:
-        raise UserError(f"--limit {limit} applies to tasks; a corpus is always scored whole")
-    assert corpus is not None
-    split = split or "test"
-    score = api.evaluate(
-        run,
-        corpus,
-        split=split,
-        device=device,
-        data_dir=data_dir,
-        trust_files=trust_files,
-        quiet=json_,
-        skip=skip,
-        keep_ffn=keep_ffn,
-    )
-    if json_:
-        say_json(
-            {"run": run, "corpus": corpus, "split": split, "skip": skip, "keep_ffn": keep_ffn}
-            | {**score.as_dict(), "blocks": len(score.blocks)}
-        )
-        return 0
-    row = (
-        corpus,
-        split,
-        f"{score.bits_per_byte:.4f}",
-        f"{score.nats:.4f}",
-        f"{score.perplexity:.3f}",
-        f"{score.tokens:,}",
-    )
-    columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
-    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
-    return 0
+        scores = api.score_tasks(run, task, limit=limit or 0, **how)
+        if json_:
+            say_json(about | {"tasks": [score.as_dict() for score in scores]})
+        else:
+            _show_tasks(title, scores)
+    elif corpus is not None and not task:
+        if limit is not None:
+            raise UserError(f"--limit {limit} applies to tasks; a corpus is always scored whole")
+        split = split or "test"
+        score = api.evaluate(run, corpus, split=split, **how)
+        if json_:
+            say_json(
+                about | {"corpus": corpus, "split": split, **score.as_dict(), "blocks": len(score.blocks)}
+            )
+            return
+        numbers = (f"{score.bits_per_byte:.4f}", f"{score.nats:.4f}", f"{score.perplexity:.3f}")
+        columns = ("corpus", "split", "bits per byte", "nats per token", "perplexity", "tokens")
+        print_table(title, columns, [(corpus, split, *numbers, f"{score.tokens:,}")], right=columns[2:])
+    else:
+        raise UserError("give either --corpus or --task")
 
 
 def _of_task(run: str) -> bool:
@@ -128,52 +88,35 @@ def _of_task(run: str) -> bool:
         return False
 
 
-def _show_own_task(run: str, found: dict[str, Any], json_: bool, skip: str, keep_ffn: bool) -> None:
+def _show_own_task(title: str, found: dict[str, Any]) -> None:
     """Print the score of a run on the task it was trained on."""
-    if json_:
-        say_json({"run": run, "skip": skip, "keep_ffn": keep_ffn} | found)
-        return
     metrics = [name for name in MARGINS if name in found]
     lines = found["without_a_model"]
     columns = ("task", "split", *map(metric_label, metrics), "nats per target", "examples", *lines)
     scores = [f"{found[name]:.4f}" for name in (*metrics, "nats")]
-    row = (
-        found["task"],
-        found["split"],
-        *scores,
-        f"{found['examples']:,}",
-        *(f"{v:.4f}" for v in lines.values()),
-    )
-    print_table(_without(skip, keep_ffn), columns, [row], right=columns[2:])
+    others = [f"{value:.4f}" for value in lines.values()]
+    row = (found["task"], found["split"], *scores, f"{found['examples']:,}", *others)
+    print_table(title, columns, [row], right=columns[2:])
     if "groups" in found:
         rows = [(name, f"{value:.4f}", f"{count:,}") for name, (value, count) in found["groups"].items()]
         print_table("by group", ("group", "score", "examples"), rows, right=("score", "examples"))
 
 
-def _show_tasks(run: str, scores: list[TaskScore], json_: bool, skip: str, keep_ffn: bool) -> None:
+def _show_tasks(title: str, scores: list[TaskScore]) -> None:
     """Print scores on tasks with standard errors and chance."""
-    if json_:
-        tasks = [score.as_dict() for score in scores]
-        say_json({"run": run, "skip": skip, "keep_ffn": keep_ffn, "tasks": tasks})
-        return
-    columns = (
-        *("task", "n", "accuracy", "standard error", "by bytes", "its standard error"),
-        *("chance", "one answer", "nats of the answer", "cut"),
-    )
-    rows = []
-    for score in scores:
-        shares = (
-            *(score.accuracy, score.standard_error, score.accuracy_by_bytes),
-            *(score.standard_error_by_bytes, score.chance, score.one_answer),
-        )
-        cells = [number(share, ".4f") for share in shares]
-        rows.append((score.task, f"{score.n:,}", *cells, f"{score.nats:.2f}", f"{score.cut:,}"))
-    print_table(_without(skip, keep_ffn), columns, rows, right=columns[1:])
+    columns: dict[str, Callable[[TaskScore], object]] = {
+        "task": lambda score: score.task,
+        "n": lambda score: f"{score.n:,}",
+        "accuracy": lambda score: number(score.accuracy, ".4f"),
+        "standard error": lambda score: number(score.standard_error, ".4f"),
+        "by bytes": lambda score: number(score.accuracy_by_bytes, ".4f"),
+        "its standard error": lambda score: number(score.standard_error_by_bytes, ".4f"),
+        "chance": lambda score: number(score.chance, ".4f"),
+        "one answer": lambda score: number(score.one_answer, ".4f"),
+        "nats of the answer": lambda score: f"{score.nats:.2f}",
+        "cut": lambda score: f"{score.cut:,}",
+    }
+    print_rows(title, scores, columns, text=("task",))
     cut = sum(score.cut for score in scores)
     if cut:
         say(f"{cut:,} examples are longer than the model's context; their contexts were cut from the left")
-
-
-def _without(skip: str, keep_ffn: bool) -> str:
-    kept = " (feed-forward kept)" if keep_ffn else ""
-    return f"without {skip}{kept}" if skip else ""

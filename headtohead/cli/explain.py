@@ -1,35 +1,28 @@
-"""h2h look, explain: where trained runs look."""
+"""h2h explain."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    Json,
-    RunArguments,
-    flag,
-)
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.options import Json, RunArguments, ScoringOptions, flag
+from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
+from headtohead.common.numbers import number
 from headtohead.common.terminal import say, say_json
 from headtohead.interpret.faithfulness import THRESHOLDS
 
 
 def command(
     runs: RunArguments,
-    /,
     *,
     task: Annotated[str, flag("NAME")] = "",
     split: Annotated[str, flag("train|valid|test")] = "test",
     limit: Annotated[int, flag("COUNT")] = 0,
     seed: int = 0,
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    data_dir: DataDirectory = None,
+    model: ScoringOptions = ScoringOptions(),  # noqa: B008  frozen
     json_: Json = False,
-    trust_files: bool = False,
-) -> int:
+) -> None:
     """Measure what runs attend to on a task and whether that explains their answers.
 
     Several runs are treated as seeds of one arm.
@@ -40,31 +33,17 @@ def command(
         split: split of the task
         limit: examples to use, spread evenly over the split; 0: all
         seed: seed of the random baseline
-        device: where to run
-        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
         json_: print one JSON document
-        trust_files: execute the mechanism file that a run names
     """
     if not runs:
         raise UserError("h2h explain needs a run, such as: h2h explain STUDY/ID")
     if limit < 0:
         raise UserError(f"--limit {limit} is too small; 0 means all")
-    found = api.explain(
-        runs,
-        task,
-        split=split,
-        limit=limit,
-        seed=seed,
-        device=device,
-        data_dir=data_dir,
-        trust_files=trust_files,
-        quiet=json_,
-    )
+    found = api.explain(runs, task, split=split, limit=limit, seed=seed, quiet=json_, **model.arguments())
     if json_:
         say_json(found, indent=1)
-        return 0
-    _show(found)
-    return 0
+    else:
+        _show(found)
 
 
 def _show(found: dict[str, Any]) -> None:

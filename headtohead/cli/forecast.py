@@ -1,35 +1,28 @@
-"""h2h forecast, verdict."""
+"""h2h forecast."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DeviceOptions,
-    Json,
-    StudyOptions,
-    flag,
-)
-from headtohead.cli.shared.tables import number, print_table
-from headtohead.common.numbers import short_bytes, short_count, short_time
+from headtohead.cli.shared.options import DeviceOptions, Json, StudyOptions, flag
+from headtohead.cli.shared.tables import print_rows, print_table
+from headtohead.common.numbers import number, short_bytes, short_count, short_time
 from headtohead.common.terminal import say, say_json
-from headtohead.study.judge.forecast import Forecast
+from headtohead.study.judge.forecast import ArmForecast, Forecast
 from headtohead.study.store.manifest import metric_label
 
 
 def command(
-    study: Annotated[str | None, tyro.conf.Positional, flag("STUDY.toml")] = None,
-    /,
+    study: Annotated[str | None, flag("STUDY.toml")] = None,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     where: DeviceOptions = DeviceOptions(),  # noqa: B008  frozen
     out: Annotated[str | None, flag("DIR")] = None,
     spread: Annotated[float | None, flag("NUMBER")] = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Estimate what a study costs (time, FLOPs, disk) and which differences it can detect, before it runs.
 
     Speed is measured on a few training steps of each arm, or taken from finished runs in --out.
@@ -42,47 +35,31 @@ def command(
         spread: standard deviation over seeds of the paired difference (default: from --out)
         json_: print one JSON document
     """
-    found = api.forecast(
-        settings.study(study),
-        out,
-        spread=spread,
-        device=where.device,
-        workers=where.workers,
-        threads=where.threads,
-        data_dir=where.data_dir,
-        keep_weights=where.keep_weights,
-        quiet=json_,
-    )
+    found = api.forecast(settings.study(study), out, spread=spread, quiet=json_, **where.arguments())
     if json_:
         say_json(found.as_dict(), indent=1)
     else:
         _show(found)
-    return 0
 
 
 def _show(found: Forecast) -> None:
-    columns = ("arm", "contest", "runs", "tokens", "FLOPs", "tokens/s", "time", "speed")
-    rows = [
-        (
-            arm.label,
-            arm.contest,
-            arm.runs,
-            short_count(arm.tokens),
-            f"{arm.flops:.2g}",
-            short_count(arm.tokens_per_second),
-            short_time(arm.seconds),
-            arm.source,
-        )
-        for arm in found.arms
-    ]
-    left = found.runs - found.done
-    print_table(f"{left} of {found.runs} runs to do", columns, rows, right=columns[2:7])
+    columns: dict[str, Callable[[ArmForecast], object]] = {
+        "arm": lambda arm: arm.label,
+        "contest": lambda arm: arm.contest,
+        "runs": lambda arm: arm.runs,
+        "tokens": lambda arm: short_count(arm.tokens),
+        "FLOPs": lambda arm: f"{arm.flops:.2g}",
+        "tokens/s": lambda arm: short_count(arm.tokens_per_second),
+        "time": lambda arm: short_time(arm.seconds),
+        "speed": lambda arm: arm.source,
+    }
+    title = f"{found.runs - found.done} of {found.runs} runs to do"
+    print_rows(title, found.arms, columns, text=("arm", "contest", "speed"))
     at_once = f", {found.workers} at the same time" if found.workers > 1 else ""
     say(f"tokens:  {short_count(found.tokens)}")
     say(f"FLOPs:   {found.flops:.3g}")
     say(f"time:    about {short_time(found.seconds)} on {found.device}{at_once}")
-    disk = f"{short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running"
-    say(f"disk:    {disk}")
+    say(f"disk:    {short_bytes(found.disk_bytes)}, and {short_bytes(found.working_bytes)} while running")
     known = found.spread is not None
     unit = metric_label(found.metric) if known else "spreads"
     form = ".4f" if known else ".2f"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from typing import Annotated
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    RunArgument,
-    flag,
-)
+from headtohead.cli.shared.options import ModelOptions, RunArgument
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
 from headtohead.model.generation import Sampling
@@ -18,16 +15,14 @@ from headtohead.model.generation import Sampling
 
 def command(
     run: RunArgument,
-    /,
     *,
     prompt: str,
     tokens: int = 200,
     temperature: float = 0.8,
     top_p: float = 0.95,
     seed: int = 0,
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto",
-    trust_files: bool = False,
-) -> int:
+    model: ModelOptions = ModelOptions(),  # noqa: B008  frozen
+) -> None:
     """Generate text with a trained run: prefill the prompt, then decode from the cache.
 
     Example: h2h generate races/quick/0f3a --prompt "def main("
@@ -39,21 +34,11 @@ def command(
         temperature: sampling temperature; 0: greedy
         top_p: sample from the most likely tokens that hold this probability
         seed: sampling seed
-        device: where to run
-        trust_files: execute the mechanism file that the run names
     """
     if tokens < 1:
         raise UserError(f"--tokens {tokens} is too small; at least 1 is allowed")
-    sampling = Sampling(temperature, top_p, seed)
-    pieces = api.generate_text(
-        run,
-        prompt,
-        tokens=tokens,
-        sampling=sampling,
-        device=device,
-        trust_files=trust_files,
-        warn=lambda words: say(words, file=sys.stderr),
-    )
+    sampling, warn = Sampling(temperature, top_p, seed), functools.partial(say, file=sys.stderr)
+    pieces = api.generate_text(run, prompt, tokens=tokens, sampling=sampling, warn=warn, **model.arguments())
     first = next(pieces, "")
     began = time.monotonic()
     say(prompt + first, end="", flush=True)
@@ -62,4 +47,3 @@ def command(
     rate = (tokens - 1) / max(1e-9, time.monotonic() - began)
     say()
     say(f"{tokens} tokens, {rate:.0f} tokens/s after the prompt", file=sys.stderr)
-    return 0

@@ -1,48 +1,18 @@
-"""h2h list, check, cost."""
+"""h2h list."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead import api
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.pages import option_values, write_pages
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.terminal import say, say_json
 from headtohead.data.corpora import corpus_names
-from headtohead.mechanisms.contract.describe import describe
 from headtohead.mechanisms.contract.options import value_text
-from headtohead.mechanisms.contract.registry import builtin_mechanisms
-from headtohead.model.decoder import Decoder
-from headtohead.model.layout import NAMED_LAYOUTS, parse_layout
-from headtohead.model.sizes import SIZES
 from headtohead.study.probes import PROBES
-
-
-def catalogue() -> dict[str, Any]:
-    """Return mechanisms, sizes, corpora, layouts and probes, JSON-ready."""
-    mechanisms = [describe(kind).as_dict() for kind in builtin_mechanisms().values()]
-    sizes = []
-    for name, size in SIZES.items():
-        model = Decoder.on_meta(size, parse_layout("standard").layers(size.layers))
-        sizes.append(
-            {"name": name, "dims": size.dims, "parameters": model.parameter_count()} | size.as_dict()
-        )
-    corpora = [{"name": name, "about": about} for name, about in corpus_names().items()]
-    probes = [
-        {"name": name, "argument": probe.argument, "of": probe.of, "about": probe.about}
-        for name, probe in PROBES.items()
-    ]
-    return {
-        "mechanisms": mechanisms,
-        "sizes": sizes,
-        "corpora": corpora,
-        "layouts": sorted(NAMED_LAYOUTS),
-        "probes": probes,
-    }
 
 
 def _show_probes() -> None:
@@ -52,11 +22,8 @@ def _show_probes() -> None:
 
 
 def command(
-    *,
-    json_: Json = False,
-    pages: Annotated[Path | None, flag("DIR")] = None,
-    probes: bool = False,
-) -> int:
+    *, json_: Json = False, pages: Annotated[Path | None, flag("DIR")] = None, probes: bool = False
+) -> None:
     """Show mechanisms with their options, sizes, corpora, named layouts and probes.
 
     Args:
@@ -66,14 +33,14 @@ def command(
     """
     if pages is not None:
         say(f"{len(write_pages(pages))} pages written to {pages}")
-        return 0
+        return
     if probes and not json_:
         _show_probes()
-        return 0
-    everything = catalogue()
+        return
+    everything = api.catalog()
     if json_:
         say_json(everything, indent=1)
-        return 0
+        return
     for mechanism in everything["mechanisms"]:
         rows = [
             (option["name"], value_text(option["default"]), option_values(option), option["help"])
@@ -90,4 +57,3 @@ def command(
     print_table("corpora", ("corpus", "contents"), corpus_names().items())
     _show_probes()
     say("layouts: " + ", ".join(f"{name}(x)" for name in everything["layouts"]) + ", (a b)*3, a*6")
-    return 0

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    RunArguments,
-    flag,
-)
+from headtohead.cli.shared.options import RunArguments, ScoringOptions, flag
 from headtohead.common.errors import UserError
 from headtohead.common.files import output_target
 from headtohead.common.terminal import say
@@ -17,17 +13,14 @@ from headtohead.common.terminal import say
 
 def command(
     runs: RunArguments,
-    /,
     *,
     text: str = "",
     task: Annotated[str, flag("NAME")] = "",
     example: Annotated[int, flag("INDEX")] = 0,
     split: Annotated[str, flag("train|valid|test")] = "test",
     out: Annotated[str, flag("FILE")] = "look.html",
-    device: Annotated[str, flag("auto|cpu|cuda")] = "cpu",
-    data_dir: DataDirectory = None,
-    trust_files: bool = False,
-) -> int:
+    model: ScoringOptions = ScoringOptions(device="cpu"),  # noqa: B008  frozen
+) -> None:
     """Write a page that shows what a run attends to in a text, head by head; two runs side by side.
 
     Example: h2h look races/quick/0f3a --text "the cat sat on the mat"
@@ -39,23 +32,9 @@ def command(
         example: index of the example
         split: split of the task
         out: page to write
-        device: where to run
-        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
-        trust_files: execute the mechanism file that a run names
     """
     if not runs:
         raise UserError('h2h look needs a run, such as: h2h look STUDY/ID --text "the cat sat"')
-    page = api.look(
-        runs,
-        text,
-        task=task,
-        example=example,
-        split=split,
-        out=out,
-        device=device,
-        data_dir=data_dir,
-        trust_files=trust_files,
-    )
+    page = api.look(runs, text, task=task, example=example, split=split, out=out, **model.arguments())
     if output_target(page) is not None:  # nothing follows a page on standard output
         say(page)
-    return 0

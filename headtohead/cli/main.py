@@ -68,32 +68,25 @@ def _exit_code(words: list[str]) -> int:
         code = dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # the disk may be full, or the reader gone
         return code
-    except UserError as error:
-        if debug:
-            raise
-        _say_error(str(error))
-        return 2
-    except UnicodeEncodeError as error:
-        if debug:
-            raise
-        _say_error(f"{error.object!r} cannot be a file name: {error.reason}")
-        return 2
     except KeyboardInterrupt:
         say(f"\nh2h: interrupted; {_kept(words)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except (UserError, UnicodeEncodeError, OSError) as error:
         if debug:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        _say_error(f"{place}{error.strerror or error}; nothing finished is lost")
+        say(f"h2h: {' '.join(_message(error).split())}", file=sys.stderr)
         return 2
 
 
-def _say_error(message: str) -> None:
-    """Print an error as one line."""
-    say(f"h2h: {' '.join(message.split())}", file=sys.stderr)
+def _message(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} cannot be a file name: {error.reason}"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}; nothing finished is lost"
+    return str(error)
 
 
 def _kept(words: Sequence[str]) -> str:
@@ -138,14 +131,7 @@ def dispatch(words: list[str]) -> int:
 def overview(group: str = "") -> str:
     """Return the commands with one line about each."""
     rows = [f"  h2h {name:<17} {line}" for name, line in COMMANDS.items() if name.startswith(group)]
-    return "\n".join(
-        [
-            "headtohead: fair contests between attention mechanisms",
-            "",
-            *rows,
-            "",
-            "  h2h COMMAND --help explains a command; --debug shows tracebacks; --version",
-            "",
-            "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3",
-        ]
-    )
+    head = "headtohead: fair contests between attention mechanisms\n"
+    explained = "\n  h2h COMMAND --help explains a command; --debug shows tracebacks; --version\n"
+    start = "Start with: h2h race --arms standard sharing:tie=kv --tokens 500k --seeds 3"
+    return "\n".join([head, *rows, explained, start])

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
-from headtohead.cli.shared.options import (
-    RunOptions,
-    StudyOptions,
-    flag,
-)
+from headtohead.cli.shared.options import RunOptions, StudyOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
 
 
 def command(
-    study: Annotated[str | None, tyro.conf.Positional, flag("STUDY.toml")] = None,
-    /,
+    study: Annotated[str | None, flag("STUDY.toml")] = None,
     *,
     settings: StudyOptions = StudyOptions(),  # noqa: B008  frozen
     run: RunOptions = RunOptions(),  # noqa: B008  frozen

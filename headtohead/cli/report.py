@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
-import tyro
-
 from headtohead.api import StudyResult, open_study
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 from headtohead.cli.shared.results import show_result
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import print_rows
+from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
+from headtohead.study.judge.stability import Stability
 
 
-def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
-    /,
-    *,
-    stability: bool = False,
-    charts: bool = False,
-) -> int:
+def command(folder: Annotated[str, flag("DIR")], *, stability: bool = False, charts: bool = False) -> None:
     """Judge the finished runs of a study again and rebuild its report.
 
     Args:
@@ -37,30 +30,19 @@ def command(
         _show_stability(result)
     if charts:
         say(f"charts:   {len(files)} files in {result.path / 'charts'}")
-    return 0
 
 
 def _show_stability(result: StudyResult) -> None:
-    columns = (
-        *("arm", "contest", "diverged", "95 % interval", "spikes per run", "gradient tail"),
-        *("reached", "tokens to target", "interval of it", "one rate off"),
-    )
-    rows = []
-    for row in result.stability():
-        share = "–" if row.diverged_low is None else f"{row.diverged_low:.0%} to {row.diverged_high:.0%}"
-        low, high = row.tokens_ratio_low, row.tokens_ratio_high
-        rows.append(
-            (
-                row.label,
-                row.contest,
-                f"{row.diverged}/{row.runs}",
-                share,
-                number(row.spikes, ".2f"),
-                number(row.gradient_tail, ".2f"),
-                f"{row.reached}/{row.pairs}",
-                "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
-                "–" if low is None else f"{low:.3f} to {high:.3f}",
-                number(row.rate_rise, "+.4f"),
-            )
-        )
-    print_table("stability and sample efficiency", columns, rows, right=columns[2:])
+    columns: dict[str, Callable[[Stability], object]] = {
+        "arm": lambda row: row.label,
+        "contest": lambda row: row.contest,
+        "diverged": lambda row: f"{row.diverged}/{row.runs}",
+        "95 % interval": lambda row: interval(row.diverged_low, row.diverged_high, ".0%"),
+        "spikes per run": lambda row: number(row.spikes, ".2f"),
+        "gradient tail": lambda row: number(row.gradient_tail, ".2f"),
+        "reached": lambda row: f"{row.reached}/{row.pairs}",
+        "tokens to target": lambda row: "–" if row.tokens_ratio is None else f"{row.tokens_ratio:.3f} x",
+        "interval of it": lambda row: interval(row.tokens_ratio_low, row.tokens_ratio_high, ".3f"),
+        "one rate off": lambda row: number(row.rate_rise, "+.4f"),
+    }
+    print_rows("stability and sample efficiency", result.stability(), columns, text=("arm", "contest"))

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import tyro
-
-import headtohead.api as api
-from headtohead.cli.shared.options import (
-    RunOptions,
-    flag,
-)
+from headtohead import api
+from headtohead.cli.shared.options import RunOptions, flag
 from headtohead.cli.shared.results import show_left, show_result
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.terminal import say
 
 
 def command(
-    paper: Annotated[str, tyro.conf.Positional, flag("PAPER")],
-    /,
+    paper: Annotated[str, flag("PAPER")],
     *,
     run: RunOptions = RunOptions(),  # noqa: B008  frozen
     scale: Literal["smoke", "small", "paper"] = "smoke",
@@ -44,16 +38,12 @@ def command(
             show_result(found.studies[name])
     say()
     columns = ("claim", "statement", "published", "direction", "size", "scale", "reason")
-    rows = [
-        (row.id, row.statement, row.published, row.direction, row.size, row.scale, row.reason)
-        for row in found.claims
-    ]
+    rows = [[getattr(row, name) for name in ("id", *columns[1:])] for row in found.claims]
     print_table(f"claims at scale {scale}", columns, rows)
     if found.toy is not None and only in ("", "toy"):
         off = [finding for finding in found.toy.findings if not finding.holds]
-        say(
-            f"toy:      {len(found.toy.findings) - len(off)} of {len(found.toy.findings)} numbers within tolerance"
-        )
+        total = len(found.toy.findings)
+        say(f"toy:      {total - len(off)} of {total} numbers within tolerance")
         for finding in off:
             say(f"          {finding.words()}")
         say(f"          {found.toy.path}; pictures: toy.html in the same directory")

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from headtohead.cli.shared.options import (
-    flag,
-)
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.options import flag
+from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import output_target
-from headtohead.common.numbers import exact_count
+from headtohead.common.numbers import exact_count, number
 from headtohead.common.terminal import say
 from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS
@@ -23,12 +19,11 @@ from headtohead.study.store.run_store import Store
 
 
 def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
-    /,
+    folder: Annotated[str, flag("DIR")],
     *,
     export: Annotated[str | None, flag("FILE")] = None,
     import_: Annotated[str | None, flag(name="import", metavar="FILE")] = None,
-) -> int:
+) -> None:
     """List the runs of a study with their states, or move finished runs between machines.
 
     Args:
@@ -46,7 +41,7 @@ def command(
         count = export_runs(store, Path(export))
         if output_target(Path(export)) is not None:  # nothing follows an archive on standard output
             say(f"{count} finished runs written to {export}")
-        return 0
+        return
     rows = []
     damage = []
     units = dict[str, None]()
@@ -73,4 +68,3 @@ def command(
         say(words)
     if damage:
         say(f"h2h doctor {folder} lists what can be repaired")
-    return 0

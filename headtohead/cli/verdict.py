@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import tyro
-
 from headtohead import api
-from headtohead.cli.shared.options import (
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import Json, flag
 from headtohead.cli.shared.results import show_result, show_verdicts
 from headtohead.common.terminal import say_json
 
 
 def command(
-    table: Annotated[str, tyro.conf.Positional, flag("RUNS.csv")],
-    /,
+    table: Annotated[str, flag("RUNS.csv")],
     *,
     arm: Annotated[str, flag("COLUMN")],
     seed: Annotated[str, flag("COLUMN")],
@@ -29,7 +23,7 @@ def command(
     better: Literal["lower", "higher"] = "lower",
     out: Annotated[str | None, flag("DIR")] = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Judge runs that were trained elsewhere, from a CSV file with one row per run.
 
     Example: h2h verdict runs.csv --arm model --seed seed --metric val_loss --margin 0.01 --out judged
@@ -65,4 +59,3 @@ def command(
         show_result(result)
     else:
         show_verdicts(result)
-    return 0

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead.api import watch_study
-from headtohead.cli.shared.options import (
-    flag,
-)
+from headtohead.cli.shared.options import flag
 
 
-def command(
-    folder: Annotated[str, tyro.conf.Positional, flag("DIR")],
-    /,
-    *,
-    port: Annotated[int, flag("NUMBER")] = 8642,
-) -> int:
+def command(folder: Annotated[str, flag("DIR")], *, port: Annotated[int, flag("NUMBER")] = 8642) -> None:
     """Serve a live page about a running study: learning curves, progress, time left. Ctrl-C stops it.
 
     The page is read-only and reachable from this machine alone.
@@ -27,4 +18,3 @@ def command(
         port: port on 127.0.0.1; 0: any free port
     """
     watch_study(folder, port=port)
-    return 0

@@ -45,9 +45,11 @@ def exact_count(value: int) -> str:
     return str(value)
 
 
-def parse_duration(text: str | int | float) -> float:
-    """Return seconds from 90, 90s, 8m, 1.5h or 2d."""
-    match = _DURATION.fullmatch(str(text).strip())
+def parse_duration(text: str | float) -> float:
+    """Return seconds from 90s, 8m, 1.5h or 2d; a number is seconds already."""
+    if not isinstance(text, str):
+        return text
+    match = _DURATION.fullmatch(text.strip())
     if not match:
         raise UserError(f"expected a duration such as 90s, 8m or 1.5h, got '{text}'")
     return float(match[1]) * _SECONDS[match[2] or "s"]
@@ -77,3 +79,13 @@ def short_bytes(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.3g} {suffix}"
     return f"{count:.0f} B"
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a number in that form, or a dash where it is not defined."""
+    return "–" if value is None else format(value, form)
+
+
+def interval(low: float | None, high: float | None, form: str) -> str:
+    """Return an interval such as 0.1 to 0.2, or a dash where it is not defined."""
+    return "–" if low is None else f"{low:{form}} to {high:{form}}"

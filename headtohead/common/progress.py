@@ -14,7 +14,7 @@ from headtohead.common.numbers import short_count, short_time
 from headtohead.common.terminal import is_terminal, printable, say
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 _LINE_EVERY = 15.0
 
@@ -44,6 +44,8 @@ class Display:
         self.total = self.finished = 0.0
         self.active: dict[str, _Active] = {}
         self.began = time.monotonic()
+        self.listener: Callable[[str, bool], None] = lambda run, ended: None
+        """Called with every run that has logged a row or has ended."""
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
         """Start with the total number of runs, the number already done, and the tokens still to train."""
@@ -62,12 +64,17 @@ class Display:
         state = self.active[run]
         state.first = step - 1 if state.first < 0 else state.first
         state.step = step
+        loss = f"loss {nats / math.log(2):.3f} bits"
+        self.show(run, f"step {step}/{state.steps}, {loss}, {short_count(rate)} tokens/s")
+        self.listener(run, False)
 
     def compiling(self, run: str) -> None:
         """Record that a run compiles its model or loads it from the compile cache."""
+        self.show(run, "compiling", urgent=not self.done)
 
     def scoring(self, run: str, share: float) -> None:
         """Record the share of the final evaluation that is done."""
+        self.show(run, f"scoring, {share:.0%} done")
 
     def ended(self, run: str, message: str) -> None:
         """Record the end of a run and its outcome."""
@@ -75,6 +82,10 @@ class Display:
         self.finished += state.tokens if state else 0.0
         self.done += 1
         self.line(f"[{self.done}/{self.runs}] {state.title if state else run}: {message}")
+        self.listener(run, True)
+
+    def show(self, run: str, message: str, urgent: bool = False) -> None:
+        """Show what a run is doing."""
 
     def note(self, message: str) -> None:
         """Show a message to the user."""
@@ -106,23 +117,10 @@ class Plain(Display):
         super().begin(runs, done, tokens)
         self.line(f"{runs - done} of {runs} runs to do, {short_count(tokens)} tokens to train")
 
-    def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """Print a line if none was printed recently."""
-        super().stepped(run, step, nats, rate)
-        if time.monotonic() - self.last >= _LINE_EVERY:
-            self.line(
-                f"[{self.done}/{self.runs}] {self.active[run].title}: {_step_text(self.active[run], nats, rate)}"
-            )
-
-    def scoring(self, run: str, share: float) -> None:
-        """Print a line if none was printed recently."""
-        if time.monotonic() - self.last >= _LINE_EVERY:
-            self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: scoring, {share:.0%} done")
-
-    def compiling(self, run: str) -> None:
-        """Print a line if none was printed recently or no run is done yet."""
-        if time.monotonic() - self.last >= _LINE_EVERY or not self.done:
-            self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: compiling")
+    def show(self, run: str, message: str, urgent: bool = False) -> None:
+        """Print a line if it is urgent or none was printed recently."""
+        if urgent or time.monotonic() - self.last >= _LINE_EVERY:
+            self.line(f"[{self.done}/{self.runs}] {self.active[run].title}: {message}")
 
     def line(self, message: str) -> None:
         """Print the message with the time left."""
@@ -135,14 +133,11 @@ class Live(Display):
     """Progress bars: one for the study and one for each active run (step, loss, tokens/s)."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, TextColumn
 
         super().__init__()
-        self.console = Console(stderr=True)
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
-        message = TextColumn("{task.fields[message]}", markup=False)
-        self.bars = Progress(*columns, message, console=self.console, transient=True)
+        self.bars = _bars(*columns, TextColumn("{task.fields[message]}", markup=False))
         self.tasks: dict[str, TaskID] = {}
 
     def begin(self, runs: int, done: int, tokens: float) -> None:
@@ -156,19 +151,10 @@ class Live(Display):
         super().started(run, title, steps, tokens)
         self.tasks[run] = self.bars.add_task(f"  {printable(title)}", total=steps, message="starting")
 
-    def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
+    def show(self, run: str, message: str, urgent: bool = False) -> None:
         """Update the bars of the run and the study."""
-        super().stepped(run, step, nats, rate)
-        self.bars.update(self.tasks[run], completed=step, message=_step_text(self.active[run], nats, rate))
+        self.bars.update(self.tasks[run], completed=self.active[run].step, message=message)
         self._update()
-
-    def compiling(self, run: str) -> None:
-        """Show the state next to the bar."""
-        self.bars.update(self.tasks[run], message="compiling")
-
-    def scoring(self, run: str, share: float) -> None:
-        """Show the share next to the bar."""
-        self.bars.update(self.tasks[run], message=f"scoring, {share:.0%} done")
 
     def ended(self, run: str, message: str) -> None:
         """Replace the run's bar by a line."""
@@ -179,7 +165,7 @@ class Live(Display):
 
     def line(self, message: str) -> None:
         """Print a line above the bars."""
-        self.console.print(printable(message), markup=False, highlight=False)
+        self.bars.console.print(printable(message), markup=False, highlight=False)
 
     def end(self) -> None:
         """Remove the bars."""
@@ -188,6 +174,13 @@ class Live(Display):
     def _update(self) -> None:
         message = ", ".join(filter(None, (f"{self.done}/{self.runs} runs", self.left())))
         self.bars.update(self.whole, completed=self.trained(), message=message)
+
+
+def _bars(*columns: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def choose_display(quiet: bool = False) -> Display:
@@ -210,11 +203,10 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[str, flo
     if quiet:
         yield lambda message, share: None
     elif is_terminal(sys.stderr):
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        text = TextColumn("{task.description}", markup=False)
+        with _bars(text, BarColumn(), TimeRemainingColumn()) as bars:
             task = bars.add_task(printable(title), total=1.0)
             yield lambda message, share: bars.update(task, description=printable(message), completed=share)
     else:
@@ -229,15 +221,8 @@ class _Lines:
 
     def __call__(self, message: str, share: float) -> None:
         now = time.monotonic()
-        if now - self.last >= 3.0:
-            self.last = now
-            left = (
-                f", about {short_time((now - self.began) / share * (1 - share))} left" if share > 0.02 else ""
-            )
-            say(f"{message}: {share:.0%}{left}", flush=True)
-
-
-def _step_text(state: _Active, nats: float, rate: float) -> str:
-    return (
-        f"step {state.step}/{state.steps}, loss {nats / math.log(2):.3f} bits, {short_count(rate)} tokens/s"
-    )
+        if now - self.last < 3.0:
+            return
+        self.last = now
+        left = f", about {short_time((now - self.began) / share * (1 - share))} left" if share > 0.02 else ""
+        say(f"{message}: {share:.0%}{left}", flush=True)

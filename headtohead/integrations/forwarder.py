@@ -25,14 +25,21 @@ PATIENCE = 30.0
 
 @contextmanager
 def forwarding(display: Display, store: Store, study: str, sinks: Sequence[Sink]) -> Iterator[Display]:
-    """Yield a display that forwards to `display` and to the trackers; without trackers, `display` itself."""
+    """Forward the rows of the runs that `display` shows to the trackers, until the end of the block."""
     if not sinks:
         yield display
         return
     follower = _Forwarder(store, study, sinks)
+
+    def listen(run: str, ended: bool) -> None:
+        follower.news.put((run, ended))
+        follower.show_warnings(display)
+
+    before, display.listener = display.listener, listen
     try:
-        yield ForwardingDisplay(display, follower)
+        yield display
     finally:
+        display.listener = before
         follower.close()
         follower.show_warnings(display)
 
@@ -57,10 +64,6 @@ class _Forwarder:
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
         self.thread.start()
-
-    def emit(self, run: str, ended: bool = False) -> None:
-        """Signal that a run has logged something or has ended."""
-        self.news.put((run, ended))
 
     def close(self) -> None:
         """Send the remaining rows, waiting at most `PATIENCE` seconds."""
@@ -134,63 +137,3 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
             if isinstance(number, int | float) and key != "step":
                 found[f"{group}/{key}"] = float(number)
     return found
-
-
-class ForwardingDisplay(Display):
-    """A display that forwards to another display and signals logged rows and ended runs to the forwarder."""
-
-    def __init__(self, shown: Display, follower: _Forwarder) -> None:
-        super().__init__()
-        self.shown, self.follower = shown, follower
-
-    def begin(self, runs: int, done: int, tokens: float) -> None:
-        """Forward the call."""
-        self.shown.begin(runs, done, tokens)
-
-    def started(self, run: str, title: str, steps: int, tokens: float) -> None:
-        """Forward the call."""
-        self.shown.started(run, title, steps, tokens)
-
-    def shows(self, run: str) -> bool:
-        """Forward the call."""
-        return self.shown.shows(run)
-
-    def stepped(self, run: str, step: int, nats: float, rate: float) -> None:
-        """Forward the call; there is a new row."""
-        self.shown.stepped(run, step, nats, rate)
-        self.follower.emit(run)
-        self.follower.show_warnings(self.shown)
-
-    def compiling(self, run: str) -> None:
-        """Forward the call."""
-        self.shown.compiling(run)
-
-    def scoring(self, run: str, share: float) -> None:
-        """Forward the call."""
-        self.shown.scoring(run, share)
-
-    def ended(self, run: str, words: str) -> None:
-        """Forward the call; the run has its result."""
-        self.shown.ended(run, words)
-        self.follower.emit(run, ended=True)
-        self.follower.show_warnings(self.shown)
-
-    def note(self, words: str) -> None:
-        """Forward the call."""
-        self.shown.note(words)
-
-    def line(self, words: str) -> None:
-        """Forward the call."""
-        self.shown.line(words)
-
-    def end(self) -> None:
-        """Forward the call."""
-        self.shown.end()
-
-    def trained(self) -> float:
-        """Forward the call."""
-        return self.shown.trained()
-
-    def left(self) -> str:
-        """Forward the call."""
-        return self.shown.left()

@@ -125,6 +125,7 @@ def test_runs_report_generate_and_evaluate(
     run("runs", str(raced), "--export", str(tmp_path / "x.tar.gz"))
     run("runs", str(tmp_path / "new"), "--import", str(tmp_path / "x.tar.gz"))
     assert "4 runs added" in capsys.readouterr().out
+    assert h2h.import_runs(h2h.Store(tmp_path / "again"), tmp_path / "x.tar.gz") == (4, 0)
 
 
 def test_a_run_is_scored_on_tasks(raced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +160,7 @@ def test_list_shows_everything_a_study_can_name(capsys: pytest.CaptureFixture[st
         assert word in out
     run("list", "--json")
     everything = json.loads(capsys.readouterr().out)
+    assert everything == json.loads(json.dumps(h2h.catalog()))
     assert {row["name"] for row in everything["mechanisms"]} >= {"standard", "sharing", "diagonal"}
     options = next(row["options"] for row in everything["mechanisms"] if row["name"] == "sharing")
     assert {"name", "default", "choices", "help"} <= set(options[0])
@@ -362,8 +364,7 @@ MISTAKES = [
         "unknown value for --retry 'faild'; did you mean 'failed'? (allowed: failed, none) (h2h race --help)",
     ),
     (["race", "--compile=maybe"], "unknown value for --compile 'maybe' (allowed: auto, off, on)"),
-    # A mistake that only the parser library finds.
-    (["race", "--arms", "a", "--set", "a=1", "--set=-b"], "(h2h race --help)"),
+    (["race", "--arms", "a", "--set", "a=1", "--set=-b"], "--set takes KEY=VALUE, got '-b'"),
 ]
 
 

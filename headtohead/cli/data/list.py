@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from headtohead.cli.shared.options import (
-    DataDirectory,
-)
+from headtohead.cli.shared.options import DataDirectory
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.terminal import say
@@ -13,7 +11,7 @@ from headtohead.data.shards import cache_dir
 from headtohead.data.tasks.registry import task_files, task_names, zeroshot_names
 
 
-def command(*, data_dir: DataDirectory = None) -> int:
+def command(*, data_dir: DataDirectory = None) -> None:
     """List corpora and tasks and whether each is available.
 
     Args:
@@ -34,4 +32,3 @@ def command(*, data_dir: DataDirectory = None) -> int:
             rows.append((name, about, state))
         print_table(title, ("task" if "task" in title else "corpus", "contents", "state"), rows)
     say(f"prepared data is stored in {cache_dir()} (H2H_CACHE)")
-    return 0

@@ -5,12 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import tyro
-
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    flag,
-)
+from headtohead.cli.shared.options import DataDirectory, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import unknown
 from headtohead.common.numbers import parse_count, short_bytes
@@ -23,13 +18,12 @@ from headtohead.evaluation.references import reference_lines
 
 
 def command(
-    name: Annotated[str, tyro.conf.Positional, flag("NAME")],
-    /,
+    name: Annotated[str, flag("NAME")],
     *,
     tokenizer: Annotated[str, flag("NAME")] = "bytes",
     context: Annotated[str, flag("COUNT")] = "128",
     data_dir: DataDirectory = None,
-) -> int:
+) -> None:
     """Tokenize a corpus into shards ahead of a race, or show the contents of a task.
 
     Args:
@@ -64,10 +58,9 @@ def command(
     )
     size = sum(path.stat().st_size for path in corpus.folder.iterdir())
     say(f"{corpus.folder} ({short_bytes(size)}), ready after {time.monotonic() - began:.1f} s")
-    return 0
 
 
-def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> int:
+def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) -> None:
     with progress_bar(f"preparing {name}") as progress:
         task = prepare_task(name, tokenizer, context, data_dir=data_dir, progress=progress)
     columns = ("split", "examples", "mean tokens", "with relevant tokens", *task.classes)
@@ -81,4 +74,3 @@ def _show_task(name: str, tokenizer: str, context: int, data_dir: str | None) ->
     print_table(f"{name}: {task.about}; vocabulary {task.vocabulary:,}", columns, rows, right=columns[1:])
     for words, count in task.notes.items():
         say(f"{words}: {count:,}")
-    return 0

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
-
 from headtohead import api
-from headtohead.cli.shared.options import (
-    DataDirectory,
-    Json,
-    flag,
-)
+from headtohead.cli.shared.options import DataDirectory, Json, flag
 from headtohead.cli.shared.tables import print_table
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count
@@ -20,13 +14,12 @@ from headtohead.evaluation.corpus_stats import statistics_head, statistics_row
 
 
 def command(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, flag("CORPUS")],
-    /,
+    names: Annotated[tuple[str, ...], flag("CORPUS")],
     *,
     window: Annotated[str, flag("BYTES")] = "1024",
     data_dir: DataDirectory = None,
     json_: Json = False,
-) -> int:
+) -> None:
     """Show statistics of corpora: size, entropy, xz ratio, repetition within a window, coherence.
 
     Example: h2h data stats "coherence:0(stdlib)" "coherence:1(stdlib)" --window 256
@@ -42,8 +35,7 @@ def command(
     found = api.corpus_stats(names, window=parse_count(window, "--window"), data_dir=data_dir)
     if json_:
         say_json(found, indent=1)
-        return 0
+        return
     head = statistics_head()
     rows = [(label, *statistics_row(row)) for label, row in found.items()]
     print_table(f"train splits, windows of {window} bytes", ("corpus", *head), rows, right=head)
-    return 0

@@ -1,18 +1,14 @@
-"""The words of a command line in the form that tyro parses. A mistake in them is a UserError of one line."""
+"""The words of a command line as a call of its command. A mistake in them is a UserError of one line."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import tyro
 
 from headtohead.cli.shared.help import Flag, flags_of
 from headtohead.common.errors import UserError, closest, unknown
@@ -29,31 +25,31 @@ _OPTION = re.compile(r"--.+|-[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 def parse_command(name: str, command: Callable[..., Any], words: Sequence[str]) -> Callable[[], Any]:
     """Return the call of a command with the arguments in `words`."""
-
-    @functools.wraps(command)
-    def deferred(*places: Any, **options: Any) -> Callable[[], Any]:
-        return functools.partial(command, *places, **options)
-
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    printed = io.StringIO()
+    flags = flags_of(command)
     try:
-        arguments = tyro_words(words, flags_of(command))
-        with contextlib.redirect_stderr(printed):
-            call: Callable[[], Any] = tyro.cli(deferred, prog=f"h2h {name}", args=arguments, config=config)
-        return call
+        given = read_words(words, flags)
     except UserError as error:
-        message = str(error)
-    except SystemExit:  # a mistake that only tyro knows; its message is a box
-        box = re.sub("[╭╮╰╯│]", "", printed.getvalue()).strip("─ \n")
-        message = " ".join(re.split("─{3,}", box)[0].split()) or "invalid arguments"
-    raise UserError(f"{message} (h2h {name} --help)")
+        raise UserError(f"{error} (h2h {name} --help)") from None
+    parameters = inspect.signature(command).parameters
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+    for one in flags:
+        value = one.value(given[one.name]) if one.name in given else one.default
+        if one.positional:
+            arguments.append(() if value is inspect.Parameter.empty else value)
+        elif one.name in given and one.holder:
+            held = options.get(one.holder, parameters[one.holder].default)
+            options[one.holder] = dataclasses.replace(held, **{one.parameter: value})
+        elif one.name in given:
+            options[one.parameter] = value
+    return functools.partial(command, *arguments, **options)
 
 
-def tyro_words(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """Return the command line in the form that tyro parses, positional arguments first.
+def read_words(words: Sequence[str], flags: Sequence[Flag]) -> dict[str, list[str]]:
+    """Return the values of each option and positional argument that is given, by name.
 
-    Old spellings become new ones; `--no-compile` becomes `--compile off`; `--lr.qk 30x` becomes `--set lr.qk=30x`;
-    `--set a --set b` becomes `--set a b`, and an option that takes one value and is given twice is rejected.
+    Old spellings become new ones; `--no-compile` is the value off of `compile`; `--lr.qk 30x` is the value lr.qk=30x
+    of `set`; the values of `--set a --set b` are joined, and an option that takes one value and is given twice is rejected.
     """
     known = {f"--{one.name}": one for one in flags if not one.positional}
     given: dict[str, list[str]] = {}
@@ -72,37 +68,41 @@ def tyro_words(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
         else:
             written, sign, value = word.partition("=")
             one, on = _option(written, known)
-            name = f"--{one.name}"
-            known.setdefault(name, one)
             target, room = places, math.inf
             if sign and (one.boolean or not on):
                 raise UserError(f"{written} takes no value, got '{value}'")
             if one.boolean:
-                if on is not one.default:
-                    given.setdefault(name if on else f"--no-{one.name}", [])
+                given[one.name] = ["on" if on else "off"]
                 continue
-            values = given.setdefault(name, [])
+            values = given.setdefault(one.name, [])
             if values and not one.several:
-                raise UserError(f"{name} is given twice; it takes one value")
+                raise UserError(f"--{one.name} is given twice; it takes one value")
             if one.switch or sign:
                 values.append(value if sign else "on" if on else "off")
             if one.several or not (one.switch or sign):
                 target, room = values, math.inf if one.several else 1
-    _check(known, given)
-    _check_places([one for one in flags if one.positional], places)
-    for name in [name for name in given if name.startswith("--lr.")]:
-        given.setdefault("--set", []).append(f"{name.removeprefix('--')}={given.pop(name)[0]}")
-    options = [part for name, values in given.items() for part in _spelled(name, values)]
-    return [*places, *options] if not any(map(_OPTION.fullmatch, places)) else [*options, "--", *places]
+    positional = [one for one in flags if one.positional]
+    for one in positional:
+        if own := places[:] if one.several else places[:1]:
+            given[one.name] = own
+        del places[: len(own)]
+    for one in (*known.values(), *positional):
+        _check(one, given.get(one.name))
+    if places:
+        raise UserError(f"unexpected argument '{places[0]}'")
+    for name in [name for name in given if name.startswith("lr.")]:
+        given.setdefault("set", []).append(f"{name}={given.pop(name)[0]}")
+    return given
 
 
 def _option(written: str, known: dict[str, Flag]) -> tuple[Flag, bool]:
-    """Return the option of a word, and False if the word is its negation."""
+    """Return the option of a word, and False if the word is its negation. The ratio of a circuit is added to `known`."""
     name = OLD_FLAGS.get(written, written).replace("_", "-")
+    if name.startswith("--lr.") and "--set" in known:
+        ratio = dataclasses.replace(known["--set"], name=name[2:], metavar="RATIO", several=False)
+        known.setdefault(name, ratio)
     if name in known:
         return known[name], True
-    if name.startswith("--lr.") and "--set" in known:
-        return dataclasses.replace(known["--set"], name=name[2:], metavar="RATIO", several=False), True
     positive = known.get(f"--{name.removeprefix('--no-')}")
     if positive is not None and (positive.switch or positive.boolean):
         return positive, False
@@ -117,44 +117,19 @@ def _spellings(one: Flag) -> list[str]:
     return [f"no-{one.name}" if one.boolean and one.default else one.name]
 
 
-def _check(known: dict[str, Flag], given: dict[str, list[str]]) -> None:
-    """Raise UserError for an option without a value, with a wrong value, or missing."""
-    for name, one in known.items():
-        if name not in given:
-            if one.default is inspect.Parameter.empty:
-                raise UserError(f"{one.spelling} is missing")
-            continue
-        if not given[name] and not one.boolean and not one.several:  # a list may be empty: --peers
-            ratio = name.startswith("--lr.")
-            raise UserError(f"{name} takes a ratio such as 30x" if ratio else f"{one.spelling} needs a value")
-        for value in given[name]:
-            _check_value(name, one, value)
-
-
-def _check_places(expected: Sequence[Flag], places: Sequence[str]) -> None:
-    """Raise UserError for a positional argument that is missing, wrong, or one too many."""
-    for index, one in enumerate(expected):
-        own = places[index:] if one.several else places[index : index + 1]
-        if not own and not one.several and one.default is inspect.Parameter.empty:
-            raise UserError(f"{one.spelling} is missing")
-        for value in own:
-            _check_value(one.metavar, one, value)
-    if len(places) > len(expected) and not any(one.several for one in expected):
-        raise UserError(f"unexpected argument '{places[len(expected)]}'")
-
-
-def _check_value(name: str, one: Flag, value: str) -> None:
-    if one.choices and value not in one.choices:
-        raise unknown(f"value for {name}", value, [choice for choice in one.choices if choice])
-    if one.kind is not str:
+def _check(one: Flag, values: list[str] | None) -> None:
+    """Raise UserError for an option or positional argument that is missing, has no value or a wrong one."""
+    if values is None and one.default is inspect.Parameter.empty and not (one.positional and one.several):
+        raise UserError(f"{one.spelling} is missing")
+    name = one.metavar if one.positional else f"--{one.name}"
+    if values == [] and not one.several:  # a list may be empty: --peers
+        ratio = name.startswith("--lr.")
+        raise UserError(f"{name} takes a ratio such as 30x" if ratio else f"{one.spelling} needs a value")
+    for value in values or ():
+        if one.choices and value not in one.choices:
+            raise unknown(f"value for {name}", value, [choice for choice in one.choices if choice])
         try:
             one.kind(value)
         except ValueError:
             what = "a whole number" if one.kind is int else "a number"
             raise UserError(f"{name} takes {what}, got '{value}'") from None
-
-
-def _spelled(name: str, values: list[str]) -> list[str]:
-    if len(values) == 1 and values[0].startswith("-"):
-        return [f"{name}={values[0]}"]
-    return [name, *values]

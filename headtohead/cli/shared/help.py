@@ -7,13 +7,12 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
-from headtohead.cli.shared.options import Switch
+from headtohead.cli.shared.options import Switch, flag
 
 WIDTH = 100
 _COLUMN = 30
@@ -24,6 +23,8 @@ class Flag:
     """One option or positional argument."""
 
     name: str
+    parameter: str
+    """The parameter of the command that it sets, or the field of the dataclass in the parameter `holder`."""
     metavar: str
     about: str
     default: Any
@@ -32,14 +33,21 @@ class Flag:
     several: bool
     switch: bool
     """Whether it is given as --NAME and --no-NAME."""
-    kind: type[str] | type[int] | type[float] = str
+    holder: str = ""
+    kind: type[str] | type[int] | type[float] | type[Path] = str
     choices: tuple[str, ...] = ()
     """The values it takes; empty: any of its kind."""
 
     @property
     def boolean(self) -> bool:
         """Whether it takes no value."""
-        return self.default in (True, False) and isinstance(self.default, bool)
+        return isinstance(self.default, bool)
+
+    def value(self, words: Sequence[str]) -> Any:
+        """Return its value, given as these words."""
+        if self.boolean:
+            return words[0] == "on"
+        return tuple(map(self.kind, words)) if self.several else self.kind(words[0])
 
     @property
     def spelling(self) -> str:
@@ -65,48 +73,44 @@ class Flag:
         return f"{self.about} [{', '.join(map(str, values))}]"
 
 
-def flags_of(command: Callable[..., Any]) -> list[Flag]:
-    """Return the options of a command; a dataclass parameter gives one option per field."""
-    return [*_flags(command, "")]
-
-
-def _flags(owner: Any, group: str) -> Iterator[Flag]:
+def flags_of(owner: Any, holder: str = "", defaults: Any = None) -> list[Flag]:
+    """Return the arguments of a command; keyword-only ones are options, a dataclass has one option per field."""
     hints = typing.get_type_hints(owner, include_extras=True)
     about = _descriptions(owner)
+    flags: list[Flag] = []
     for parameter in inspect.signature(owner).parameters.values():
-        hint, default = hints[parameter.name], parameter.default
+        hint = hints[parameter.name]
         plain, marks = (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
         if dataclasses.is_dataclass(plain):
-            yield from _flags(plain, (inspect.getdoc(plain) or "").partition(".")[0])
+            flags += flags_of(plain, parameter.name, parameter.default)
             continue
-        given = next((mark for mark in marks if hasattr(mark, "metavar")), None)
-        literal = typing.get_args(plain) if typing.get_origin(plain) is Literal else ()
-        metavar = (given.metavar if given else None) or "|".join(map(str, literal)) or _kind(plain)
-        yield Flag(
-            name=(given.name if given and given.name else parameter.name.rstrip("_").replace("_", "-")),
-            metavar=metavar,
+        mark = next((mark for mark in marks if isinstance(mark, flag)), flag())
+        choices = tuple(map(str, typing.get_args(plain))) if typing.get_origin(plain) is Literal else ()
+        kinds = (plain, *typing.get_args(plain))
+        word = {int: "COUNT", float: "NUMBER"}.get(plain, "TEXT")
+        one = Flag(
+            name=mark.name or parameter.name.rstrip("_").replace("_", "-"),
+            parameter=parameter.name,
+            metavar=mark.metavar or "|".join(choices) or word,
             about=about.get(parameter.name, ""),
-            default=default,
-            group=group,
-            positional=tyro.conf.Positional in marks,
-            several=typing.get_origin(plain) is tuple or "tuple[" in str(plain),
+            default=getattr(defaults, parameter.name, parameter.default),
+            group=getattr(owner, "heading", ""),
+            positional=not holder and parameter.kind is not inspect.Parameter.KEYWORD_ONLY,
+            several="tuple[" in str(plain),
             switch=plain == Switch,
-            kind=next((kind for kind in (int, float) if kind in (plain, *typing.get_args(plain))), str),
-            choices=tuple(map(str, literal)),
+            holder=holder,
+            kind=next((kind for kind in (int, float, Path) if kind in kinds), str),
+            choices=choices,
         )
-
-
-def _kind(hint: Any) -> str:
-    return {int: "COUNT", float: "NUMBER"}.get(hint, "TEXT")
+        flags.append(one)
+    return flags
 
 
 def _descriptions(owner: Any) -> dict[str, str]:
     """Return the text about each parameter, from the Args sections of a docstring and those it inherits."""
     found: dict[str, str] = {}
     for kind in reversed(inspect.getmro(owner)) if inspect.isclass(owner) else [owner]:
-        _, _, section = inspect.cleandoc(vars(kind).get("__doc__", "") or kind.__doc__ or "").partition(
-            "Args:\n"
-        )
+        section = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2]
         for match in re.finditer(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
             found[match[1]] = " ".join(match[2].split())
     return found

@@ -5,26 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Annotated, Any, ClassVar, Literal
 
 from headtohead.api import Study
 from headtohead.common.errors import UserError
 from headtohead.common.numbers import parse_count, parse_duration
 
 
-def flag(metavar: str | None = None, name: str | None = None) -> Any:
-    """Return the annotation of an option."""
-    return tyro.conf.arg(metavar=metavar, name=name)
+@dataclass(frozen=True)
+class flag:
+    """The annotation of an option: how its value is shown, and its name if it differs from the parameter's."""
+
+    metavar: str = ""
+    name: str = ""
 
 
 Switch = Literal["auto", "on", "off"]
 """An option given as --NAME or --no-NAME; `auto` when neither is given."""
 
-RunArgument = Annotated[str, tyro.conf.Positional, flag("RUN")]
-RunArguments = Annotated[tuple[str, ...], tyro.conf.Positional, flag("RUN")]
+RunArgument = Annotated[str, flag("RUN")]
+RunArguments = Annotated[tuple[str, ...], flag("RUN")]
 DataDirectory = Annotated[str | None, flag("DIR")]
+Device = Annotated[str, flag("auto|cpu|cuda")]
 Json = Annotated[bool, flag(name="json")]
 
 
@@ -40,7 +42,7 @@ def seconds_of(time_limit: str | None) -> float:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Study settings.
+    """The settings of a study.
 
     Args:
         arms: mechanisms with options, layouts, or FILE.py:Class (default: study file)
@@ -65,6 +67,7 @@ class StudyOptions:
         set: other settings: warmup=0.05, schedule=wsd, model.bias=all (default: none)
     """
 
+    heading: ClassVar[str] = "Study settings"
     arms: Annotated[tuple[str, ...], flag("ARM")] = ()
     corpus: Annotated[tuple[str, ...], flag("NAME")] = ()
     tasks: Annotated[tuple[str, ...], flag("TASK")] = ()
@@ -110,8 +113,37 @@ class StudyOptions:
 
 
 @dataclass(frozen=True)
+class ModelOptions:
+    """Options of commands that load a trained run.
+
+    Args:
+        device: where to run
+        trust_files: execute the mechanism file that a run names
+    """
+
+    heading: ClassVar[str] = ""
+    device: Device = "auto"
+    trust_files: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as keyword arguments of the API."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class ScoringOptions(ModelOptions):
+    """Options of commands that also read data.
+
+    Args:
+        data_dir: directory of the named corpora and tasks (default: $H2H_DATA)
+    """
+
+    data_dir: DataDirectory = None
+
+
+@dataclass(frozen=True)
 class DeviceOptions:
-    """Execution.
+    """Where and how runs are trained.
 
     Args:
         device: where to train
@@ -121,16 +153,21 @@ class DeviceOptions:
         keep_weights: delete the weights of finished runs (default: keep)
     """
 
-    device: Annotated[str, flag("auto|cpu|cuda")] = "auto"
-    workers: Annotated[int, flag("COUNT")] = 0
-    threads: Annotated[int, flag("COUNT")] = 1
-    data_dir: Annotated[str | None, flag("DIR")] = None
+    heading: ClassVar[str] = "Execution"
+    device: Device = "auto"
+    workers: int = 0
+    threads: int = 1
+    data_dir: DataDirectory = None
     keep_weights: bool = True
+
+    def arguments(self) -> dict[str, Any]:
+        """Return these options as keyword arguments of the API: `forecast`, `Study.run`, `reproduce`."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class RunOptions(DeviceOptions):
-    """Execution.
+    """Everything about the execution of a study.
 
     Args:
         time_limit: save and stop after this time: 90s, 8m, 1.5h (default: none)
@@ -150,19 +187,10 @@ class RunOptions(DeviceOptions):
 
     def arguments(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `Study.run` and `reproduce`."""
-        return {
-            "device": self.device,
-            "workers": self.workers,
-            "threads": self.threads,
-            "data_dir": self.data_dir,
-            "time_limit": seconds_of(self.time_limit),
-            "retry_failed": self.retry == "failed",
-            "keep_weights": self.keep_weights,
-            "compile": switched(self.compile),
-            "population": switched(self.population),
-            "allow_failed_check": self.allow_failed_check,
-            "quiet": self.quiet,
-        }
+        given = super().arguments()
+        given["retry_failed"] = given.pop("retry") == "failed"
+        given["time_limit"] = seconds_of(self.time_limit)
+        return given | {"compile": switched(self.compile), "population": switched(self.population)}
 
 
 def _seeds(text: str) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headtohead.api import StudyResult
-from headtohead.cli.shared.tables import number, print_table
+from headtohead.cli.shared.tables import print_rows, print_table
+from headtohead.common.numbers import interval, number
 from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
-from headtohead.study.judge.verdict import METRIC
+from headtohead.study.judge.verdict import METRIC, Verdict
 from headtohead.study.run.execute import Summary
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.manifest import Contest, Solved, metric_label
 
 
 def show_left(summary: Summary) -> int:
@@ -37,39 +40,35 @@ def show_verdicts(result: StudyResult) -> None:
     for words in result.headlines():
         say(words)
     for contest in result.manifest.contests():
-        rows: list[tuple[object, ...]] = []
-        found = [row for row in result.verdicts if row.of(contest)]
-        metric = found[0].metric if found else METRIC
-        columns = (
-            *("arm", "verdict", metric_label(metric), "difference", "95 % interval"),
-            *("p (Holm)", "detectable", "n", "remarks"),
-        )
-        # Metrics other than bits per byte have any magnitude.
-        form = ".4f" if metric == METRIC else ".5g"
-        for row in found:
-            interval = "–" if row.ci_low is None else f"{row.ci_low:+{form}} to {row.ci_high:+{form}}"
-            remarks = "; ".join((["primary"] if row.primary else []) + row.notes)
-            numbers = (number(row.mean, form), number(row.difference, f"+{form}"), interval)
-            rows.append(
-                (
-                    row.label,
-                    row.verdict,
-                    *numbers,
-                    number(row.p_holm, ".3g"),
-                    number(row.detectable, form),
-                    row.n,
-                    remarks,
-                )
-            )
-        base = number(found[0].baseline_mean if found else None, form)
-        rows.append((result.manifest.baseline, "baseline", base, "", "", "", "", "", ""))
-        print_table(contest.title, columns, rows, right=columns[2:8])
+        _show_contest(result, contest)
     _show_trends(result)
     _show_matrix(result)
     _show_explained(result)
     _show_solved(result)
     for words in result.damage:
         say(words)
+
+
+def _show_contest(result: StudyResult, contest: Contest) -> None:
+    found = [row for row in result.verdicts if row.of(contest)]
+    metric = found[0].metric if found else METRIC
+    # Metrics other than bits per byte have any magnitude.
+    form = ".4f" if metric == METRIC else ".5g"
+    columns: dict[str, Callable[[Verdict], object]] = {
+        "arm": lambda row: row.label,
+        "verdict": lambda row: row.verdict,
+        metric_label(metric): lambda row: number(row.mean, form),
+        "difference": lambda row: number(row.difference, f"+{form}"),
+        "95 % interval": lambda row: interval(row.ci_low, row.ci_high, f"+{form}"),
+        "p (Holm)": lambda row: number(row.p_holm, ".3g"),
+        "detectable": lambda row: number(row.detectable, form),
+        "n": lambda row: row.n,
+        "remarks": lambda row: "; ".join((["primary"] if row.primary else []) + row.notes),
+    }
+    rows = [[cell(row) for cell in columns.values()] for row in found]
+    base = number(found[0].baseline_mean if found else None, form)
+    rows.append([result.manifest.baseline, "baseline", base, *[""] * (len(columns) - 3)])
+    print_table(contest.title, [*columns], rows, right=[*columns][2:-1])
 
 
 def _show_trends(result: StudyResult) -> None:
@@ -129,28 +128,20 @@ def _show_explained(result: StudyResult) -> None:
 
 
 def _show_solved(result: StudyResult) -> None:
-    columns = ("contest", "arm", "rule", "solved", "from", "to", "held equal", "match")
-    rows = [
-        (
-            row.contest.title,
-            row.label,
-            row.rule,
-            row.what,
-            f"{row.before:,.0f}",
-            f"{row.after:,.0f}",
-            row.held,
-            f"{row.match:.2%}",
-        )
-        for row in result.manifest.solved
-    ]
-    if rows:
-        several = len(result.manifest.contests()) > 1
-        shown = rows if several else [row[1:] for row in rows]
-        print_table(
-            "solved budgets",
-            columns if several else columns[1:],
-            shown,
-            right=("from", "to", "match"),
-        )
-        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in result.manifest.solved if row.note):
+    columns: dict[str, Callable[[Solved], object]] = {
+        "contest": lambda row: row.contest.title,
+        "arm": lambda row: row.label,
+        "rule": lambda row: row.rule,
+        "solved": lambda row: row.what,
+        "from": lambda row: f"{row.before:,.0f}",
+        "to": lambda row: f"{row.after:,.0f}",
+        "held equal": lambda row: row.held,
+        "match": lambda row: f"{row.match:.2%}",
+    }
+    if len(result.manifest.contests()) == 1:
+        del columns["contest"]
+    if solved := result.manifest.solved:
+        text = ("contest", "arm", "rule", "solved", "held equal")
+        print_rows("solved budgets", solved, columns, text)
+        for words in dict.fromkeys(f"{row.label}: {row.note}" for row in solved if row.note):
             say(words)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headtohead.common.numbers import number as number
 from headtohead.common.terminal import is_terminal, printable, say, write
 
+Row = TypeVar("Row")
 _MAX_LAID_OUT = 200
 COLORS = {
     "better": "green",
@@ -59,6 +62,14 @@ def print_table(
     write(laid_out.get())
 
 
+def print_rows(
+    title: str, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], text: Sequence[str] = ()
+) -> None:
+    """Print a table of objects; a column is its heading and the cell of an object. `text` names columns without numbers."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print_table(title, [*columns], cells, right=[name for name in columns if name not in text])
+
+
 def _print_plainly(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
 ) -> None:
@@ -73,8 +84,3 @@ def _print_plainly(
 def _cell(value: object) -> str:
     """Return a cell as one line without control characters."""
     return printable(str(value), keep="")
-
-
-def number(value: float | None, form: str) -> str:
-    """Return a number in that form, or a dash where it is not defined."""
-    return "–" if value is None else format(value, form)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from headtohead.common.errors import MissingFile, UserError, unknown
 from headtohead.common.files import read_text
 from headtohead.common.numbers import exact_count, is_number, parse_count
 from headtohead.common.text import check_values
+from headtohead.common.typed import decode
 from headtohead.data.tasks.registry import check_task_known
 from headtohead.model.layout import Layout, parse_layout
 from headtohead.model.sizes import Settings, Size, find_size
-from headtohead.study.config.validation import as_table, as_text, check_known
+from headtohead.study.config.validation import as_text, check_known
 from headtohead.study.probes import check_probes_apply, corpora, probe_names
 from headtohead.training.settings import TrainSettings, defaults_of, train_settings
 
-SHAPES = ("as_is", "params", "cache")
-ANSWERS = ("write", "point")
-LENGTHS = ("tokens", "flops", "time", "time_plain")
+ShapeRule = Literal["as_is", "params", "cache"]
+LengthRule = Literal["tokens", "flops", "time", "time_plain"]
+_Names = str | Annotated[list[str], msgspec.Meta(min_length=1)]
 _TRAINING = {field.name for field in dataclasses.fields(TrainSettings)}
 _MAX_BYTES = 16 * 2**20
-_MODEL = {field.name for field in dataclasses.fields(Settings)}
 
 
 @dataclass(frozen=True)
@@ -158,61 +160,75 @@ def with_stored_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+class _Given(msgspec.Struct, rename={"start": "from"}):
+    """The settings of a study as they are given, without those of training."""
+
+    arms: Any = None
+    name: str = "study"
+    corpus: _Names = "stdlib"
+    size: _Names = "nano"
+    seeds: Any = 5
+    shape: ShapeRule | Annotated[list[ShapeRule], msgspec.Meta(min_length=1)] = "as_is"
+    length: LengthRule | Annotated[list[LengthRule], msgspec.Meta(min_length=1)] = "tokens"
+    baseline: str = ""
+    primary: str = ""
+    margin: Annotated[float, msgspec.Meta(ge=0, lt=1e6)] | None = None
+    tokenizer: str = ""
+    context: Any = 0
+    branches: Any = None
+    model: Any = msgspec.field(default_factory=dict)
+    tune: Any = None
+    bytes: Any = 0
+    probes: Any = ()
+    log_circuits: bool = False
+    tasks: _Names | None = None
+    causal: bool = True
+    answer: Literal["write", "point"] = "write"
+    metric: str = ""
+    start: str = ""
+
+
+_KNOWN = {*_Given.__struct_encode_fields__} | _TRAINING
+
+
 def build_study(given: Mapping[str, Any]) -> StudySpec:
     """Return the study defined by plain values: a TOML file's content, or keyword arguments of `Study`."""
     check_values(given, "")
     values = with_stored_names(given)
-    known = {
-        "arms",
-        "name",
-        "corpus",
-        "size",
-        "seeds",
-        "shape",
-        "length",
-        "baseline",
-        "primary",
-        "margin",
-        "tokenizer",
-    }
-    known |= {"context", "branches", "model", "tune", "bytes", "probes", "log_circuits"} | _TRAINING
-    known |= {"tasks", *_OF_TASKS}
-    for key in values:
-        if key not in known:
-            raise unknown("study setting", key, known)
-    arms = _arms(values.pop("arms", None))
-    model = _table(values.pop("model", {}), "model", _MODEL)
+    check_known(values, _KNOWN, "study setting")
     training = {key: values.pop(key) for key in list(values) if key in _TRAINING}
-    tasks = _tasks(values, arms)
-    branches = _branches(values.get("branches"), training, arms)
-    sizes = _names(values.get("size", "nano"), "size")
+    arms = _arms(values.pop("arms", None))
+    plain = decode(_Given, values)
+    decode(Settings, plain.model, "model")
+    tasks = _tasks(values, _several(plain.tasks or ()), arms)
+    branches = _branches(plain.branches, training, arms)
+    names, sizes = _several(plain.corpus), _several(plain.size)
+    defaults = {} if tasks else defaults_of(find_size(sizes[0]))
     spec = StudySpec(
         arms=arms,
-        name=_name(values.get("name", "study")),
-        corpora=() if tasks else _names(values.get("corpus", "stdlib"), "corpus"),
+        name=_name(plain.name),
+        corpora=() if tasks else names,
         sizes=sizes,
-        seeds=_seeds(values.get("seeds", 5)),
-        shapes=_rules(values.get("shape", "as_is"), "shape", SHAPES),
-        lengths=_rules(values.get("length", "tokens"), "length", LENGTHS),
-        baseline=as_text(values.get("baseline", ""), "baseline"),
-        primary=as_text(values.get("primary", ""), "primary"),
-        given_margin=_margin(values["margin"]) if "margin" in values else None,
-        tokenizer=as_text(values.get("tokenizer", ""), "tokenizer"),
-        contexts=_contexts(values.get("context", 0)),
+        seeds=_seeds(plain.seeds),
+        shapes=_several(plain.shape),
+        lengths=_several(plain.length),
+        baseline=plain.baseline,
+        primary=plain.primary,
+        given_margin=plain.margin,
+        tokenizer=plain.tokenizer,
+        contexts=_contexts(plain.context),
         branches=branches,
-        model=model,
+        model=dict(plain.model),
         training=training,
-        tune=_tune(
-            values.get("tune"), {} if tasks else defaults_of(find_size(sizes[0])), training, "bytes" in values
-        ),
-        bytes=parse_count(values.get("bytes", 0), "bytes"),
-        probes=_probes(values, bool(tasks)),
+        tune=_tune(plain.tune, defaults, training, "bytes" in values),
+        bytes=parse_count(plain.bytes, "bytes"),
+        probes=_probes(plain.probes, names, bool(tasks)),
         tasks=tasks,
-        causal=_causal(values.get("causal", True)),
-        answer=_rules(values.get("answer", "write"), "answer", ANSWERS)[0],
-        metric=as_text(values.get("metric", ""), "metric"),
-        start=as_text(values.get("from", ""), "from"),
-        log_circuits=_boolean(values.get("log_circuits", False), "log_circuits"),
+        causal=plain.causal,
+        answer=plain.answer,
+        metric=plain.metric,
+        start=plain.start,
+        log_circuits=plain.log_circuits,
     )
     if "bytes" in values and not spec.bytes:
         raise UserError(
@@ -242,19 +258,18 @@ def build_study(given: Mapping[str, Any]) -> StudySpec:
 
 _MARGIN = 0.005
 _OF_TASKS = ("causal", "answer", "metric", "from")
-_SHOWN = {"from": "init_from"}
 _OF_CORPORA = ("corpus", "bytes", "branches")
 
 
-def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
+def _tasks(values: Mapping[str, Any], tasks: tuple[str, ...], arms: tuple[Arm, ...]) -> tuple[str, ...]:
     """Return the tasks; raise UserError for a setting that does not apply to tasks, or to corpora."""
-    tasks = _names(values["tasks"], "tasks") if "tasks" in values else ()
     for key in values:
         if tasks and key in _OF_CORPORA:
             raise UserError(f"{key} applies to corpora only; remove it or tasks = {list(tasks)}")
         if not tasks and key in _OF_TASKS:
+            name = "init_from" if key == "from" else key
             raise UserError(
-                f"{_SHOWN.get(key, key)} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
+                f"{name} applies to tasks only; add tasks, such as tasks = ['recall', 'induction']"
             )
     for arm in arms:
         if arm.start and not tasks:
@@ -262,12 +277,6 @@ def _tasks(values: Mapping[str, Any], arms: tuple[Arm, ...]) -> tuple[str, ...]:
     for name in tasks:
         check_task_known(name)
     return tasks
-
-
-def _causal(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"causal takes true or false, got {value!r}")
-    return value
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -285,9 +294,8 @@ def read_study(path: Path) -> dict[str, Any]:
 _LONGEST_NAME = 200
 
 
-def _name(value: Any) -> str:
+def _name(name: str) -> str:
     """Return the name of a study; its default directory below races/ is named after it."""
-    name = as_text(value, "name")
     if not name.strip() or len(name.encode()) > _LONGEST_NAME:
         raise UserError(f"name takes a text of 1 to {_LONGEST_NAME} bytes, got '{name[:80]}'")
     return name
@@ -326,8 +334,9 @@ def _arm(entry: Any) -> Arm:
     label = as_text(entry.get("name", layout.label), "name")
     if not label.strip():
         raise UserError(f"arm '{layout.text}': its name is empty")
-    model = _table(entry.get("model", {}), "model", _MODEL)
-    return Arm(layout.text, label, layout, rest, model, as_text(entry.get("from", ""), "from"))
+    model = entry.get("model", {})
+    decode(Settings, model, "model")
+    return Arm(layout.text, label, layout, rest, dict(model), as_text(entry.get("from", ""), "from"))
 
 
 def _contexts(value: Any) -> tuple[int, ...]:
@@ -366,16 +375,10 @@ def _branches(value: Any, training: dict[str, Any], arms: tuple[Arm, ...]) -> tu
     return counts
 
 
-def _boolean(value: Any, name: str) -> bool:
-    if value not in (True, False, "true", "false"):
-        raise UserError(f"{name} takes true or false, got {value!r}")
-    return value in (True, "true")
-
-
-def _probes(values: Mapping[str, Any], of_tasks: bool) -> tuple[str, ...]:
+def _probes(given: Any, names: tuple[str, ...], of_tasks: bool) -> tuple[str, ...]:
     """Return the probes in canonical form; `corpora` without names means every corpus of the study."""
-    every = corpora.argument(_names(values.get("corpus", "stdlib"), "corpus"))
-    found = probe_names(values.get("probes", ()))
+    every = corpora.argument(names)
+    found = probe_names(given)
     check_probes_apply(found, "tasks" if of_tasks else "corpora")
     return tuple(f"{name}:{every}" if name == corpora.NAME else name for name in found)
 
@@ -425,30 +428,9 @@ def _check_tuning_tokens(training: TrainSettings, context: int) -> None:
         raise UserError(f"tune: {error}") from None
 
 
-def _table(value: Any, name: str, known: set[str]) -> dict[str, Any]:
-    table = as_table(value, name)
-    check_known(table, known, f"{name} setting")
-    defaults = Settings()
-    for key, item in table.items():
-        wanted = type(getattr(defaults, key))
-        good = is_number(item) if wanted is float else isinstance(item, wanted)
-        if not good:
-            raise UserError(f"{name}.{key} takes a {wanted.__name__}, got {item!r}")
-    return dict(table)
-
-
-def _names(value: Any, name: str) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
-    if not names or not all(isinstance(item, str) for item in names):
-        raise UserError(f"{name} takes a name or a list of names, got {value!r}")
-    return tuple(dict.fromkeys(names))
-
-
-def _rules(value: Any, name: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    for item in _names(value, name):
-        if item not in allowed:
-            raise unknown(f"{name} rule", item, allowed)
-    return _names(value, name)
+def _several(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one name or several as a tuple, each once."""
+    return tuple(dict.fromkeys([value] if isinstance(value, str) else value))
 
 
 _MAX_SEEDS = 10_000
@@ -471,11 +453,3 @@ def _seeds(value: Any) -> tuple[int, ...]:
     if not seeds:
         raise UserError("seeds=0 gives no runs; give 1 or more, or 2 or more for an interval")
     return seeds
-
-
-def _margin(value: Any) -> float:
-    if not is_number(value) or not 0 <= value < 1e6:
-        raise UserError(
-            f"margin takes a number of 0 or more, in bits per byte or the task's metric, got {value!r}"
-        )
-    return float(value)

@@ -260,8 +260,8 @@ def test_a_start_that_does_not_fit_is_a_one_line_error(data: Path, pretrained: s
         ({"tasks": ["recall"], "probes": ["explain:many"]}, "the number of examples, 1 to"),
         ({"causal": False}, "causal applies to tasks only"),
         ({"tasks": ["recall"], "causal": "no"}, "causal takes true or false"),
-        ({"tasks": ["recall"], "answer": "guess"}, "unknown answer rule 'guess'"),
-        ({"tasks": []}, "tasks takes a name or a list of names"),
+        ({"tasks": ["recall"], "answer": "guess"}, "unknown value for answer 'guess'"),
+        ({"tasks": []}, "tasks takes a string or a list of strings"),
     ],
 )
 def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
