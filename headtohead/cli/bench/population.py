@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from headtohead import api
 from headtohead.cli.bench.output import BenchOptions, Cell, Row, cell, end, show, show_profile, whole
 from headtohead.cli.shared.options import Switch, flag
@@ -46,7 +44,7 @@ class Options(BenchOptions):
         profile: also show the kernels of a population step
     """
 
-    seeds: Annotated[tuple[int, ...], tyro.conf.Positional, flag("COUNT")] = (5, 16)
+    seeds: Annotated[tuple[int, ...], flag("COUNT")] = (5, 16)
     size: Annotated[str, flag("SIZE")] = "1m"
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",)
     batch: Annotated[str, flag("COUNT")] = "8192"

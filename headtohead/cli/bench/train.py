@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from headtohead import api
 from headtohead.bench.peers import PEERS
 from headtohead.bench.train import SHAPES
@@ -49,7 +47,7 @@ class Options(BenchOptions):
         profile: also show the kernels of a step
     """
 
-    sizes: Annotated[tuple[str, ...], tyro.conf.Positional, flag("SIZE")] = tuple(SHAPES)
+    sizes: Annotated[tuple[str, ...], flag("SIZE")] = tuple(SHAPES)
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",)
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS
     context: Annotated[tuple[str, ...], flag("COUNT")] = ()
