@@ -34,11 +34,11 @@ class WorkerProcess:
         event: type[T],
         events: queue.Queue[tuple[WorkerProcess, T]],
         *,
-        log: IO[Any],
+        log: IO[Any] | int,
         threads: int = 1,
         environment: Mapping[str, str] = {},
     ) -> None:
-        """Start `python -m module` with an order; standard error goes to `log`."""
+        """Start `python -m module` with an order; standard error goes to `log`, a file or a constant of `subprocess`."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,

@@ -126,8 +126,14 @@ class PopulationTrainer:
         """Apply the gradients that `descent` returns; halve the micro-batch when memory runs out."""
         flats = [flat.detach() for flat in self.flats]
         given = [*flats, *self._idle.values(), *self.buffers.values()]
-        reset = (lambda: None) if self._compiled is None else self._compiled.reset
-        nats, norms, *grads = self.first.within_memory(lambda: descent(given), reset)
+        while True:
+            try:
+                nats, norms, *grads = descent(given)
+                break
+            except torch.OutOfMemoryError as error:
+                self.first.halve_micro(error)
+                if self._compiled is not None:
+                    self._compiled.reset()
         for flat, grad in zip(self.flats, grads, strict=True):
             flat.grad = grad
         if self.first.circuits:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from headtohead.training.cuda_graph import CudaGraphStep
 from headtohead.training.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rates
 from headtohead.training.settings import TrainSettings
 
-_T = TypeVar("_T")
 # A loss above this many times that of a uniform guess counts as diverged.
 _LOST = 2.0
 LOGGED_POINTS = 200
@@ -376,9 +375,13 @@ class Trainer:
 
     def _whole_step(self, parts: Callable[[], Iterator[Part]]) -> tuple[Tensor, Tensor]:
         """Do one step in micro-batches; on a GPU the host does not wait."""
-        nats = self.within_memory(
-            lambda: self._backward(parts()), lambda: self.optimizer.zero_grad(set_to_none=True)
-        )
+        while True:
+            try:
+                nats = self._backward(parts())
+                break
+            except torch.OutOfMemoryError as error:
+                self.halve_micro(error)
+                self.optimizer.zero_grad(set_to_none=True)
         if self.circuits and self.logs_next:
             self.circuits.record_gradients()
         norm = self._clip()
@@ -391,20 +394,15 @@ class Trainer:
         """Whether the current step will be logged."""
         return (self.step + 1) % self.log_every == 0 or self.step + 1 == self.steps
 
-    def within_memory(self, attempt: Callable[[], _T], reset: Callable[[], None]) -> _T:
-        """Return attempt(); when memory runs out, halve the micro-batch, reset and try again."""
-        while True:
-            try:
-                return attempt()
-            except torch.OutOfMemoryError:
-                if self.micro == 1:
-                    raise
-                self.micro = (self.micro + 1) // 2
-                self.hooks.warn(
-                    f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
-                )
-                torch.cuda.empty_cache()
-                reset()
+    def halve_micro(self, error: torch.OutOfMemoryError) -> None:
+        """Halve the micro-batch after an out-of-memory error; raise the error if nothing is left to halve."""
+        if self.micro == 1:
+            raise error
+        self.micro = (self.micro + 1) // 2
+        self.hooks.warn(
+            f"out of memory: micro-batch reduced to {self.micro} sequences, tokens per step unchanged"
+        )
+        torch.cuda.empty_cache()
 
     def _clip(self) -> Tensor:
         """Clip the gradients in place; return the gradient norm before clipping."""

@@ -122,7 +122,6 @@ def test_a_csv_of_others_is_judged_without_control_characters(
 
 # What is not a message to the user: the protocols of worker processes.
 PROTOCOLS = {
-    "common/worker_protocol.py",
     "bench/worker_pool.py",
 }
 

@@ -6,7 +6,7 @@ from headtohead import api
 from headtohead.cli.bench.output import KernelOptions, cell, end, milliseconds, show, where, whole
 
 
-def command(given: KernelOptions) -> int:
+def command(given: KernelOptions = KernelOptions()) -> int:  # noqa: B008  frozen
     """Measure decoding from a K=V cache next to SDPA with separate keys and values."""
     document = api.bench_decode(device=given.device, out=given.out, quiet=given.quiet)
     known = whole(document, "case", "turned")

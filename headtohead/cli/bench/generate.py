@@ -39,7 +39,7 @@ class Options(BenchOptions):
     precision: Literal["bf16", "float32"] = "bf16"
 
 
-def command(given: Options) -> int:
+def command(given: Options = Options()) -> int:  # noqa: B008  frozen
     """Time greedy generation from a long prompt next to transformers with its two caches."""
     document = given.measure("generate", api.bench_generate)
     for name, words in document["missing"].items():

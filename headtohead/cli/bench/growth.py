@@ -49,7 +49,7 @@ class Options(BenchOptions):
     picture: Annotated[Path | None, flag("FILE")] = None
 
 
-def command(given: Options) -> int:
+def command(given: Options = Options()) -> int:  # noqa: B008  frozen
     """Measure how time and memory of a training step grow, next to the declared FLOPs."""
     if given.picture is not None:
         api.check_growth_picture(given.picture)

@@ -39,7 +39,7 @@ ERRORS: dict[str, Cell] = {
 }
 
 
-def command(given: KernelOptions) -> int:
+def command(given: KernelOptions = KernelOptions()) -> int:  # noqa: B008  frozen
     """Measure every fused kernel: time, bytes moved, and error against float64."""
     document = api.bench_kernels(device=given.device, out=given.out, quiet=given.quiet)
     known = whole(document, "case", "shape", "dtype", "kind")

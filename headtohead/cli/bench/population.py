@@ -44,7 +44,7 @@ class Options(BenchOptions):
         profile: also show the kernels of a population step
     """
 
-    seeds: Annotated[tuple[int, ...], flag("COUNT")] = (5, 16)
+    seeds: Annotated[tuple[int, ...], flag("COUNT", positional=True)] = (5, 16)
     size: Annotated[str, flag("SIZE")] = "1m"
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",)
     batch: Annotated[str, flag("COUNT")] = "8192"
@@ -55,7 +55,7 @@ class Options(BenchOptions):
     profile: bool = False
 
 
-def command(given: Options) -> int:
+def command(given: Options = Options()) -> int:  # noqa: B008  frozen
     """Time a population of seeds next to a single run and to separate processes."""
     document = given.measure("population", api.bench_population)
     known = whole(

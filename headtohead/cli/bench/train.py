@@ -47,7 +47,7 @@ class Options(BenchOptions):
         profile: also show the kernels of a step
     """
 
-    sizes: Annotated[tuple[str, ...], flag("SIZE")] = tuple(SHAPES)
+    sizes: Annotated[tuple[str, ...], flag("SIZE", positional=True)] = tuple(SHAPES)
     arms: Annotated[tuple[str, ...], flag("ARM")] = ("standard",)
     peers: Annotated[tuple[str, ...], flag("|".join(PEERS))] = PEERS
     context: Annotated[tuple[str, ...], flag("COUNT")] = ()
@@ -60,7 +60,7 @@ class Options(BenchOptions):
     profile: bool = False
 
 
-def command(given: Options) -> int:
+def command(given: Options = Options()) -> int:  # noqa: B008  frozen
     """Time the training step next to transformers' Llama and litgpt's GPT of the same shape, interleaved."""
     document = given.measure("train", api.bench_train)
     for words in document["missing"].values():

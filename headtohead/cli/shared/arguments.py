@@ -35,7 +35,7 @@ def parse_command(name: str, command: Callable[..., Any], words: Sequence[str]) 
     options: dict[str, Any] = {}
     for one in flags:
         value = one.value(given[one.name]) if one.name in given else one.default
-        if one.positional:
+        if one.positional and not one.holder:
             arguments.append(() if value is inspect.Parameter.empty else value)
         elif one.name in given and one.holder:
             held = options.get(one.holder, parameters[one.holder].default)

@@ -95,7 +95,8 @@ def flags_of(owner: Any, holder: str = "", defaults: Any = None) -> list[Flag]:
             about=about.get(parameter.name, ""),
             default=getattr(defaults, parameter.name, parameter.default),
             group=getattr(owner, "heading", ""),
-            positional=not holder and parameter.kind is not inspect.Parameter.KEYWORD_ONLY,
+            positional=mark.positional
+            or (not holder and parameter.kind is not inspect.Parameter.KEYWORD_ONLY),
             several="tuple[" in str(plain),
             switch=plain == Switch,
             holder=holder,

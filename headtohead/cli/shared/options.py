@@ -18,6 +18,8 @@ class flag:
 
     metavar: str = ""
     name: str = ""
+    positional: bool = False
+    """Given without its name although it is a field of a dataclass."""
 
 
 Switch = Literal["auto", "on", "off"]

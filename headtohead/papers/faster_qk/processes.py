@@ -6,18 +6,19 @@ standard output, and stops at the end of its input, whether the parent closed it
 
 from __future__ import annotations
 
-import json
+import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
+from msgspec import Struct
 
 from headtohead.common.errors import UserError
-from headtohead.common.worker_protocol import emit, receive
+from headtohead.common.worker_process import WorkerProcess, receive, send
 from headtohead.papers.faster_qk.runs import ToyRun
 from headtohead.papers.faster_qk.train import ToyResult, batched, train
 
@@ -49,65 +50,69 @@ def train_in_processes(
 ) -> Found:
     """Train in separate processes until all runs are done or `stop` returns true; `keep` is called with each result.
 
-    `meanwhile` runs in this thread, `progress` and `keep` in others, one at a time; returns what `meanwhile` returns.
+    `meanwhile` runs in this thread, `progress` and `keep` in another; returns what `meanwhile` returns.
     """
-    shares, kept = [0.0] * len(parts), 0
+    shares, kept = dict.fromkeys(range(len(parts)), 0.0), 0
     total = sum(len(group) for part in parts for group in part)
-    ended, one_at_a_time = threading.Event(), threading.Lock()
+    ended = threading.Event()
 
-    def supervise(index: int) -> None:
+    def supervise() -> None:
         nonlocal kept
-        with _start(parts[index]) as worker:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                event = json.loads(line)
-                with one_at_a_time:
-                    if "result" in event:
-                        keep(ToyResult.from_dict(event["result"]))
-                        kept += 1
-                    else:
-                        shares[index] = event["share"]
-                        progress(f"toy: {kept} of {total} runs", min(shares))
-                if ended.is_set() or stop():
-                    worker.stdin.close()
-        if worker.returncode != 0:
-            raise UserError(f"a toy worker failed with exit code {worker.returncode}")
+        events: queue.Queue[tuple[WorkerProcess, Report]] = queue.Queue()
+        workers = [start(part, events) for part in parts]
+        while any(worker.alive for worker in workers) or not events.empty():
+            if ended.is_set() or stop():
+                for worker in workers:
+                    worker.ask_to_stop()
+            with suppress(queue.Empty):
+                worker, report = events.get(timeout=0.1)
+                if report.result is not None:
+                    keep(ToyResult.from_dict(report.result))
+                    kept += 1
+                else:
+                    shares[workers.index(worker)] = report.share
+                    progress(f"toy: {kept} of {total} runs", min(shares.values()))
+        for worker in workers:
+            if how := worker.wait():
+                raise UserError(f"a toy worker {how}")
 
-    with ThreadPoolExecutor(len(parts)) as threads:
+    with ThreadPoolExecutor(1) as threads:
         try:
-            supervised = [threads.submit(supervise, index) for index in range(len(parts))]
+            supervised = threads.submit(supervise)
             found = meanwhile()
-            for thread in as_completed(supervised):
-                thread.result()
+            supervised.result()
         finally:  # Ctrl-C too: the workers end after the current window
             ended.set()
     return found
 
 
-def _start(part: Part) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "headtohead.papers.faster_qk.processes"]
-    pipe = subprocess.PIPE
-    # A process group of their own: Ctrl-C reaches only the parent, and workers print no traceback.
-    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, process_group=0)
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps([[run.as_dict() for run in group] for group in part]) + "\n")
-    worker.stdin.flush()
-    return worker
+class Report(Struct, omit_defaults=True):
+    """What a process reports: the finished share of its runs, or the result of one."""
+
+    share: float = 0.0
+    result: dict[str, Any] | None = None
+
+
+def start(part: Part, events: queue.Queue[tuple[WorkerProcess, Report]]) -> WorkerProcess:
+    """Start a process that trains the runs of a part."""
+    order = [[run.as_dict() for run in group] for group in part]
+    return WorkerProcess(
+        "headtohead.papers.faster_qk.processes", order, Report, events, log=subprocess.DEVNULL
+    )
 
 
 def main() -> None:
     """Train the runs given on standard input."""
     torch.set_num_threads(1)
-    order, stop = receive()
+    order, stop = receive(list)
     groups = [[ToyRun(**run) for run in group] for group in order]
     weights = [max(run.expected_steps for run in group) for group in groups]
     for index, group in enumerate(groups):
 
         def show(message: str, share: float, index: int = index) -> None:
-            emit({"share": (sum(weights[:index]) + share * weights[index]) / sum(weights)})
+            send(Report(share=(sum(weights[:index]) + share * weights[index]) / sum(weights)))
 
-        train(group, "cpu", show, lambda result: emit({"result": result.as_dict()}), stop)
+        train(group, "cpu", show, lambda result: send(Report(result=result.as_dict())), stop)
 
 
 if __name__ == "__main__":

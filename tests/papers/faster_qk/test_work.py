@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import queue
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import headtohead as h2h
 from headtohead import UserError
 from headtohead.papers.faster_qk.findings import run_findings
 from headtohead.papers.faster_qk.measure import Mark
-from headtohead.papers.faster_qk.processes import _start
+from headtohead.papers.faster_qk.processes import start
 from headtohead.papers.faster_qk.runs import RUNS, SEEDS
 from headtohead.papers.faster_qk.train import ToyResult
 from headtohead.papers.faster_qk.work import Toy, ToyPlan, work_toy
@@ -211,9 +212,9 @@ def test_settings_of_toy_claims_are_checked(tmp_path: Path) -> None:
 def test_workers_have_their_own_process_group() -> None:
     """Ctrl-C must not reach workers, which would print a traceback; they end when their input is closed."""
     (run,) = ToyPlan(("FACO",), until=1.0).chosen()
-    worker = _start([[run]])
+    process = start([[run]], queue.Queue()).process
     try:
-        assert os.getpgid(worker.pid) == worker.pid
+        assert os.getpgid(process.pid) == process.pid
     finally:
-        worker.kill()
-        worker.communicate()
+        process.kill()
+        process.wait()
