@@ -22,6 +22,7 @@ def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_page_agrees_with_the_rows(tmp_path: Path) -> None:
     agreed = draw("--check")
     assert agreed.returncode == 0, f"{agreed.stderr}\nrun: python benchmarks/draw_speed.py"

@@ -165,6 +165,7 @@ def test_a_population_of_integrators_equals_separate_ones(shared: bool) -> None:
         near(together[side], torch.stack([pair[side] for pair in apart]), 1e-7)
 
 
+@pytest.mark.slow
 def test_the_operators_pass_opcheck() -> None:
     inputs = typed(case(1, 3, 2, 16, 8, False, False, True), torch.float32)
     q, k, dt, w1, b1, w2, b2 = (tensor.detach() for tensor in inputs if tensor is not None)

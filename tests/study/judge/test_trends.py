@@ -85,7 +85,7 @@ def test_intervals_of_one_seed_are_none() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "branches of one trunk"])
 @pytest.mark.parametrize(
     ("seeds", "values"),
-    [(3, 3), (8, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 3), (5, 12)))],
+    [(3, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((8, 4), (5, 3), (5, 12)))],
 )
 def test_intervals_have_the_stated_coverage(seeds: int, values: int, shared: bool) -> None:
     draw = np.random.default_rng(100 * seeds + values + shared)
