@@ -207,7 +207,9 @@ def differences(reference: Store, store: Store) -> list[str]:
             found.append(f"run {name} has no result")
         elif mine.read_bytes() != theirs.read_bytes():
             found.append(f"run {name} has another result")
-    if (store.path / "verdicts.json").read_bytes() != (reference.path / "verdicts.json").read_bytes():
+    if not (store.path / "verdicts.json").is_file():
+        found.append("it ended without verdicts.json")
+    elif (store.path / "verdicts.json").read_bytes() != (reference.path / "verdicts.json").read_bytes():
         found.append("the verdicts differ")
     return [*found, *(f"doctor: {finding}" for finding in doctor.examine(store.path))]
 
