@@ -63,13 +63,8 @@ class InProcess:
         probes: tuple[str, ...] = (),
         stop: Stop,
     ) -> None:
-        self.store, self.execution, self.layers, self.probes, self.limit = (
-            store,
-            execution,
-            layers,
-            probes,
-            stop,
-        )
+        self.store, self.execution, self.layers = store, execution, layers
+        self.probes, self.limit = probes, stop
         self.runs: list[RunSpec] = []
 
     def submit(self, runs: Sequence[RunSpec]) -> None:
@@ -98,13 +93,8 @@ class WorkerPool:
         probes: tuple[str, ...] = (),
         stop: Stop,
     ) -> None:
-        self.store, self.execution, self.count, self.probes, self.limit = (
-            store,
-            execution,
-            count,
-            probes,
-            stop,
-        )
+        self.store, self.execution, self.count = store, execution, count
+        self.probes, self.limit = probes, stop
         self.queue: queue.Queue[tuple[WorkerProcess, Event]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.deaths: dict[str, int] = {}

@@ -23,6 +23,7 @@ from headtohead.common.files import write_atomic
 from headtohead.common.progress import part_of
 from headtohead.common.stop import NEVER, Stop
 from headtohead.mechanisms.contract.terms import Composed
+from headtohead.model.decoder import Decoder
 from headtohead.study.environment import differences, environment
 from headtohead.study.plan.branches import kept_checkpoint
 from headtohead.study.plan.dataset import Dataset, dataset_of
@@ -280,7 +281,7 @@ class TrainingPass:
         return "done"
 
     def _probe(
-        self, spec: RunSpec, run: RunDirectory, model: Any, dataset: Dataset, missing: list[str]
+        self, spec: RunSpec, run: RunDirectory, model: Decoder, dataset: Dataset, missing: list[str]
     ) -> None:
         data_dir = self.execution.data_dir
         take_probes(run, spec, model, dataset, data_dir, missing, self.stop, self.emit)
