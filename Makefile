@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 
 FUZZ ?= 40
 
+# Tests start hundreds of processes; without cached bytecode each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: race test test-slow test-gpu lint format setup clean
 
 race: setup
