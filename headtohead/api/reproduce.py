@@ -154,7 +154,7 @@ class _Work:
         if not (needed := sister(settings)):
             return settings
         place, there = self._place(needed), self.found.studies.get(needed)
-        done = [run for run, result in (there.results if there else {}).items() if result["status"] == "done"]
+        done = [run for run, result in (there.results if there else {}).items() if result.status == "done"]
         if not done:
             raise UserError(
                 f"study {name} initializes its models from study {needed}, which has no finished run in {place}"

@@ -54,6 +54,7 @@ from headtohead.study.store.doctor import Finding
 from headtohead.study.store.frozen import frozen_population, frozen_seconds
 from headtohead.study.store.history import History, study_marks
 from headtohead.study.store.manifest import Manifest, read_manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 CLAIMS = "claims.json"
@@ -143,7 +144,7 @@ class Study:
                 checks = check_plan(plan, execution, progress=progress, **how_checked)
                 return dataclasses.replace(plan, checks=checks)
 
-        def found(plan: Plan) -> dict[str, dict[str, Any]]:
+        def found(plan: Plan) -> dict[str, RunResult]:
             ids = [run.id for run in plan.distinct()]
             if retry_failed:
                 reset_failed(store, ids)
@@ -228,7 +229,7 @@ class StudyResult:
     summary: Summary = field(default_factory=Summary)
     report: Path | None = None
     """Path of the page, if it was written."""
-    results: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    results: dict[str, RunResult] = field(default_factory=dict, repr=False)
     """result.json of every finished run, by run id."""
     damage: list[str] = field(default_factory=list)
     """Files that could not be read and were skipped."""
@@ -391,7 +392,7 @@ def watch_study(path: str | Path, *, port: int = 8642, quiet: bool = False) -> N
 
 
 def _judge_all(
-    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, dict[str, Any]]
+    store: Store, manifest: Manifest, added: frozenset[int], known: dict[str, RunResult]
 ) -> StudyResult:
     """Return the verdicts of a study; results in `known` are not read again."""
     damage: dict[str, str] = {}
@@ -407,11 +408,9 @@ def _judge_all(
     )
 
 
-def _stamp(
-    path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, dict[str, Any]]
-) -> str:
+def _stamp(path: Path, manifest: Manifest, rows: list[dict[str, Any]], results: dict[str, RunResult]) -> str:
     """Return a digest of everything the page shows."""
-    checksums = sorted((run, str(result.get("checksum"))) for run, result in results.items())
+    checksums = sorted((run, result.checksum or "None") for run, result in results.items())
     claims = digest_file(path / CLAIMS) if (path / CLAIMS).is_file() else ""
     return digest(json.dumps([VERSION, manifest.as_dict(), rows, checksums, claims], sort_keys=True))[:32]
 

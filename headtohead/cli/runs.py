@@ -59,12 +59,19 @@ def command(
             continue
         tokens = exact_count(spec["training"]["tokens"])
         place = (spec["label"], spec["seed"], spec["corpus"]["label"], spec["size"]["name"], tokens)
-        test = (result or {}).get("test", {})
-        metric = test.get("metric", METRIC)
+        test = None if result is None else result.tested
+        metric = METRIC if test is None else test.metric
         units[metric_label(metric)] = None
         numerics = numerics_of(spec)
         mark = "" if numerics == str(NUMERICS) else f", computed with numerics {numerics}"
-        rows.append((run.id, *place, f"{run.state(result)}{mark}", number(test.get(metric), ".4f")))
+        rows.append(
+            (
+                run.id,
+                *place,
+                f"{run.state(result)}{mark}",
+                number(None if test is None else test.values[metric], ".4f"),
+            )
+        )
     rows.sort(key=lambda row: (row[3], row[4], row[1], row[2]))
     score = next(iter(units)) if len(units) == 1 else "score"
     columns = ("run", "arm", "seed", "corpus", "size", "tokens", "state", score)

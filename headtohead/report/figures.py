@@ -18,6 +18,7 @@ from headtohead.report.gather import gather
 from headtohead.report.panels import CONTEST, STUDY, Figure, Table, View
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Manifest
+from headtohead.study.store.result import RunResult
 
 Definition = dict[str, Any]
 _FONT = "Liberation Sans, Arial, sans-serif"
@@ -93,7 +94,7 @@ def write_charts(
     path: Path,
     manifest: Manifest,
     verdicts: list[Verdict],
-    results: dict[str, Any],
+    results: dict[str, RunResult],
     progress: Callable[[str, float], None],
 ) -> list[Path]:
     """Write every chart of a study as SVG and PNG into its folder `charts`; return the files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from headtohead.common.numbers import short_count, short_time
 from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
+from headtohead.study.store.result import NO_COST, Cost, RunResult, Score
 from headtohead.study.store.run_store import Store, read_probe
 from headtohead.training.circuit_rates import with_words
 from headtohead.training.trainer import LOGGED_POINTS
@@ -35,15 +36,16 @@ class ArmFacts:
     record: Row
     """spec.json of one of its runs, or empty."""
     planned: int
-    results: dict[int, Row]
-    costs: list[Row]
+    results: dict[int, RunResult]
+    costs: list[Cost]
     curves: dict[int, list[Row]]
     probes: dict[str, dict[int, Row]] = field(default_factory=dict)
     """Probe results by probe name and seed."""
 
-    def finished(self) -> dict[int, Row]:
-        """Return the results of its completed runs by seed."""
-        return {seed: row for seed, row in sorted(self.results.items()) if row.get("status") == "done"}
+    def finished(self) -> dict[int, Score]:
+        """Return the test scores of its completed runs by seed."""
+        scores = {seed: result.tested for seed, result in sorted(self.results.items())}
+        return {seed: score for seed, score in scores.items() if score is not None}
 
     def found(self, probe: str) -> dict[int, list[Row]]:
         """Return the results of a probe by seed, with any arguments after its name; empty results are left out."""
@@ -56,7 +58,7 @@ class ArmFacts:
 
     def mean_cost(self, key: str) -> float | None:
         """Return the mean of a measured cost over its runs."""
-        values = [float(cost[key]) for cost in self.costs if key in cost]
+        values = [float(value) for cost in self.costs if (value := getattr(cost, key)) is not None]
         return statistics.fmean(values) if values else None
 
 
@@ -84,7 +86,7 @@ def gather(
     path: Path,
     manifest: Manifest,
     contest: Contest,
-    results: dict[str, Row],
+    results: Mapping[str, RunResult],
     damage: list[str],
     verdicts: Sequence[Verdict] = (),
 ) -> list[ArmFacts]:
@@ -115,7 +117,7 @@ def gather(
                             facts.probes.setdefault(name, {})[seed] = found
                     except UnreadableFile as error:
                         damage.append(str(error))
-            if cost := run.costs(results.get(run_id), damage):
+            if (cost := run.costs(results.get(run_id), damage)) != NO_COST:
                 facts.costs.append(cost)
             try:
                 rows = run.curve(results.get(run_id), every, damage) if label in drawn else []
@@ -133,7 +135,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
     """Return one table row of results and costs per arm; further metrics of a task are in `others`."""
     rows = []
     for arm in arms:
-        done = [result["test"] for result in arm.finished().values()]
+        done = [score.values for score in arm.finished().values()]
         record = arm.record
         seconds = arm.mean_cost("train_seconds")
         rate = arm.mean_cost("tokens_per_second")
@@ -160,7 +162,7 @@ def arm_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
                 "rate": None if rate is None else short_count(rate),
                 "seconds": None if seconds is None else short_time(seconds),
                 "tokens": record.get("training", {}).get("tokens"),
-                "epochs": next((result.get("epochs") for result in arm.results.values()), None),
+                "epochs": next((result.epochs for result in arm.results.values()), None),
             }
         )
     return rows

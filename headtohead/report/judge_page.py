@@ -20,14 +20,15 @@ def write_judged(path: Path, judged: Judged, source: str) -> Path:
     """Write the page of a judged table into a directory; return its path. `source` is the table's name."""
     manifest, measure = judged.manifest, judged.measure
     unit, side = metric_label(measure.name), "left" if measure.better == "lower" else "right"
+    scores = {run: result.tested for run, result in judged.results.items()}
     contests = []
     for contest in manifest.contests():
         view = View(path, manifest, contest, [], [row for row in judged.verdicts if row.of(contest)])
         rows = [
-            {"arm": label, "seed": seed, "value": judged.results[run]["test"][measure.name]}
+            {"arm": label, "seed": seed, "value": score.values[measure.name]}
             for label in view.labels
             for seed, run in sorted(manifest.runs(contest, label).items())
-            if judged.results.get(run, {}).get("status") == "done"
+            if (score := scores.get(run)) is not None
         ]
         chart = seeds.seed_values(rows, view.labels, view.scale, f"{unit} ({side} is better)")
         figures = {

@@ -22,13 +22,14 @@ from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import asset, templates
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
+from headtohead.study.store.result import RunResult
 
 
 def write_report(
     path: Path,
     manifest: Manifest,
     verdicts: list[Verdict],
-    results: dict[str, Any],
+    results: dict[str, RunResult],
     damage: list[str],
     stamp: str,
 ) -> Path:

@@ -15,6 +15,7 @@ from headtohead.report.panels import View
 from headtohead.report.panels.datasets import corpora, matrix
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from tests.results import run_result
 
 DIALS = ["coherence:0/64(stdlib)", "coherence:1/64(stdlib)"]
 PROBE = "corpora:" + ",".join(DIALS)
@@ -43,7 +44,7 @@ def views(corpora_given: list[str], gain: float, statistics: bool = True) -> lis
                 run = f"{index}{arm}{seed:014d}"
                 entries.append(Entry(run, label, seed, contest))
                 mine = 3.0 + 0.1 * seed - arm * (gain + 0.001 * seed)
-                results[run] = {"status": "done", "test": score(mine)}
+                results[run] = run_result(test=score(mine))
                 other = DIALS[1 - index]
                 there = {"label": other, "content": "x", "score": score(mine - arm * gain)}
                 probes[run] = {PROBE: {other: there}}

@@ -14,6 +14,7 @@ from headtohead.report.panels import View
 from headtohead.study.judge.verdict import sentence, study_verdicts
 from headtohead.study.store.history import study_marks
 from headtohead.study.store.manifest import Entry, Manifest, read_manifest
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import Store
 
 Row = dict[str, Any]
@@ -34,7 +35,7 @@ class StatusReader:
     """Reads a study repeatedly; finished runs are read once."""
 
     path: Path
-    finished: dict[str, Row] = field(default_factory=dict)
+    finished: dict[str, RunResult] = field(default_factory=dict)
 
     def look(self) -> StudyStatus:
         """Return the current status of the study."""
@@ -79,7 +80,7 @@ def _contests(manifest: Manifest, curves: list[dict[str, Definition]]) -> list[R
     ]
 
 
-def _run_facts(store: Store, run_id: str, entry: Entry, result: Row | None) -> Row:
+def _run_facts(store: Store, run_id: str, entry: Entry, result: RunResult | None) -> Row:
     """Return a run's state, progress and speed."""
     run = store.run(run_id)
     branch = f"{entry.contest.branch} tokens, " if entry.contest.branch else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.criteria import PLACE, TRAINED, Criterion
@@ -14,9 +13,10 @@ from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.config.spec import StudySpec
 from headtohead.study.judge.statistics import Paired, compare_paired, decide, holm
 from headtohead.study.judge.trends import axis_values, groups
-from headtohead.study.judge.verdict import NOTHING, Result, Verdict, is_untrained
+from headtohead.study.judge.verdict import NOTHING, Verdict, is_untrained
 from headtohead.study.probes import Found
 from headtohead.study.store.manifest import METRIC, Contest, Manifest
+from headtohead.study.store.result import RunResult
 
 Finder = Callable[[str, str], Found | None]
 """Returns a probe's result by run id and probe name."""
@@ -28,7 +28,7 @@ class Finished:
 
     manifest: Manifest
     verdicts: Sequence[Verdict]
-    results: Mapping[str, Result] = field(default_factory=dict)
+    results: Mapping[str, RunResult] = field(default_factory=dict)
     """By run; required for a trend over size."""
     found: Finder = lambda run, probe: None
 
@@ -214,15 +214,10 @@ def _failed(row: Verdict) -> tuple[tuple[str, list[str]], ...]:
 
 
 def _best_values(
-    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, Result]
+    manifest: Manifest, contest: Contest, label: str, results: Mapping[str, RunResult]
 ) -> dict[int, float]:
     """Return the test score of an arm's runs at their best step by seed, for runs that have one."""
     metric = manifest.measure(contest).name
-    found = {seed: _best(results.get(run, {}), metric) for seed, run in manifest.runs(contest, label).items()}
-    return {seed: float(best["test"][metric]) for seed, best in found.items() if best}
-
-
-def _best(result: Result, metric: str) -> dict[str, Any] | None:
-    """Return the best step of a run on valid by a metric; results of earlier versions have it for the task's metric only."""
-    found: dict[str, Any] | None = result.get("best_by", {}).get(metric, result.get("best"))
-    return found
+    runs = manifest.runs(contest, label)
+    found = {seed: results[run].best_step(metric) for seed, run in runs.items() if run in results}
+    return {seed: float(best.test[metric]) for seed, best in found.items() if best is not None}

@@ -233,7 +233,7 @@ def _seen_rates(store: Store, device: torch.device) -> dict[str, float]:
     """Return tokens per second by kind of run, from finished runs in a directory on the same kind of device."""
     found: dict[str, list[float]] = {}
     for run in store.runs():
-        rate = run.costs().get("tokens_per_second")
+        rate = run.costs().tokens_per_second
         here = any(stretch.get("device") == device_name(device) for stretch in run.stretches())
         if not here or not run.finished() or not rate:
             continue

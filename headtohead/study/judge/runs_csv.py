@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from headtohead.evaluation.tasks import MARGINS
 from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
 from headtohead.study.store.history import Marks
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.store.result import STATUSES, RunResult, Score
 from headtohead.study.store.run_store import Store
-from headtohead.study.store.validation import STATUSES
 
 _SCORES = ("nats", "perplexity", "bits_per_byte")
 _BEFORE = ("status", "parameters", "flops_per_token", "cache_bytes_per_token", "tokens")
@@ -45,7 +45,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 def runs_csv(
-    store: Store, manifest: Manifest, results: dict[str, dict[str, Any]], added_seeds: frozenset[int]
+    store: Store, manifest: Manifest, results: Mapping[str, RunResult], added_seeds: frozenset[int]
 ) -> str:
     """Return a study's runs as CSV, one row per arm, seed and contest; unknown values are empty."""
     stream = io.StringIO()
@@ -63,7 +63,7 @@ def runs_csv(
                 run = store.run(run_id)
                 # These facts are the same for all seeds of an arm, so one record is enough.
                 facts = facts or _facts(store, run_id)
-                result = results.get(run_id, {})
+                result = results.get(run_id)
                 cost = run.costs(result)
                 row: dict[str, Any] = {
                     "run": run_id,
@@ -72,25 +72,25 @@ def runs_csv(
                     "seed": seed,
                     "added_later": int(seed in added_seeds),
                     **contest.place,
-                    "status": result.get("status", "not finished"),
-                    "tokens": result.get("tokens"),
-                    "train_seconds": cost.get("train_seconds"),
-                    "tokens_per_second": cost.get("tokens_per_second"),
+                    "status": "not finished" if result is None else result.status,
+                    "tokens": None if result is None else result.tokens,
+                    "train_seconds": cost.train_seconds,
+                    "tokens_per_second": cost.tokens_per_second,
                     "untrained": untrained_line(manifest, contest),
                 } | facts
                 for split in ("valid", "test"):
-                    score = result.get(split) or {}
-                    row |= {f"{split}_{name}": score.get(name) for name in scores}
+                    score = None if result is None else getattr(result, split)
+                    row |= {f"{split}_{name}": score and score.values.get(name) for name in scores}
                 writer.writerow([_cell(row.get(column)) for column in columns])
     return stream.getvalue()
 
 
-def _scores(manifest: Manifest, results: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _scores(manifest: Manifest, results: Mapping[str, RunResult]) -> tuple[str, ...]:
     """Return the score columns of a study; for tasks, every metric that occurs in a result."""
     if not manifest.measures:
         return _SCORES
-    tests = [result["test"] for result in results.values() if result.get("status") == "done"]
-    return ("nats", *(name for name in MARGINS if any(name in test for test in tests)))
+    tests = [test for result in results.values() if (test := result.tested) is not None]
+    return ("nats", *(name for name in MARGINS if any(name in test.values for test in tests)))
 
 
 def _facts(store: Store, run_id: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Judged:
     """A table of runs with its verdicts."""
 
     manifest: Manifest
-    results: dict[str, dict[str, Any]]
+    results: dict[str, RunResult]
     verdicts: list[Verdict]
     measure: Measure
 
@@ -185,12 +185,13 @@ def judge_table(
 
 
 def _unpaired(
-    manifest: Manifest, contest: Contest, row: Verdict, results: dict[str, dict[str, Any]]
+    manifest: Manifest, contest: Contest, row: Verdict, results: Mapping[str, RunResult]
 ) -> list[str]:
     """Return notes on seeds that only one side has, and on seeds for which the baseline has no number."""
     ours, theirs = (set(manifest.runs(contest, label)) for label in (row.label, row.baseline_label))
     base = manifest.runs(contest, row.baseline_label)
-    empty = {seed for seed in ours & theirs if results.get(base[seed], {}).get("status") != "done"}
+    done = {run for run, result in results.items() if result.status == "done"}
+    empty = {seed for seed in ours & theirs if base[seed] not in done}
     found = (
         (ours - theirs, f"of {row.label} without a partner: left out"),
         (theirs - ours, f"of {row.baseline_label} without a partner: left out"),
@@ -236,7 +237,7 @@ def _manifest(
     rows: Sequence[tuple[int, list[str]]],
     columns: Columns,
     measure: Measure,
-) -> tuple[Manifest, dict[str, dict[str, Any]], frozenset[int]]:
+) -> tuple[Manifest, dict[str, RunResult], frozenset[int]]:
     def index_of(name: str) -> int:
         if name not in header:
             raise unknown(f"column of {path}", name, header)
@@ -260,7 +261,7 @@ def _manifest(
     line_name = "bigram" if measure.better == "lower" else "majority class"
     references: dict[str, dict[str, float]] = {}
     entries: list[Entry] = []
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     seen: dict[tuple[Contest, str, int], int] = {}
     added = set()
     for number, row in rows:
@@ -329,12 +330,11 @@ def _seed(path: Path, number: int, column: str, cell: str) -> int:
     return int(value)
 
 
-def _result(
-    path: Path, number: int, column: str, cell: str, status: str, metric: str
-) -> dict[str, Any] | None:
+def _result(path: Path, number: int, column: str, cell: str, status: str, metric: str) -> RunResult | None:
     """Return the result of a row, or None if it has none; NaN and infinity mean that the run diverged."""
-    if status in STATUSES and status != "done":
-        return {"status": status}
+    for known in STATUSES:
+        if status == known != "done":
+            return RunResult(status=known)
     if not cell.strip():
         return None
     try:
@@ -344,5 +344,5 @@ def _result(
             f"{path}, row {number}, column '{column}': expected a number, got '{cell[:40]}'"
         ) from None
     if not math.isfinite(value):
-        return {"status": "diverged"}
-    return {"status": "done", "test": {metric: value, "blocks": []}}
+        return RunResult(status="diverged")
+    return RunResult(status="done", test=Score({metric: value}, metric))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 ALPHA = 0.05
 POWER = 0.8
@@ -165,8 +166,8 @@ def two_groups(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def document_interval(
-    arm: Sequence[Sequence[Sequence[float]]],
-    baseline: Sequence[Sequence[Sequence[float]]],
+    arm: Sequence[ArrayLike],
+    baseline: Sequence[ArrayLike],
     unit: float = math.log(2),
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference over documents, in bits per byte.
@@ -178,7 +179,7 @@ def document_interval(
     if not arm or len(arm) != len(baseline):
         return None
     shapes = {np.shape(blocks) for blocks in (*arm, *baseline)}
-    if len(shapes) != 1 or len(arm[0]) < 3:
+    if len(shapes) != 1 or np.shape(arm[0])[0] < 3:
         return None
     from scipy import special
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from headtohead.common.numbers import short_count
 from headtohead.study.judge.statistics import ALPHA, Paired, compare_paired, holm
-from headtohead.study.judge.verdict import METRIC, Result, Verdict
+from headtohead.study.judge.verdict import METRIC, Verdict
 from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.store.result import RunResult
 
 MIN_POINTS = 3
 """Values needed for a line: two points always fit one."""
@@ -200,7 +201,7 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
 
 
 def study_trends(
-    manifest: Manifest, results: Mapping[str, Result], verdicts: Sequence[Verdict]
+    manifest: Manifest, results: Mapping[str, RunResult], verdicts: Sequence[Verdict]
 ) -> list[Trend]:
     """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks."""
     if manifest.measures:
@@ -225,18 +226,17 @@ def groups(contests: Sequence[Contest], over: str) -> list[list[Contest]]:
     return [group for group in found.values() if len(group) > 1 and all(getattr(one, name) for one in group)]
 
 
-def axis_values(manifest: Manifest, results: Mapping[str, Result]) -> dict[tuple[str, Contest], float]:
+def axis_values(manifest: Manifest, results: Mapping[str, RunResult]) -> dict[tuple[str, Contest], float]:
     """Return the position of each contest on each axis: the baseline's parameters, its tokens per parameter, the context."""
     found: dict[tuple[str, Contest], float] = {}
     for contest in manifest.contests():
         if contest.context.isdecimal():
             found["context", contest] = float(contest.context)
         for run in manifest.runs(contest, manifest.baseline).values():
-            result = results.get(run, {})
-            parameters, tokens = result.get("parameters"), result.get("tokens")
-            if result.get("status") == "done" and parameters and tokens:
-                found["size", contest] = float(parameters)
-                found["tokens_per_parameter", contest] = float(tokens) / float(parameters)
+            result = results.get(run)
+            if result is not None and result.status == "done" and result.parameters and result.tokens:
+                found["size", contest] = float(result.parameters)
+                found["tokens_per_parameter", contest] = result.tokens / result.parameters
                 break
     return found
 

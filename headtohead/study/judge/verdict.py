@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from headtohead.study.judge.statistics import (
     ALPHA,
@@ -18,11 +20,11 @@ from headtohead.study.judge.statistics import (
 from headtohead.study.judge.trust import failed_check_label, weaken
 from headtohead.study.store.history import NO_MARKS, Marks
 from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
+from headtohead.study.store.result import Blocks, RunResult
 
 __all__ = [
     "METRIC",
     "Measure",
-    "Result",
     "Verdict",
     "headlines",
     "sentence",
@@ -31,7 +33,6 @@ __all__ = [
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
 MAX_LISTED = 4
 """A headline lists up to this many contests; with more, it gives the first and the counts."""
-Result = dict[str, Any]
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Verdict:
 
 def study_verdicts(
     manifest: Manifest,
-    results: dict[str, Result],
+    results: Mapping[str, RunResult],
     marks: Marks = NO_MARKS,
     measure: Measure | None = None,
 ) -> list[Verdict]:
@@ -159,11 +160,9 @@ def study_verdicts(
     return verdicts
 
 
-def _value(result: Result | None, metric: str) -> float | None:
-    if not result or result.get("status") != "done":
-        return None
-    value = result["test"][metric]
-    return None if value is None else float(value)
+def _value(result: RunResult | None, metric: str) -> float | None:
+    score = None if result is None else result.tested
+    return None if score is None else float(score.values[metric])
 
 
 def _compare(
@@ -171,7 +170,7 @@ def _compare(
     contest: Contest,
     text: str,
     label: str,
-    results: dict[str, Result],
+    results: Mapping[str, RunResult],
     marks: Marks,
     measure: Measure,
 ) -> Verdict:
@@ -188,8 +187,10 @@ def _compare(
     paired = compare_paired(mine, base_values)
     mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
     documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0))
-    status = [str((result or {}).get("status", "missing")) for result in ours.values()]
-    base_status = [str((result or {}).get("status", "missing")) for result in theirs.values()]
+    status, base_status = (
+        ["missing" if result is None else result.status for result in side.values()]
+        for side in (ours, theirs)
+    )
     return Verdict(
         arm=text,
         baseline=next(other for other, name in manifest.arms if name == manifest.baseline),
@@ -261,29 +262,34 @@ def _is_task(manifest: Manifest, contest: Contest) -> bool:
     return "majority class" in manifest.references.get(contest.corpus_label, {})
 
 
+_BySeed = Mapping[int, RunResult | None]
 STEEP = 0.1
 """A loss is falling steeply if the second half of training lowered it by more than this share."""
 
 
-def _falling(results: dict[int, Result | None], seeds: list[int]) -> int:
+def _falling(results: _BySeed, seeds: list[int]) -> int:
     """Return the number of these runs whose loss was still falling steeply at the end."""
-    falls = [(results.get(seed) or {}).get("late_fall") for seed in seeds]
+    falls = [result.late_fall for seed in seeds if (result := results.get(seed)) is not None]
     return sum(fall is not None and fall > STEEP for fall in falls)
 
 
-def _moved(results: dict[int, Result | None]) -> int:
+def _moved(results: _BySeed) -> int:
     """Return the number of these runs that were resumed with another torch version, device or number of threads."""
-    return sum(bool(result and result.get("environment_changed")) for result in results.values())
+    return sum(result is not None and bool(result.environment_changed) for result in results.values())
 
 
 _UNITS = {METRIC: math.log(2)}
 """Divisor that converts the sums of blocks to the metric; a loss is stored in nats."""
 
 
-def _blocks(results: dict[int, Result | None], seeds: list[int], metric: str) -> list[list[list[float]]]:
+_NO_BLOCKS: Blocks = np.empty((0, 2))
+
+
+def _blocks(results: _BySeed, seeds: list[int], metric: str) -> list[Blocks]:
     """Return the blocks of each seed; a task has blocks for each metric that is a mean over examples."""
-    found = [result["test"]["blocks"] for seed in seeds if (result := results.get(seed)) is not None]
-    return [blocks.get(metric, []) if isinstance(blocks, dict) else blocks for blocks in found]
+    found = [results[seed] for seed in seeds]
+    scores = [result.test for result in found if result is not None and result.test is not None]
+    return [score.blocks.get(metric, _NO_BLOCKS) for score in scores]
 
 
 NOTHING = {

@@ -138,9 +138,9 @@ def _rows(spec: StudySpec, plan: Plan, store: Store, grid: list[float]) -> list[
     names = {_label(arm.label, lr): (arm.label, lr) for arm in spec.arms for lr in grid}
     for run in plan.runs:
         label, lr = names[run.arm.label]
-        result = results.get(run.id, {})
+        result = results.get(run.id)
         measure = plan.measure(run.contest)
-        value = result["valid"][measure.name] if result.get("status") == "done" else None
+        value = result.valid.values[measure.name] if result is not None and result.valid is not None else None
         signs[run.contest.corpus] = 1 if measure.better == "lower" else -1
         contest = run.contest
         key = (contest.corpus, contest.size, contest.context, contest.shape, label)

@@ -28,7 +28,8 @@ from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.run_spec import Run
 from headtohead.study.run.claim_loop import Job, is_done, work
 from headtohead.study.store.lease import LeaseManager
-from headtohead.study.store.manifest import METRIC, metric_label
+from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.result import RunResult
 from headtohead.study.store.run_store import RunDirectory, Store
 
 _LOG_BYTES = 2**16
@@ -221,7 +222,7 @@ class _WorkerPool:
         message = f"its process {how.partition(':')[0]} ({_DEADLY} times)"
         with LeaseManager().acquire(run.path) as lease:
             if lease is not None and not run.finished():
-                run.finish({"status": "failed", "error": message})
+                run.finish(RunResult(status="failed", error=message))
         return f"run {run.id} is recorded as failed: {message}; run it again with --retry failed"
 
     def ask_to_stop(self) -> None:
@@ -363,12 +364,14 @@ def _take(summary: Summary, display: Display, store: Store, run: Run, event: dic
 
 
 def _outcome(folder: RunDirectory) -> str:
-    result = folder.result() or {}
-    if result.get("status") == "done":
-        speed = folder.costs().get("tokens_per_second")
+    result = folder.result()
+    if result is None:
+        return "unknown: "
+    if result.tested is not None:
+        speed = folder.costs().tokens_per_second
         rate = f", {short_count(speed)} tokens/s" if isinstance(speed, float) else ""
-        metric = result["test"].get("metric", METRIC)
-        return f"{result['test'][metric]:.4f} {metric_label(metric)}{rate}"
-    if result.get("status") == "diverged":
-        return f"diverged at step {result.get('diverged_at')}; recorded as a result"
-    return f"{result.get('status', 'unknown')}: {result.get('error', '')}"
+        metric = result.tested.metric
+        return f"{result.tested.values[metric]:.4f} {metric_label(metric)}{rate}"
+    if result.status == "diverged":
+        return f"diverged at step {result.diverged_at}; recorded as a result"
+    return f"{result.status}: {result.error or ''}"

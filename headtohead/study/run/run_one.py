@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save
 
 from headtohead.common.errors import DamagedFile, NewerFile, UserError
@@ -31,7 +32,7 @@ from headtohead.study.plan.init_from import load_weights
 from headtohead.study.probes import Subject, take
 from headtohead.study.run.gate import check_trained, has_user_code
 from headtohead.study.run.restore import restore
-from headtohead.study.store.manifest import METRIC
+from headtohead.study.store.result import SPLITS, Best, Cost, RunResult, Score, Status, score_of
 from headtohead.study.store.run_store import RunDirectory, read_probe
 from headtohead.study.store.validation import size_of, training_of
 from headtohead.training.acceleration import compiles, records
@@ -131,7 +132,7 @@ def with_failures_recorded(run: RunDirectory, emit: Event, work: Callable[[], st
         if run.finished():  # its result is still valid
             emit({"kind": "deferred", "run": run.id, "message": f"{type(error).__name__}: {error}"})
             return "deferred"
-        status = "out of memory" if _out_of_memory(error) else "failed"
+        status: Status = "out of memory" if _out_of_memory(error) else "failed"
         try:
             return _fail(run, status, error)
         except OSError as second:
@@ -191,7 +192,7 @@ def begin(
         found = {}
         for index, split in enumerate(splits):
             part = part_of(shown, index, index + 1, len(splits))
-            found[split] = _brief(dataset.score(model, split, training.precision, part))
+            found[split] = _brief(score_of(dataset.score(model, split, training.precision, part)))
         return found
 
     # A task's batches have many lengths, and each would need its own compilation or CUDA graph.
@@ -263,35 +264,37 @@ def finish_run(
         trainer.batches,
         _measuring(run, stop, emit),
     )
-    if best := _best(run, result):
-        result["best"] = best[result["valid"]["metric"]]
-        result["best_by"] = best
-    if not dataset.task and (fall := _late_fall(run.metrics())) is not None:
-        result["late_fall"] = fall
-    if started.changes:
-        result["environment_changed"] = started.changes
+    best = _best(run, result)
+    result = replace(
+        result,
+        best=best[result.valid.metric] if best and result.valid is not None else None,
+        best_by=best,
+        late_fall=None if dataset.task else _late_fall(run.metrics()),
+        environment_changed=started.changes,
+    )
     tokens = trainer.batches.tokens(outcome.step)
     on_gpu = trainer.device.type == "cuda"
-    cost: dict[str, Any] = {
-        "train_seconds": round(trainer.own_seconds, 3),
-        "score_seconds": round(time.monotonic() - began, 3),
-        "tokens_per_second": round(tokens / max(1e-9, trainer.own_seconds), 1),
-        "peak_bytes": torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
-        "micro_batch": trainer.micro,
-        **({"stacked": started.stacked} if started.stacked else {}),
-    }
-    if result["status"] == "done" and has_user_code(model.arms):
+    scored = time.monotonic() - began
+    if result.status == "done" and has_user_code(model.arms):
         found = check_trained(model, dataset, trainer.batches, training.precision, trainer.micro)
-        result["check"] = found.as_dict()
+        result = replace(result, check=found)
     stop()  # last check that no other process has taken the run over
-    if (run.path / "metrics.jsonl").is_file():
-        cost["metrics_sha256"] = digest_file(run.path / "metrics.jsonl")
-    run.keep("cost.json", cost)
+    metrics = run.path / "metrics.jsonl"
+    cost = Cost(
+        train_seconds=round(trainer.own_seconds, 3),
+        score_seconds=round(scored, 3),
+        tokens_per_second=round(tokens / max(1e-9, trainer.own_seconds), 1),
+        peak_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else _peak_bytes(),
+        micro_batch=trainer.micro,
+        stacked=started.stacked or None,
+        metrics_sha256=digest_file(metrics) if metrics.is_file() else None,
+    )
+    run.keep("cost.json", cost.as_dict())
     if dataset.tokenizer is not None:
         run.keep_tokenizer(dataset.tokenizer)
     _finish(run, model, result, execution.keep_weights)
     stop.advance()
-    return str(result["status"])
+    return result.status
 
 
 def _restored(run: RunDirectory, record: dict[str, Any], layers: list[Composed]) -> Decoder:
@@ -379,45 +382,47 @@ def _result(
     training: TrainSettings,
     batches: BatchSource,
     progress: Callable[[float], None],
-) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "status": outcome.status,
-        "step": outcome.step,
-        "tokens": batches.tokens(outcome.step),
-        "parameters": model.parameter_count(),
-        "train_nats": outcome.train_nats,
-        "unique_tokens": batches.unique_tokens(outcome.step),
-        "epochs": batches.epochs(outcome.step),
-    }
+) -> RunResult:
+    result = RunResult(
+        status="diverged",
+        step=outcome.step,
+        tokens=batches.tokens(outcome.step),
+        parameters=model.parameter_count(),
+        train_nats=outcome.train_nats,
+        unique_tokens=batches.unique_tokens(outcome.step),
+        epochs=batches.epochs(outcome.step),
+    )
     if outcome.status == "diverged":
-        return result | {"diverged_at": outcome.diverged_at}
-    for index, split in enumerate(("valid", "test")):
-        score = dataset.score(model, split, training.precision, part_of(progress, index, index + 1, 2))
-        if not math.isfinite(score["nats"]):
-            return result | {"status": "diverged", "diverged_at": outcome.step}
-        result[split] = score if split == "test" else {**score, "blocks": type(score["blocks"])()}
-    return result
+        return replace(result, diverged_at=outcome.diverged_at)
+    for index, split in enumerate(SPLITS):
+        shown = part_of(progress, index, index + 1, len(SPLITS))
+        score = score_of(dataset.score(model, split, training.precision, shown))
+        if not math.isfinite(score.values["nats"]):
+            return replace(result, diverged_at=outcome.step)
+        # Blocks are for the intervals of verdicts, which are about test.
+        result = replace(result, **{split: score if split == "test" else replace(score, blocks={})})
+    return replace(result, status="done")
 
 
-def _brief(score: dict[str, Any]) -> dict[str, float]:
+def _brief(score: Score) -> dict[str, float]:
     """Return the nats and metrics of a score."""
-    if "metric" not in score:
-        return {"nats": score["nats"], METRIC: score[METRIC]}
-    return {name: value for name, value in score.items() if isinstance(value, float)}
+    if not score.of_task:
+        return {name: score.values[name] for name in ("nats", score.metric)}
+    return {name: value for name, value in score.values.items() if isinstance(value, float)}
 
 
-def _best(run: RunDirectory, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _best(run: RunDirectory, result: RunResult) -> dict[str, Best]:
     """Return the best step on valid (including the last) for each metric of a task, with its valid and test scores."""
     evaluated = [row for row in run.metrics() if "test" in row]
-    if not evaluated or result["status"] != "done":
+    if not evaluated or result.valid is None or result.test is None:
         return {}
-    last = {split: _brief(result[split]) for split in ("valid", "test")}
-    rows = [*evaluated, {"step": result["step"], **last}]
+    last = {"valid": _brief(result.valid), "test": _brief(result.test)}
+    rows = [*evaluated, {"step": result.step, **last}]
     found = {}
     for metric in last["valid"]:
         if metric != "nats":  # for every metric of a task, higher is better
             best = max(rows, key=lambda row: _score(row, metric))
-            found[metric] = {name: best[name] for name in ("step", "valid", "test")}
+            found[metric] = Best(best["step"], best["valid"], best["test"])
     return found
 
 
@@ -440,9 +445,9 @@ def _late_fall(rows: Sequence[dict[str, Any]]) -> float | None:
     return round((before - after) / before, 4) if before > 0 else None
 
 
-def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weights: bool) -> None:
+def _finish(run: RunDirectory, model: Decoder, result: RunResult, keep_weights: bool) -> None:
     """Save the weights, write the result, then delete the checkpoints."""
-    if keep_weights and result["status"] == "done":
+    if keep_weights and result.status == "done":
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         run.keep_weights(save(tensors))
     run.finish(result)
@@ -450,11 +455,11 @@ def _finish(run: RunDirectory, model: Decoder, result: dict[str, Any], keep_weig
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _fail(run: RunDirectory, status: str, error: BaseException) -> str:
+def _fail(run: RunDirectory, status: Status, error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     write_atomic(run.path / "failure.txt", "".join(traceback.format_exception(error)))
-    run.finish({"status": status, "error": str(error) if isinstance(error, UserError) else message})
+    run.finish(RunResult(status=status, error=str(error) if isinstance(error, UserError) else message))
     return status
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headtohead.common.errors import DamagedFile, MissingFile, UnreadableFile, UserError
 from headtohead.common.files import canonical_json, digest_file, write_atomic
@@ -28,10 +27,10 @@ from headtohead.study.store.history import NAME as HISTORY
 from headtohead.study.store.history import History
 from headtohead.study.store.lease import owner_of, released
 from headtohead.study.store.manifest import Contest, read_manifest
+from headtohead.study.store.result import RunResult, read_cost, validate_cost, validate_match
 from headtohead.study.store.run_store import DAMAGED, PROBES, RUN_ID, RunDirectory, Store, set_aside
 from headtohead.study.store.shared import NAME as UPDATE_LOCK
 from headtohead.study.store.shared import exclusive
-from headtohead.study.store.validation import validate_cost, validate_match
 from headtohead.training.checkpoint import checkpoint_paths, read_checkpoint
 
 _OLD_SECONDS = 3600.0
@@ -205,7 +204,7 @@ def _run(run: RunDirectory) -> Iterator[Finding]:
         yield _aside(run.path / "result.json", error, remedy)
     yield from _metrics(run, finished)
     for name in ("cost.json", "environment.json"):
-        if problem := _fact_problem(run, name, finished or {}):
+        if problem := _fact_problem(run, name, finished):
             yield _aside(run.path / name, problem, "renamed; the result does not depend on it")
     if os.path.lexists(run.weights):
         try:
@@ -249,22 +248,24 @@ def _probes(run: RunDirectory) -> Iterator[Finding]:
             yield _aside(path, problem, "renamed; the study's own command runs the probe again")
 
 
-def _fact_problem(run: RunDirectory, name: str, result: dict[str, Any]) -> str:
+def _fact_problem(run: RunDirectory, name: str, result: RunResult | None) -> str:
     """Return what is wrong with cost.json or environment.json, or an empty string."""
     try:
         found = run.document(name)
+        if name == "cost.json":
+            return validate_cost(read_cost(found), result)
     except MissingFile:
         return ""
     except UnreadableFile as error:
         return _cause(error)
-    if name == "cost.json":
-        return validate_cost(found, result)
+    except ValueError as error:
+        return str(error)
     return "" if run.stretches() else "no environments"
 
 
-def _metrics(run: RunDirectory, finished: dict[str, Any] | None) -> Iterator[Finding]:
+def _metrics(run: RunDirectory, finished: RunResult | None) -> Iterator[Finding]:
     path = run.path / "metrics.jsonl"
-    if finished is not None and _unchanged(path, run.costs().get("metrics_sha256")):
+    if finished is not None and _unchanged(path, run.costs().metrics_sha256):
         return  # complete lines when the run ended, and the same bytes now
     damage: list[str] = []
     rows = run.metrics(damage=damage)

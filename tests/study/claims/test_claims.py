@@ -18,7 +18,9 @@ from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
 from headtohead.study.config.spec import build_study
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.store.result import RunResult
 from headtohead.training.circuit_rates import assign
+from tests.results import run_result
 
 PAPERS = {"coupled": 14, "sharing": 14, "deconstructed": 14, "faster_qk": 12, "kuramoto": 11}
 FIELDS = ["id", "statement", "published", "measured", "direction", "size", "scale", "reason"]
@@ -61,7 +63,7 @@ def judged(
     """Return the claim judged from synthetic runs: per arm, its mean difference from the baseline at each size."""
     paper = read_paper(written(folder, criteria))
     spec = build_study(paper.settings(scale))
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     entries = []
     for index, size in enumerate(spec.sizes):
         contest = Contest("file:x", "x", size, "as_is", "tokens")
@@ -75,8 +77,8 @@ def judged(
                     else means[label][index] + OWN[(seed + index + 2 * (label == "b")) % 5]
                 )
                 value = 2.0 + COMMON[seed] * (1 + stretch * (label == "a")) + shift
-                done = {"status": "done", "test": {"bits_per_byte": value, "blocks": [[value, 1.0]]}}
-                results[run] = {"status": "diverged"} if run == diverged else done
+                done = run_result(test={"bits_per_byte": value, "blocks": [[value, 1.0]]})
+                results[run] = run_result("diverged") if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
     (found,) = judge_claims(paper, scale, {"study": Finished(manifest, study_verdicts(manifest, results))})
@@ -324,7 +326,7 @@ def judged_over_contexts(
     path.write_text(path.read_text().replace('size = ["nano", "1m"]', f"context = {list(contexts)}"))
     paper = read_paper(path)
     spec = build_study(paper.settings("small"))
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, RunResult] = {}
     entries = []
     for index, context in enumerate(contexts):
         contest = Contest("file:x", "x", "nano", "as_is", "tokens", str(context))
@@ -333,8 +335,7 @@ def judged_over_contexts(
                 run = f"{context}/{label}/{seed}"
                 entries.append(Entry(run, label, seed + 1, contest))
                 shift = 0.03 + slope * index + OWN[(seed + index) % 5] if label == "a" else 0.0
-                test = {"bits_per_byte": 2.0 + COMMON[seed] + shift, "blocks": []}
-                results[run] = {"status": "done", "test": test}
+                results[run] = run_result(test={"bits_per_byte": 2.0 + COMMON[seed] + shift})
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
     finished = Finished(manifest, study_verdicts(manifest, results), results)
@@ -416,7 +417,7 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
     entries = tuple(
         Entry(f"{label}/{seed}", label, seed, contest) for label in LABELS for seed in range(1, 6)
     )
-    done = {"status": "done", "test": {"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]}}
+    done = run_result(test={"bits_per_byte": 2.0, "blocks": [[2.0, 1.0]]})
     results = {entry.run: done for entry in entries}
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest(

@@ -11,6 +11,7 @@ from headtohead.report.charts import NARROW, Chart, Row, arm_axis
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, places, short_labels
+from headtohead.study.store.result import RunResult
 
 _FAINT = 0.2
 _LONG = 24
@@ -34,7 +35,7 @@ def figure(views: Sequence[View]) -> Figure | None:
 
 def matrix_cells(views: Sequence[View]) -> list[Cell]:
     """Return the cells of a study from the stored data of its runs."""
-    results: dict[str, Any] = {}
+    results: dict[str, RunResult] = {}
     probes: dict[str, dict[str, Any]] = {}
     for view in views:
         for arm in view.arms:

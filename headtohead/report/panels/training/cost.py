@@ -41,7 +41,7 @@ def cost_rows(
     means, seeds = [], []
     worth = 1 if measure.better == "lower" else -1
     for arm in arms:
-        scores = {seed: result["test"][measure.name] for seed, result in arm.finished().items()}
+        scores = {seed: score.values[measure.name] for seed, score in arm.finished().items()}
         if not scores or not arm.record:
             continue
         costs = {

@@ -75,10 +75,8 @@ _BACKWARD = 3
 
 def _tokens_per_byte(arm: ArmFacts) -> float:
     """Return tokens per byte on the test split, which converts bits per token to bits per byte."""
-    for result in arm.finished().values():
-        if "bytes" not in result["test"]:  # a task has no bytes
-            return 1.0
-        return float(result["test"]["tokens"]) / float(result["test"]["bytes"])
+    for score in arm.finished().values():
+        return 1.0 if score.of_task else score.values["tokens"] / score.values["bytes"]
     return 1.0
 
 

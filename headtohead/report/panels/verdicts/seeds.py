@@ -28,9 +28,9 @@ def figure(view: View) -> Figure | None:
 def seed_rows(arms: list[ArmFacts], metric: str = METRIC) -> list[Row]:
     """Return the test score of every finished run."""
     return [
-        {"arm": arm.label, "seed": seed, "value": result["test"][metric]}
+        {"arm": arm.label, "seed": seed, "value": score.values[metric]}
         for arm in arms
-        for seed, result in arm.finished().items()
+        for seed, score in arm.finished().items()
     ]
 
 

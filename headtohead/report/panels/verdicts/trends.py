@@ -11,6 +11,7 @@ from headtohead.report.charts import AXIS, Chart, Row, legend, switched
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.study.judge.trends import OVER, Reach, Trend, study_trends
 from headtohead.study.store.manifest import Contest
+from headtohead.study.store.result import RunResult
 
 _ROOM = 1.5
 """How far an interval may extend the y axis beyond the range of the seeds, in units of that range."""
@@ -42,7 +43,7 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
 
 def _trends(views: Sequence[View]) -> list[Trend]:
     manifest = views[0].manifest
-    results: dict[str, Row] = {}
+    results: dict[str, RunResult] = {}
     for view in views:
         for arm in view.arms:
             runs = manifest.runs(view.contest, arm.label)
