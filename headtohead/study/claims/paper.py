@@ -25,7 +25,8 @@ from typing import Any
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
-from headtohead.study.claims.criteria import MAIN, Criterion, read_at, read_criterion
+from headtohead.study.claims import kinds, toy  # noqa: F401  (registers the kinds)
+from headtohead.study.claims.criteria import MAIN, At, Criterion, decode, read_criterion
 from headtohead.study.config.spec import build_study, changed_settings, read_study
 from headtohead.study.config.validation import (
     as_choice,
@@ -54,7 +55,7 @@ class Claim:
     statement: str
     published: str
     criteria: tuple[Criterion, ...]
-    at: dict[str, Any] = field(default_factory=dict)
+    at: At = field(default_factory=At)
     """Corpora, sizes and tokens of the published numbers; unknown ones are left out."""
 
 
@@ -166,7 +167,7 @@ class _Study:
     def __init__(self, name: str, place: str, common: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         self.scales: dict[str, dict[str, Any]] = {}
         self.arms: set[str] = set()
-        kinds: set[bool] = set()
+        on_tasks: set[bool] = set()
         for scale in (name for name in SCALES if name in tables):
             settings = changed_settings(common, as_table(tables[scale], f"{place}.{scale}"))
             self.scales[scale] = {"name": f"{name}{scale}"} | settings
@@ -175,12 +176,12 @@ class _Study:
             except UserError as error:
                 raise UserError(f"{place}.{scale}: {error}") from None
             self.arms |= {text for arm in spec.arms for text in (arm.text, arm.label)}
-            kinds.add(bool(spec.tasks))
-        if len(kinds) > 1:
+            on_tasks.add(bool(spec.tasks))
+        if len(on_tasks) > 1:
             raise UserError(
                 f"{place}: some scales use tasks, others corpora; all scales must use the same kind"
             )
-        self.of_tasks = True in kinds
+        self.of_tasks = True in on_tasks
 
 
 def _also(paper: str, given: Mapping[str, Any]) -> dict[str, _Study]:
@@ -264,14 +265,17 @@ def _claim(entry: Mapping[str, Any], factor: float, studies: Mapping[str, _Study
     name = as_text(entry.get("id"), "a claim's id")
     try:
         check_known(entry, {"id", "statement", "published", "at", "criteria"}, "claim setting")
-        places = read_at(entry.get("at", {}))
+        at = decode(At, as_table(entry.get("at", {}), "at"), "at")
         given = entry.get("criteria")
         if not isinstance(given, list) or not given:
             raise UserError(
                 "criteria takes a list of tables such as {kind = 'difference', arm = ..., expect = ...}"
             )
-        criteria = tuple(read_criterion(as_table(part, "a criterion"), factor, studies) for part in given)
+        arms = {name: study.arms for name, study in studies.items()}
+        of_tasks = {name: study.of_tasks for name, study in studies.items()}
+        tables = [as_table(part, "a criterion") for part in given]
+        criteria = tuple(read_criterion(table, factor, arms, of_tasks) for table in tables)
         texts = (as_text(entry.get("statement"), "statement"), as_text(entry.get("published"), "published"))
-        return Claim(name, *texts, criteria, places)
+        return Claim(name, *texts, criteria, at)
     except UserError as error:
         raise UserError(f"claim {name}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -67,6 +67,12 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
         detectable_difference(sd, n),
         correlation,
     )
+
+
+def compare_by_seed(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Paired:
+    """Return the paired comparison arm - baseline of values by seed, over the seeds that both have."""
+    seeds = [seed for seed in arm if seed in baseline]
+    return compare_paired([arm[seed] for seed in seeds], [baseline[seed] for seed in seeds])
 
 
 def detectable_difference(sd: float, n: int, power: float = POWER, arms: int = 1) -> float | None:
