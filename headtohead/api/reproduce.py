@@ -15,12 +15,10 @@ from headtohead.common.errors import DamagedFile, MissingFile, UserError, unknow
 from headtohead.common.files import write_json
 from headtohead.common.schema import read_document
 from headtohead.papers.faster_qk.work import Toy, read_toy
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.criteria import MAIN
-from headtohead.study.claims.evidence import Finder
 from headtohead.study.claims.paper import TOY, Paper, find_paper, read_paper, sister
 from headtohead.study.run.executor import Summary
-from headtohead.study.store.run_store import Store, read_probe
 
 
 @dataclass
@@ -171,10 +169,7 @@ class _Work:
     def judged(self, quiet: bool) -> Reproduction:
         """Judge the claims by all available studies; write claims.json, and the page of [study] if it has verdicts."""
         found = self.found
-        studies = {
-            name: Finished(result.manifest, result.verdicts, result.results, _finder(Store(result.path)))
-            for name, result in found.studies.items()
-        }
+        studies = {name: result.analysis for name, result in found.studies.items()}
         found.claims = judge_claims(self.paper, self.scale, studies, toy=found.toy, absent=self.absent)
         write_json(found.path, [claim.as_dict() for claim in found.claims])
         if MAIN in found.studies and found.study.verdicts:  # adds the claims to the page
@@ -189,15 +184,3 @@ def _recorded(place: Path) -> dict[str, Any]:
         raise DamagedFile(f"damaged file {place}: no settings; run the study again to rewrite it")
     settings: dict[str, Any] = record["settings"]
     return settings
-
-
-def _finder(store: Store) -> Finder:
-    """Return a function that reads a run's probe result; a damaged file gives None, and the page names it."""
-
-    def found(run: str, name: str) -> dict[str, Any] | None:
-        try:
-            return read_probe(store.run(run), name)
-        except DamagedFile:
-            return None
-
-    return found

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ from headtohead.study.config.spec import (
     with_stored_names,
 )
 from headtohead.study.environment import choose_device
-from headtohead.study.judge.explanations import ArmExplanation, study_explanations
+from headtohead.study.judge.analysis import Analysis
+from headtohead.study.judge.explanations import ArmExplanation
 from headtohead.study.judge.runs_csv import runs_csv
-from headtohead.study.judge.stability import Stability, study_stability
-from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, read_probes
-from headtohead.study.judge.trends import Trend, study_trends
+from headtohead.study.judge.stability import Stability
+from headtohead.study.judge.transfer_matrix import Cell
+from headtohead.study.judge.trends import Trend
 from headtohead.study.judge.verdict import Verdict, headlines, sentence, study_verdicts
 from headtohead.study.plan.execution import ExecutionSettings
 from headtohead.study.plan.freeze import planned_seeds
@@ -236,6 +238,11 @@ class StudyResult:
     added_seeds: frozenset[int] = frozenset()
     """Seeds added after results were available."""
 
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What is computed from the results: trends, matrix, stability, explanations."""
+        return Analysis(self.manifest, self.verdicts, self.results, Store(self.path))
+
     def write(self, quiet: bool = False, only_if_changed: bool = False) -> None:
         """Write verdicts.json, trends.json and matrix.json if there are any, runs.csv and the page.
 
@@ -253,9 +260,9 @@ class StudyResult:
             )
         rows = [row.as_dict() for row in self.verdicts]
         write_json(self.path / "verdicts.json", rows)
-        if trends := self.trends():
+        if trends := self.analysis.trends:
             write_json(self.path / "trends.json", [trend.as_dict() for trend in trends])
-        if cells := self.matrix():
+        if cells := self.analysis.matrix:
             write_json(self.path / "matrix.json", [cell.as_dict() for cell in cells])
         page = self.path / "report.html"
         stamp = _stamp(self.path, self.manifest, rows, self.results)
@@ -269,7 +276,7 @@ class StudyResult:
         except ImportError as error:
             report_skipped(error, quiet)
             return
-        self.report = write_report(self.path, self.manifest, self.verdicts, self.results, self.damage, stamp)
+        self.report = write_report(self.path, self.analysis, self.damage, stamp)
 
     def write_charts(self, quiet: bool = False) -> list[Path]:
         """Write every chart as SVG and PNG into the study's folder `charts`; return the files."""
@@ -278,7 +285,7 @@ class StudyResult:
         except ImportError as error:
             raise UserError(f"charts need {error.name}: pip install altair vl-convert-python") from None
         with progress_bar("drawing", quiet) as progress:
-            return write_charts(self.path, self.manifest, self.verdicts, self.results, progress)
+            return write_charts(self.path, self.analysis, progress)
 
     def sentences(self) -> list[str]:
         """Return each verdict in one sentence."""
@@ -290,21 +297,19 @@ class StudyResult:
 
     def trends(self) -> list[Trend]:
         """Return how each arm's gap changes with size, tokens per parameter and context, if the study has several."""
-        return study_trends(self.manifest, self.results, self.verdicts)
+        return self.analysis.trends
 
     def stability(self) -> list[Stability]:
         """Return divergence rates, loss spikes and sample efficiency per arm, from the runs' training curves."""
-        return study_stability(Store(self.path), self.manifest, self.results)
+        return [row for rows in self.analysis.stability.values() for row in rows]
 
     def matrix(self) -> list[Cell]:
         """Return the scores of arms trained on one corpus and tested on another, if the probe `corpora` was run."""
-        return corpus_matrix(
-            self.manifest, self.results, read_probes(Store(self.path), self.manifest, self.results)
-        )
+        return self.analysis.matrix
 
     def explained(self) -> list[ArmExplanation]:
         """Return the attention of each arm on its task, over seeds, if the probe `explain` was run."""
-        return study_explanations(Store(self.path), self.manifest, self.results)
+        return self.analysis.explanations
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a pandas frame."""

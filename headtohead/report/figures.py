@@ -16,9 +16,7 @@ from headtohead.common.files import write_atomic
 from headtohead.report import charts
 from headtohead.report.gather import gather
 from headtohead.report.panels import CONTEST, STUDY, Figure, Table, View
-from headtohead.study.judge.verdict import Verdict
-from headtohead.study.store.manifest import Manifest
-from headtohead.study.store.result import RunResult
+from headtohead.study.judge.analysis import Analysis
 
 Definition = dict[str, Any]
 _FONT = "Liberation Sans, Arial, sans-serif"
@@ -92,9 +90,7 @@ def as_svg(definition: Definition, theme: Definition, width: int = _WIDTH) -> st
 
 def write_charts(
     path: Path,
-    manifest: Manifest,
-    verdicts: list[Verdict],
-    results: dict[str, RunResult],
+    analysis: Analysis,
     progress: Callable[[str, float], None],
 ) -> list[Path]:
     """Write every chart of a study as SVG and PNG into its folder `charts`; return the files."""
@@ -106,15 +102,16 @@ def write_charts(
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
     wanted: dict[str, Definition] = {}
+    manifest, verdicts = analysis.manifest, analysis.verdicts
     contests = manifest.contests()
     views = []
     for number, contest in enumerate(contests, start=1):
         rows = [row for row in verdicts if row.of(contest)]
-        arms = gather(path, manifest, contest, results, [], rows)
+        arms = gather(path, manifest, contest, analysis.results, [], rows)
         # Corpus names are user input; only letters and digits go into file names.
         slug = re.sub(r"[^a-z0-9]+", "-", contest.title.lower()).strip("-")[:60]
         prefix = f"{number}-{slug}-" if len(contests) > 1 else ""
-        views.append(View(path, manifest, contest, arms, rows))
+        views.append(View(path, manifest, contest, arms, rows, analysis))
         wanted |= _files(draw(views[-1]), prefix)
     wanted |= _files(draw_study(views), "")
     written = []

@@ -20,16 +20,14 @@ from headtohead.report.gather import arm_rows, configuration, drawn_labels, envi
 from headtohead.report.panels import View
 from headtohead.report.panels.verdicts.forest import VERDICTS
 from headtohead.report.templates import asset, templates
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import Verdict, headlines, sentence
 from headtohead.study.store.manifest import Manifest, metric_label
-from headtohead.study.store.result import RunResult
 
 
 def write_report(
     path: Path,
-    manifest: Manifest,
-    verdicts: list[Verdict],
-    results: dict[str, RunResult],
+    analysis: Analysis,
     damage: list[str],
     stamp: str,
 ) -> Path:
@@ -38,11 +36,12 @@ def write_report(
     `damage` lists files left out; `stamp` is a digest of the content, stored in the page's head.
     """
     damage = list(damage)
+    manifest, verdicts = analysis.manifest, list(analysis.verdicts)
     views = []
     for contest in manifest.contests():
         rows = [row for row in verdicts if row.of(contest)]
-        arms = gather(path, manifest, contest, results, damage, rows)
-        views.append(View(path, manifest, contest, arms, rows))
+        arms = gather(path, manifest, contest, analysis.results, damage, rows)
+        views.append(View(path, manifest, contest, arms, rows, analysis))
     places = manifest.contests()
     contests = [{**_contest(view), "short": view.contest.title_among(places)} for view in views]
     page = (

@@ -11,6 +11,7 @@ import altair as alt
 
 from headtohead.report.charts import Chart, colors
 from headtohead.report.gather import ArmFacts, drawn_labels
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import Verdict
 from headtohead.study.store.manifest import Contest, Manifest, Measure, metric_label
 
@@ -25,6 +26,8 @@ class View:
     contest: Contest
     arms: list[ArmFacts]
     verdicts: list[Verdict]
+    analysis: Analysis | None = None
+    """What was computed from all results of the study; None on pages without figures of the whole study."""
 
     def drawn(self) -> View:
         """Return the view with only the arms that its figures show; the view itself if they show all."""

@@ -16,10 +16,11 @@ from typing import Any
 
 from headtohead.papers.faster_qk.work import Toy
 from headtohead.study.claims.criteria import MAIN, Basis, RunCriterion
-from headtohead.study.claims.evidence import Evidence, Finished
+from headtohead.study.claims.evidence import Evidence
 from headtohead.study.claims.outcome import NOT_RUN, PUBLISHED, REDUCED, all_of
 from headtohead.study.claims.paper import Claim, Paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ClaimResult:
 def judge_claims(
     paper: Paper,
     scale: str,
-    studies: Mapping[str, Finished],
+    studies: Mapping[str, Analysis],
     *,
     toy: Toy | None = None,
     absent: Mapping[str, str] | None = None,
@@ -83,4 +84,4 @@ def _judge_all(claim: Claim, basis: Basis) -> ClaimResult:
     )
 
 
-__all__ = ["ClaimResult", "Finished", "judge_claims"]
+__all__ = ["ClaimResult", "judge_claims"]

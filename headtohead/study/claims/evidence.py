@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from headtohead.common.numbers import parse_count
 from headtohead.study.claims.criteria import PLACE, At, RunCriterion
 from headtohead.study.claims.outcome import Compared
 from headtohead.study.config.spec import StudySpec
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.statistics import Paired, compare_by_seed, compare_paired, decide, holm
-from headtohead.study.judge.trends import axis_values, groups
+from headtohead.study.judge.trends import groups
 from headtohead.study.judge.verdict import NOTHING, Verdict, is_untrained
-from headtohead.study.probes import Found
-from headtohead.study.store.manifest import METRIC, Contest, Manifest
-from headtohead.study.store.result import RunResult
-
-Finder = Callable[[str, str], Found | None]
-"""Returns a probe's result by run id and probe name."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A study with the results it has so far."""
-
-    manifest: Manifest
-    verdicts: Sequence[Verdict]
-    results: Mapping[str, RunResult] = field(default_factory=dict)
-    """By run; required for a trend over size."""
-    found: Finder = lambda run, probe: None
+from headtohead.study.store.manifest import METRIC, Contest
 
 
 class Evidence:
     """The verdicts of one study of a paper, with the comparisons that the claims' criteria about it need."""
 
-    def __init__(self, criteria: Sequence[RunCriterion], spec: StudySpec, study: Finished) -> None:
+    def __init__(self, criteria: Sequence[RunCriterion], spec: StudySpec, study: Analysis) -> None:
         manifest = study.manifest
         self.criteria, self.spec, self.manifest, self.results = criteria, spec, manifest, study.results
-        self.axes = axis_values(manifest, study.results)
+        self.axes = study.axes
         self.contests = manifest.contests()
         self.rows: dict[tuple[Contest, str], Verdict] = {}
         self.values: dict[tuple[Contest, str], dict[int, float]] = {}
@@ -50,7 +35,7 @@ class Evidence:
                     self.values[contest, row.label] = dict(zip(row.seeds, row.values, strict=True))
                     base = self.values.setdefault((contest, manifest.baseline), {})
                     base.update(zip(row.seeds, row.baseline_values, strict=True))
-        self.found = cache(study.found)  # a probe's result is read from a file
+        self.found = cache(study.probe)  # a probe's result is read from a file
         self.adjusted = self._adjusted()
 
     def label(self, arm: str) -> str | None:

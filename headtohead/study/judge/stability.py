@@ -52,18 +52,11 @@ class Stability:
         return asdict(self)
 
 
-def study_stability(store: Store, manifest: Manifest, results: Mapping[str, RunResult]) -> list[Stability]:
-    """Return one row per contest and arm, including the baseline."""
-    return [
-        row for contest in manifest.contests() for row in contest_stability(store, manifest, contest, results)
-    ]
-
-
 @gc_paused()
 def contest_stability(
     store: Store, manifest: Manifest, contest: Contest, results: Mapping[str, RunResult]
 ) -> list[Stability]:
-    """Return one row per arm of a contest."""
+    """Return one row per arm of a contest, including the baseline."""
     curves_of = {label: _Curves() for _, label in manifest.arms}
     seeds = dict.fromkeys(seed for _, label in manifest.arms for seed in manifest.runs(contest, label))
     # Seed by seed: the rows of a whole contest may not fit in memory.

@@ -201,13 +201,15 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
 
 
 def study_trends(
-    manifest: Manifest, results: Mapping[str, RunResult], verdicts: Sequence[Verdict]
+    manifest: Manifest, values: Mapping[tuple[str, Contest], float], verdicts: Sequence[Verdict]
 ) -> list[Trend]:
-    """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks."""
+    """Return a trend per arm and axis with two or more values, in bits per byte; empty for studies of tasks.
+
+    `values` are those of `axis_values`.
+    """
     if manifest.measures:
         return []
     contests = manifest.contests()
-    values = axis_values(manifest, results)
     found = []
     for over in OVER:
         for group in groups(contests, over):
@@ -245,7 +247,7 @@ def _arms(
     manifest: Manifest,
     over: str,
     group: list[Contest],
-    values: dict[tuple[str, Contest], float],
+    values: Mapping[tuple[str, Contest], float],
     verdicts: Sequence[Verdict],
 ) -> list[Trend]:
     trends = []

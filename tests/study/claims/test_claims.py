@@ -13,9 +13,10 @@ import headtohead as h2h
 from headtohead.cli.main import main
 from headtohead.common.errors import UserError
 from headtohead.model.decoder import Decoder
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.paper import SCALES, Paper, find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest
 from headtohead.study.store.result import RunResult
@@ -81,7 +82,7 @@ def judged(
                 results[run] = run_result("diverged") if run == diverged else done
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    (found,) = judge_claims(paper, scale, {"study": Finished(manifest, study_verdicts(manifest, results))})
+    (found,) = judge_claims(paper, scale, {"study": Analysis(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -338,7 +339,7 @@ def judged_over_contexts(
                 results[run] = run_result(test={"bits_per_byte": 2.0 + COMMON[seed] + shift})
     arms = tuple((arm.text, arm.label) for arm in spec.arms)
     manifest = Manifest("p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), tuple(entries))
-    finished = Finished(manifest, study_verdicts(manifest, results), results)
+    finished = Analysis(manifest, study_verdicts(manifest, results), results)
     (found,) = judge_claims(paper, "small", {"study": finished})
     return found
 
@@ -424,13 +425,14 @@ def probed(folder: Path, criteria: str, **values: list[float]) -> ClaimResult:
         "p", arms, "standard", "a", 0.005, (1, 2, 3, 4, 5), entries, probes=("skip:64", "indicators")
     )
 
-    def found(run: str, probe: str) -> dict[str, Any] | None:
-        label, seed = run.split("/")
-        if label not in values or probe != "indicators":
-            return None
-        return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
+    class Probed(Analysis):
+        def probe(self, run: str, name: str) -> dict[str, Any] | None:
+            label, seed = run.split("/")
+            if label not in values or name != "indicators":
+                return None
+            return {"mean": {"sink": values[label][int(seed) - 1], "base": 0.2}}
 
-    finished = Finished(manifest, study_verdicts(manifest, results), found=found)
+    finished = Probed(manifest, study_verdicts(manifest, results))
     (claim,) = judge_claims(paper, "paper", {"study": finished})
     return claim
 

@@ -10,9 +10,10 @@ import pytest
 
 import headtohead as h2h
 from headtohead.common.errors import UserError
-from headtohead.study.claims import ClaimResult, Finished, judge_claims
+from headtohead.study.claims import ClaimResult, judge_claims
 from headtohead.study.claims.paper import find_paper, read_paper
 from headtohead.study.config.spec import build_study
+from headtohead.study.judge.analysis import Analysis
 from headtohead.study.judge.verdict import study_verdicts
 from headtohead.study.store.manifest import Contest, Entry, Manifest, Measure
 from headtohead.study.store.result import RunResult
@@ -88,7 +89,7 @@ def judged(
     manifest = Manifest(
         "p", arms, "standard", "a", 0.01, (1, 2, 3, 4, 5), tuple(entries), references=lines, measures=measures
     )
-    (found,) = judge_claims(paper, scale, {"lists": Finished(manifest, study_verdicts(manifest, results))})
+    (found,) = judge_claims(paper, scale, {"lists": Analysis(manifest, study_verdicts(manifest, results))})
     return found
 
 
@@ -453,7 +454,7 @@ def test_a_criterion_can_use_each_runs_best_step(tmp_path: Path, ahead: float, d
     )  # fmt: skip
 
     def judge() -> ClaimResult:
-        study = Finished(manifest, study_verdicts(manifest, results), results)
+        study = Analysis(manifest, study_verdicts(manifest, results), results)
         (claim,) = judge_claims(paper, "small", {"lists": study})
         return claim
 

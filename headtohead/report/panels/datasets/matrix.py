@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import altair as alt
 
 from headtohead.report.charts import NARROW, Chart, Row, arm_axis
 from headtohead.report.panels.base import Figure, Table, View
 from headtohead.report.panels.verdicts.forest import VERDICTS
-from headtohead.study.judge.transfer_matrix import Cell, corpus_matrix, places, short_labels
-from headtohead.study.store.result import RunResult
+from headtohead.study.judge.transfer_matrix import Cell, places, short_labels
 
 _FAINT = 0.2
 _LONG = 24
@@ -22,7 +20,7 @@ _MANY = 6
 
 def figure(views: Sequence[View]) -> Figure | None:
     """Return the matrix of a study whose runs were evaluated on other corpora."""
-    cells = matrix_cells(views)
+    cells = views[0].analysis.matrix if views and views[0].analysis is not None else []
     if not cells:
         return None
     words = (
@@ -31,20 +29,6 @@ def figure(views: Sequence[View]) -> Figure | None:
         "for larger decided differences. All cells are exploratory."
     )
     return Figure("Cross-corpus evaluation.", words, heat_map(matrix_rows(cells)), table=_table(cells))
-
-
-def matrix_cells(views: Sequence[View]) -> list[Cell]:
-    """Return the cells of a study from the stored data of its runs."""
-    results: dict[str, RunResult] = {}
-    probes: dict[str, dict[str, Any]] = {}
-    for view in views:
-        for arm in view.arms:
-            runs = view.manifest.runs(view.contest, arm.label)
-            results |= {runs[seed]: result for seed, result in arm.results.items()}
-            for name, by_seed in arm.probes.items():
-                for seed, found in by_seed.items():
-                    probes.setdefault(runs[seed], {})[name] = found
-    return corpus_matrix(views[0].manifest, results, probes) if views else []
 
 
 def matrix_rows(cells: Sequence[Cell]) -> list[Row]:

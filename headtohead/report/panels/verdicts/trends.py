@@ -9,9 +9,8 @@ import altair as alt
 
 from headtohead.report.charts import AXIS, Chart, Row, legend, switched
 from headtohead.report.panels.base import Figure, Table, View
-from headtohead.study.judge.trends import OVER, Reach, Trend, study_trends
+from headtohead.study.judge.trends import OVER, Reach, Trend
 from headtohead.study.store.manifest import Contest
-from headtohead.study.store.result import RunResult
 
 _ROOM = 1.5
 """How far an interval may extend the y axis beyond the range of the seeds, in units of that range."""
@@ -21,7 +20,8 @@ _APART = 0.008
 
 def figure(over: str, views: Sequence[View]) -> Figure | None:
     """Return the gap against one of `OVER`, if the study has several values of it."""
-    trends = [trend for trend in _trends(views) if trend.over == over]
+    analysis = views[0].analysis
+    trends = [trend for trend in analysis.trends if trend.over == over] if analysis is not None else []
     if not trends:
         return None
     what = OVER[over].words
@@ -39,16 +39,6 @@ def figure(over: str, views: Sequence[View]) -> Figure | None:
         words += f"A trend line needs at least three values of {what}."
     chart = gap_chart(trends, over, views[0].labels, views[0].scale)
     return Figure(f"Gap to the baseline against {what}.", words, chart, table=_table(trends))
-
-
-def _trends(views: Sequence[View]) -> list[Trend]:
-    manifest = views[0].manifest
-    results: dict[str, RunResult] = {}
-    for view in views:
-        for arm in view.arms:
-            runs = manifest.runs(view.contest, arm.label)
-            results |= {runs[seed]: result for seed, result in arm.results.items()}
-    return study_trends(manifest, results, [row for view in views for row in view.verdicts])
 
 
 def _apart(trends: list[Trend]) -> dict[str, str]:
