@@ -23,15 +23,15 @@ class Paired:
     """The comparison of paired values; None if a number is undefined."""
 
     n: int
-    difference: float | None
-    ci_low: float | None
-    ci_high: float | None
-    p: float | None
-    equivalence_low: float | None
+    difference: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p: float | None = None
+    equivalence_low: float | None = None
     """The 90 % interval, which decides equivalence."""
-    equivalence_high: float | None
-    detectable: float | None
-    correlation: float | None
+    equivalence_high: float | None = None
+    detectable: float | None = None
+    correlation: float | None = None
     """Correlation between the arms over seeds."""
 
 
@@ -41,16 +41,16 @@ def compare_paired(arm: Sequence[float], baseline: Sequence[float]) -> Paired:
     differences = a - b
     n = len(differences)
     if n == 0:
-        return Paired(0, None, None, None, None, None, None, None, None)
+        return Paired(0)
     mean = float(differences.mean())
     if n == 1:
-        return Paired(1, mean, None, None, None, None, None, None, None)
+        return Paired(1, mean)
     from scipy import special  # scipy.stats has the same distributions but takes 0.5 s longer to import
 
     sd = float(differences.std(ddof=1))
     if sd <= ZERO_SPREAD * max(float(np.abs(a).max()), float(np.abs(b).max()), ZERO_SPREAD):
         # Equal differences carry no information about their variance: rounded metrics and two seeds give them by chance.
-        return Paired(n, mean, None, None, None, None, None, None, None)
+        return Paired(n, mean)
     error = sd / math.sqrt(n)
     wide, narrow = (float(special.stdtrit(n - 1, 1 - share / 2)) * error for share in (ALPHA, 2 * ALPHA))
     p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
