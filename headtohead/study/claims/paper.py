@@ -20,16 +20,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headtohead.common.errors import UserError, unknown
 from headtohead.common.numbers import parse_count
 from headtohead.papers.faster_qk.work import ToyPlan
 from headtohead.study.claims import kinds, toy  # noqa: F401  (registers the kinds)
-from headtohead.study.claims.criteria import MAIN, At, Criterion, decode, read_criterion
+from headtohead.study.claims.criteria import MAIN, At, Criterion, Number, Text, decode, read_criterion
 from headtohead.study.config.spec import build_study, changed_settings, read_study
 from headtohead.study.config.validation import (
-    as_choice,
     as_number,
     as_table,
     as_text,
@@ -38,7 +37,6 @@ from headtohead.study.config.validation import (
 )
 
 SCALES = ("smoke", "small", "paper")
-UNITS = ("bits_per_byte", "nats_per_token", "nats_per_word")
 TOY = "toy"
 """Name of the toy among several studies."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -64,10 +62,6 @@ class Paper:
     """A paper's claims, and the settings of its studies at each scale."""
 
     name: str
-    title: str
-    about: str
-    unit: str
-    bytes_per_unit: float
     scales: dict[str, dict[str, Any]]
     claims: tuple[Claim, ...]
     toy: dict[str, ToyPlan] = field(default_factory=dict)
@@ -132,16 +126,7 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     if "claim" not in values:
         raise UserError("no [[claim]] found; run a study without claims with: h2h race")
     check_known(values, {"paper", "study", "scale", "also", "toy", "claim"}, "table")
-    about = as_table(values.get("paper", {}), "paper")
-    check_known(about, {"title", "about", "unit", "bytes_per_unit"}, "paper setting")
-    unit = as_choice(about.get("unit", "bits_per_byte"), "unit", UNITS)
-    length = as_number(about.get("bytes_per_unit", 1.0), "bytes_per_unit")
-    if length <= 0 or (unit != "bits_per_byte") != ("bytes_per_unit" in about):
-        raise UserError(
-            f"unit={unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; bits_per_byte takes none"
-        )
-    # nats / unit to bits / byte
-    factor = 1.0 if unit == "bits_per_byte" else 1 / (math.log(2) * length)
+    about = decode(_About, as_table(values.get("paper", {}), "paper"), "[paper]")
     tables = as_table(values.get("scale"), "scale")
     check_known(tables, set(SCALES), "scale")
     for scale in SCALES:
@@ -152,13 +137,37 @@ def _paper(name: str, values: Mapping[str, Any]) -> Paper:
     _check_starts({MAIN: main} | also)
     claims: list[Claim] = []
     for entry in values["claim"] if isinstance(values["claim"], list) else [values["claim"]]:
-        claim = _claim(as_table(entry, "claim"), factor, {MAIN: main} | also)
+        claim = _claim(as_table(entry, "claim"), about.factor, {MAIN: main} | also)
         if any(claim.id == other.id for other in claims):
             raise UserError(f"claim {claim.id} is given twice")
         claims.append(claim)
-    texts = (as_text(about.get("title", name), "title"), as_text(about.get("about", ""), "about"))
     others = {key: study.scales for key, study in also.items()}
-    return Paper(name, *texts, unit, length, main.scales, tuple(claims), _toy(values.get("toy", {})), others)
+    plans = _toy(as_table(values.get("toy", {}), "toy"))
+    return Paper(name, main.scales, tuple(claims), plans, others)
+
+
+@dataclass(frozen=True)
+class _About:
+    """The table [paper]."""
+
+    title: Text = ""
+    about: Text = ""
+    unit: Literal["bits_per_byte", "nats_per_token", "nats_per_word"] = "bits_per_byte"
+    """The unit of the numbers in criteria."""
+    bytes_per_unit: Number | None = None
+
+    def __post_init__(self) -> None:
+        in_bits = self.unit == "bits_per_byte"
+        if in_bits != (self.bytes_per_unit is None) or (self.bytes_per_unit or 1.0) <= 0:
+            raise UserError(
+                f"unit={self.unit}: nats_per_token and nats_per_word need bytes_per_unit above 0; "
+                "bits_per_byte takes none"
+            )
+
+    @property
+    def factor(self) -> float:
+        """The factor from nats per unit to bits per byte."""
+        return 1.0 if self.bytes_per_unit is None else 1 / (math.log(2) * self.bytes_per_unit)
 
 
 class _Study:
@@ -240,8 +249,8 @@ def _check_starts(studies: Mapping[str, _Study]) -> None:
                 )
 
 
-def _toy(given: Any) -> dict[str, ToyPlan]:
-    tables = as_table(given, "toy")
+def _toy(tables: Mapping[str, Any]) -> dict[str, ToyPlan]:
+    """Return the plans of the toy by scale."""
     check_known(tables, set(SCALES), "scale of the toy")
     plans = {}
     for scale, entry in tables.items():

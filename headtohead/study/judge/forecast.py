@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -153,7 +154,7 @@ def forecast_plan(
                 flops=3 * first.flops * tokens,
                 tokens_per_second=rate,
                 # A forward pass is a third of a training step.
-                seconds=(tokens + len(members) * _scored_tokens(first, plan) / 3) / rate,
+                seconds=(tokens + len(members) * _dataset(first, plan).scored_tokens() / 3) / rate,
                 source="seen" if key in seen else "measured",
             )
         )
@@ -204,25 +205,13 @@ def _seeds_for(margin: float, spread: float | None) -> int | None:
     """Return the smallest number of seeds that detects a difference of `margin`, by bisection."""
     if spread is None or margin <= 0:
         return None
-    low, high = 2, _MAX_SEEDS
-    if (detectable_difference(spread, high) or 0.0) > margin:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if (detectable_difference(spread, middle) or 0.0) <= margin:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    counts = range(2, _MAX_SEEDS + 1)
+    index = bisect_left(counts, -margin, key=lambda count: -(detectable_difference(spread, count) or 0.0))
+    return counts[index] if index < len(counts) else None
 
 
 def _kind(identity: Mapping[str, Any]) -> str:
     return canonical_json(same_speed(identity))
-
-
-def _scored_tokens(run: Run, plan: Plan) -> int:
-    """Return the tokens of valid and test, on which a run is scored after training."""
-    return _dataset(run, plan).scored_tokens()
 
 
 def _dataset(run: Run, plan: Plan) -> Dataset:

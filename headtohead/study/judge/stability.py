@@ -77,22 +77,11 @@ def contest_stability(
         diverged = status.count("diverged")
         count = diverged + status.count("done")
         low, high = share_interval(diverged, count)
-        found.append(
-            Stability(
-                label,
-                contest.title,
-                count,
-                diverged,
-                low,
-                high,
-                statistics.fmean(curve.spikes) if curve.spikes else None,
-                statistics.median(curve.tails) if curve.tails else None,
-                curve.pairs,
-                len(curve.ours),
-                *curve.ratio(),
-                rate_rise(manifest, contest, label),
-            )
-        )
+        spiked = statistics.fmean(curve.spikes) if curve.spikes else None
+        tail = statistics.median(curve.tails) if curve.tails else None
+        numbers = (spiked, tail, curve.pairs, len(curve.ours), *curve.ratio())
+        rise = rate_rise(manifest, contest, label)
+        found.append(Stability(label, contest.title, count, diverged, low, high, *numbers, rise))
     return found
 
 

@@ -160,26 +160,23 @@ def fit_line(values: Sequence[float], gaps: Sequence[Sequence[float]], places: i
     means = y.mean(1)
     none = [0.0] * seeds
 
-    def fitted(at: float) -> Paired:
-        return compare_paired((means + slopes * (at - middle)).tolist(), none)
+    def mean(at: float) -> Reach:
+        found = compare_paired((means + slopes * (at - middle)).tolist(), none)
+        return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
 
     def further(at: float) -> Reach:
         """Return the prediction at `at`: the variance of a further pair is at most `share` times that of a seed's line.
 
         With noise s in each gap and v at `at` between seeds, a seed's line has variance v + h s², the pair v + s².
         """
-        found = fitted(at)
-        if found.ci_low is None or found.difference is None:
-            return Reach(2**at, found.difference or 0.0, None, None)
+        found = mean(at)
+        if found.low is None:
+            return found
         leverage = 1 / len(x) + (at - middle) ** 2 / spread
         share = max(1.0, 1 / leverage)
         # From the mean's interval, t s / sqrt(n), to the pair's, t s sqrt(share + 1 / n).
-        reach = (found.difference - found.ci_low) * math.sqrt(seeds * share + 1)
-        return Reach(2**at, found.difference, found.difference - reach, found.difference + reach)
-
-    def mean(at: float) -> Reach:
-        found = fitted(at)
-        return Reach(2**at, found.difference or 0.0, found.ci_low, found.ci_high)
+        reach = (found.gap - found.low) * math.sqrt(seeds * share + 1)
+        return replace(found, low=found.gap - reach, high=found.gap + reach)
 
     def outwards(reaches: list[Reach]) -> list[Reach]:
         """Make intervals non-decreasing outwards: where the lines of few seeds cross they would be too narrow."""

@@ -184,10 +184,11 @@ def _compare(
         if (a := _value(ours.get(seed), measure.name)) is not None
         and (b := _value(theirs.get(seed), measure.name)) is not None
     ]
-    seeds, mine, base_values = ([pair[index] for pair in pairs] for index in range(3))
+    seeds = [seed for seed, _, _ in pairs]
+    mine, base_values = [a for _, a, _ in pairs], [b for _, _, b in pairs]
     paired = compare_paired(mine, base_values)
-    blocks = [_blocks(part, seeds, measure.name) for part in (ours, theirs)]
-    documents = document_interval(*blocks, _UNITS.get(measure.name, 1.0)) or (None, None)
+    mine_by, base_by = (_blocks(part, seeds, measure.name) for part in (ours, theirs))
+    documents = document_interval(mine_by, base_by, _UNITS.get(measure.name, 1.0)) or (None, None)
     status, base_status = (
         ["missing" if result is None else result.status for result in part.values()]
         for part in (ours, theirs)
