@@ -15,10 +15,9 @@ from headtohead.common.errors import UnreadableFile, UserError
 from headtohead.common.files import output_target
 from headtohead.common.numbers import exact_count
 from headtohead.common.terminal import say
-from headtohead.study.judge.verdict import METRIC
 from headtohead.study.numerics import NUMERICS, numerics_of
 from headtohead.study.store.archive import export_runs, import_runs
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.manifest import METRIC, metric_label
 from headtohead.study.store.run_store import Store
 
 

@@ -7,9 +7,8 @@ from headtohead.cli.shared.tables import number, print_table
 from headtohead.common.terminal import say
 from headtohead.interpret.faithfulness import ATTENTION
 from headtohead.study.judge.transfer_matrix import places, short_labels
-from headtohead.study.judge.verdict import METRIC
 from headtohead.study.run.executor import Summary
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.store.manifest import METRIC, metric_label
 
 
 def show_left(summary: Summary) -> int:

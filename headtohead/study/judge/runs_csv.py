@@ -15,9 +15,9 @@ from headtohead.common.errors import MissingFile, UnreadableFile, UserError, unk
 from headtohead.common.files import digest, read_text
 from headtohead.common.numbers import is_number
 from headtohead.evaluation.tasks import MARGINS
-from headtohead.study.judge.verdict import METRIC, Measure, Verdict, study_verdicts, untrained_line
+from headtohead.study.judge.verdict import Verdict, study_verdicts, untrained_line
 from headtohead.study.store.history import Marks
-from headtohead.study.store.manifest import Contest, Entry, Manifest
+from headtohead.study.store.manifest import METRIC, Contest, Entry, Manifest, Measure
 from headtohead.study.store.result import STATUSES, RunResult, Score
 from headtohead.study.store.run_store import Store
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from headtohead.common.numbers import short_count
 from headtohead.study.judge.statistics import ALPHA, Paired, compare_paired, holm
-from headtohead.study.judge.verdict import METRIC, Verdict
-from headtohead.study.store.manifest import Contest, Manifest
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import METRIC, Contest, Manifest
 from headtohead.study.store.result import RunResult
 
 MIN_POINTS = 3

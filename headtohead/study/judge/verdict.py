@@ -22,14 +22,6 @@ from headtohead.study.store.history import NO_MARKS, Marks
 from headtohead.study.store.manifest import METRIC, Contest, Manifest, Measure, metric_label
 from headtohead.study.store.result import Blocks, RunResult
 
-__all__ = [
-    "METRIC",
-    "Measure",
-    "Verdict",
-    "headlines",
-    "sentence",
-    "study_verdicts",
-]
 _VERDICTS = ("better", "worse", "equivalent", "undecided")
 MAX_LISTED = 4
 """A headline lists up to this many contests; with more, it gives the first and the counts."""

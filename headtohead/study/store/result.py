@@ -6,7 +6,7 @@ checked here. The `read_*` functions raise ValueError with a one-line reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -185,11 +185,19 @@ class _TaskScore(Struct):
 _Numbers = dict[str, Number]
 
 
+def _pairs(sums: Iterable[Sequence[float]]) -> Blocks:
+    """Return pairs of numbers as an array (pairs, 2); a flat list is converted five times faster than a nested one."""
+    flat = np.array([number for first, second in sums for number in (first, second)], dtype=np.float64)
+    if flat.ndim != 1:
+        raise ValueError("not pairs of numbers")
+    return flat.reshape(-1, 2)
+
+
 def score_of(values: Mapping[str, Any]) -> Score:
     """Return the score from its JSON form, without checking the numbers."""
     numbers = {name: value for name, value in values.items() if name not in ("metric", "groups", "blocks")}
     given = values["blocks"] if "metric" in values else {METRIC: values["blocks"]}
-    blocks = {name: np.array(sums, dtype=np.float64) for name, sums in given.items() if len(sums)}
+    blocks = {name: _pairs(sums) for name, sums in given.items() if len(sums)}
     return Score(numbers, values.get("metric", METRIC), blocks, values.get("groups"))
 
 
@@ -201,7 +209,7 @@ def read_score(value: Any, what: str) -> Score:
         found = score_of(value)
         sums = list(found.blocks.values())
         if found.groups is not None:
-            sums.append(np.array(list(found.groups.values()), dtype=np.float64))
+            sums.append(_pairs(found.groups.values()))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ValueError(f"the blocks of {what} are not numbers") from None
     try:
@@ -214,8 +222,8 @@ def read_score(value: Any, what: str) -> Score:
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise ValueError(f"the score of {what} is not a number: {error}") from None
     for part in sums:
-        if part.ndim != 2 or part.shape[1] != 2 or not (abs(part) < _LARGEST).all():
-            raise ValueError(f"the blocks of {what} are not pairs of numbers")
+        if not (abs(part) < _LARGEST).all():
+            raise ValueError(f"the blocks of {what} are not numbers")
         if part[:, 1].min() <= 0:
             raise ValueError(f"a block of {what} has no length")
     return found

@@ -6,8 +6,8 @@ import altair as alt
 
 from headtohead.report.charts import NARROW, Chart, arm_axis
 from headtohead.report.panels.base import Figure, View
-from headtohead.study.judge.verdict import METRIC, Verdict
-from headtohead.study.store.manifest import metric_label
+from headtohead.study.judge.verdict import Verdict
+from headtohead.study.store.manifest import METRIC, metric_label
 
 VERDICTS = {"better": "#009E73", "worse": "#D55E00", "equivalent": "#0072B2", "undecided": "#8a8a8a"}
 
